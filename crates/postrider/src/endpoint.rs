@@ -1,0 +1,245 @@
+//! An endpoint: a named destination with its protocol, checked config and policy.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::breaker::Circuit;
+use crate::error::Invalid;
+use crate::protocol::Protocol;
+use crate::rate::RateLimit;
+use crate::retry::{RetryOverrides, RetryPolicy};
+use crate::settings::Settings;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EndpointId(pub i64);
+
+impl fmt::Display for EndpointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+pub const NAME_BYTES_MAX: usize = 128;
+pub const IN_FLIGHT_DEFAULT: u32 = 64;
+pub const IN_FLIGHT_MAX: u32 = 10_000;
+
+/// What a person asks for; [`NewEndpoint::check`] makes it trustworthy.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewEndpoint {
+    pub name: String,
+    pub protocol: String,
+    #[serde(default)]
+    pub config: Map<String, Value>,
+    #[serde(default)]
+    pub retry_policy: Option<Value>,
+    #[serde(default)]
+    pub options: Option<Value>,
+}
+
+/// A [`NewEndpoint`] every field of which was checked.
+#[derive(Clone, Debug)]
+pub struct CheckedEndpoint {
+    pub name: String,
+    pub protocol: Protocol,
+    pub config: Map<String, Value>,
+    pub retry: RetryOverrides,
+    pub options: EndpointOptions,
+}
+
+/// What of an endpoint may be changed; absent fields stay as they are.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EndpointChange {
+    #[serde(default)]
+    pub config: Option<Map<String, Value>>,
+    #[serde(default)]
+    pub retry_policy: Option<Value>,
+    #[serde(default)]
+    pub options: Option<Value>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    pub id: EndpointId,
+    pub name: Arc<str>,
+    pub protocol: Protocol,
+    /// Checked against the protocol's table of keys. Holds secrets: show it only through
+    /// [`Protocol::redacted`].
+    pub config: Map<String, Value>,
+    pub retry: RetryOverrides,
+    pub options: EndpointOptions,
+    pub disabled: Option<DisabledBy>,
+    pub paused: bool,
+    pub circuit: Circuit,
+    /// A receiver asked to be left alone until then (`Retry-After`).
+    pub held_until: Option<Timestamp>,
+    /// Goes up with every change of config, retry policy or options: a sink is connected anew.
+    pub revision: i64,
+    pub created_at: Timestamp,
+}
+
+impl Endpoint {
+    pub fn retry_policy(&self, settings: &Settings) -> RetryPolicy {
+        self.retry.over(settings)
+    }
+
+    pub fn timeout(&self) -> Duration {
+        self.protocol.timeout(&self.config)
+    }
+
+    pub fn max_in_flight(&self) -> u32 {
+        self.options.max_in_flight.unwrap_or(IN_FLIGHT_DEFAULT)
+    }
+
+    /// Messages may be handed to its receiver now, as far as people and circuit are concerned.
+    pub fn is_open_for_delivery(&self) -> bool {
+        self.disabled.is_none() && !self.paused
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DisabledBy {
+    /// Sends are refused, what is pending stays.
+    Operator,
+    /// The receiver answered 410: sends are accepted and kept.
+    Gone,
+}
+
+/// Policy beyond retries. Parsed from JSON by [`EndpointOptions::check`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct EndpointOptions {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_in_flight: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_limit: Option<RateLimit>,
+    pub on_dead: OnDead,
+    pub key_scope: KeyScope,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_queue_size: Option<u64>,
+    pub durability: Durability,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnDead {
+    /// The next message of the key goes on.
+    #[default]
+    Continue,
+    /// The key waits until its dead head is redriven, discarded or released.
+    Hold,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyScope {
+    #[default]
+    Endpoint,
+    Global,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    #[default]
+    Durable,
+}
+
+impl NewEndpoint {
+    pub fn check(self, settings: &Settings) -> Result<CheckedEndpoint, Invalid> {
+        check_name(&self.name)?;
+        let protocol = Protocol::from_name(&self.protocol)?;
+        protocol.check_config(&self.config)?;
+        check_timeout(protocol, &self.config, settings)?;
+        Ok(CheckedEndpoint {
+            name: self.name,
+            protocol,
+            config: self.config,
+            retry: RetryOverrides::check(self.retry_policy.as_ref())?,
+            options: EndpointOptions::check(self.options.as_ref())?,
+        })
+    }
+}
+
+/// An attempt has to end before the janitor takes it for stuck.
+pub fn check_timeout(
+    protocol: Protocol,
+    config: &Map<String, Value>,
+    settings: &Settings,
+) -> Result<(), Invalid> {
+    if protocol.timeout(config) >= settings.stale_recovery_timeout {
+        return Err(Invalid::new(
+            "config.timeout",
+            format!(
+                "must be below stale_recovery_timeout, which is {} s",
+                settings.stale_recovery_timeout.as_secs()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+pub fn check_name(name: &str) -> Result<(), Invalid> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(allowed) {
+        return Err(Invalid::new(
+            "name",
+            format!("must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.'"),
+        ));
+    }
+    Ok(())
+}
+
+impl EndpointOptions {
+    const KEYS: [&str; 6] =
+        ["durability", "max_in_flight", "rate_limit", "on_dead", "key_scope", "max_queue_size"];
+
+    pub fn check(raw: Option<&Value>) -> Result<Self, Invalid> {
+        let Some(raw) = raw.filter(|value| !value.is_null()) else {
+            return Ok(Self::default());
+        };
+        let Value::Object(map) = raw else {
+            return Err(Invalid::new("options", "must be an object"));
+        };
+        let mut options = Self::default();
+        for (key, value) in map {
+            let field = format!("options.{key}");
+            match key.as_str() {
+                "durability" => match value.as_str() {
+                    Some("durable") => options.durability = Durability::Durable,
+                    _ => return Err(Invalid::new(field, "must be \"durable\"")),
+                },
+                "max_in_flight" => {
+                    options.max_in_flight =
+                        Some(whole_number(&field, value, 1, u64::from(IN_FLIGHT_MAX))? as u32);
+                }
+                "rate_limit" => options.rate_limit = Some(RateLimit::check(&field, value)?),
+                "on_dead" => options.on_dead = one_of(&field, value, "\"continue\" or \"hold\"")?,
+                "key_scope" => options.key_scope = one_of(&field, value, "\"endpoint\" or \"global\"")?,
+                "max_queue_size" => {
+                    options.max_queue_size = Some(whole_number(&field, value, 0, i64::MAX as u64)?);
+                }
+                _ => return Err(Invalid::unknown_key("options", key, &Self::KEYS)),
+            }
+        }
+        Ok(options)
+    }
+}
+
+pub(crate) fn whole_number(field: &str, value: &Value, min: u64, max: u64) -> Result<u64, Invalid> {
+    value
+        .as_u64()
+        .filter(|number| (min..=max).contains(number))
+        .ok_or_else(|| Invalid::new(field, format!("must be a whole number from {min} to {max}")))
+}
+
+fn one_of<T: serde::de::DeserializeOwned>(field: &str, value: &Value, choices: &str) -> Result<T, Invalid> {
+    serde_json::from_value(value.clone()).map_err(|_| Invalid::new(field, format!("must be {choices}")))
+}

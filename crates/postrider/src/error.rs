@@ -1,0 +1,77 @@
+//! Errors that tell the caller what it can do.
+
+use crate::message::MessageId;
+
+/// Bad input: which field broke which rule. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {rule}")]
+pub struct Invalid {
+    pub field: String,
+    pub rule: String,
+}
+
+impl Invalid {
+    pub fn new(field: impl Into<String>, rule: impl Into<String>) -> Self {
+        Self { field: field.into(), rule: rule.into() }
+    }
+
+    pub fn unknown_key(within: &str, key: &str, known: &[&str]) -> Self {
+        let field = if within.is_empty() { key.to_owned() } else { format!("{within}.{key}") };
+        Self::new(field, format!("is not known here; known are: {}", known.join(", ")))
+    }
+}
+
+/// Why a store did not do what was asked.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    #[error("there is no {what} {name:?}")]
+    Unknown { what: &'static str, name: String },
+    #[error("endpoint {endpoint:?} is disabled; enable it to send to it")]
+    Disabled { endpoint: String },
+    #[error(
+        "idempotency_key: message {holder} of this endpoint has the same key and another payload or content type"
+    )]
+    IdempotencyConflict { holder: MessageId },
+    #[error("{what} {name:?} exists already")]
+    Exists { what: &'static str, name: String },
+    #[error("{0}")]
+    Conflict(String),
+    #[error(
+        "the queue is full: {queued} messages of {limit} ({scope}); try again later or raise max_queue_size"
+    )]
+    QueueFull { queued: u64, limit: u64, scope: String },
+    #[error("{field}: {bytes} bytes are more than {setting} allows, which is {limit}")]
+    TooLarge { field: &'static str, bytes: u64, limit: u64, setting: &'static str },
+    /// Expected on a bad day: try again, nothing was changed.
+    #[error("the store is not available now: {0}")]
+    Unavailable(String),
+    /// Needs a person: another version, another owner, a broken file.
+    #[error("{0}")]
+    Unusable(String),
+}
+
+impl StoreError {
+    pub fn unknown_endpoint(name: impl Into<String>) -> Self {
+        Self::Unknown { what: "endpoint", name: name.into() }
+    }
+
+    pub fn unknown_message(id: MessageId) -> Self {
+        Self::Unknown { what: "message", name: id.to_string() }
+    }
+
+    /// The SQLSTATE that names this kind of error in every interface.
+    pub fn sqlstate(&self) -> &'static str {
+        match self {
+            Self::Invalid(_) => "22023",
+            Self::Unknown { .. } => "42704",
+            Self::Disabled { .. } | Self::Conflict(_) | Self::Unusable(_) => "55000",
+            Self::IdempotencyConflict { .. } => "23505",
+            Self::Exists { .. } => "42710",
+            Self::QueueFull { .. } => "53400",
+            Self::TooLarge { .. } => "54000",
+            Self::Unavailable(_) => "57P03",
+        }
+    }
+}

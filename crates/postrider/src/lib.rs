@@ -1,0 +1,29 @@
+//! Postrider carries messages out of a database and gets them delivered.
+//!
+//! One message walks the code in one direction: `send` → `claim` → `attempt` → `settle` → archive.
+//! The modules below are in reading order: first the pure decisions, then the store, the sinks, and the
+//! engine that ties them together.
+
+pub mod message;
+pub mod endpoint;
+pub mod protocol;
+pub mod settings;
+pub mod retry;
+pub mod verdict;
+pub mod breaker;
+pub mod rate;
+pub mod clock;
+pub mod error;
+pub mod store;
+pub mod sink;
+pub mod engine;
+
+pub use endpoint::{Endpoint, NewEndpoint};
+pub use engine::{Engine, EngineOptions};
+pub use error::{Invalid, StoreError};
+pub use message::{Message, MessageId, NewMessage, Sent, State};
+pub use store::sqlite::SqliteStore;
+pub use store::{Operate, Store};
+
+/// The SQLite that the store is built with, so that callers can share a transaction with it.
+pub use rusqlite;

@@ -1,0 +1,197 @@
+//! A message: what an application asks for, what is queued, and what a claim of it is.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use crate::endpoint::EndpointId;
+
+/// Unique within a store and never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MessageId(pub i64);
+
+impl fmt::Display for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One run of one engine process. A restart is another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NodeId(pub i64);
+
+pub const PRIORITY_MAX: u8 = 10;
+pub const JSON: &str = "application/json";
+
+/// What an application sends. Checked against the endpoint and the settings when it is sent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewMessage {
+    pub endpoint: String,
+    pub payload: Bytes,
+    pub content_type: String,
+    pub headers: BTreeMap<String, String>,
+    /// Per-message overrides: `max_attempts`, and what the endpoint's protocol allows.
+    pub options: Map<String, Value>,
+    /// 0 to [`PRIORITY_MAX`], higher first.
+    pub priority: u8,
+    pub scheduled_at: Option<Timestamp>,
+    pub expires_at: Option<Timestamp>,
+    pub idempotency_key: Option<String>,
+    pub correlation_id: Option<Uuid>,
+    pub ordering_key: Option<String>,
+    pub event_type: Option<String>,
+}
+
+impl NewMessage {
+    /// A JSON message with no options. The bytes are delivered exactly as given.
+    pub fn new(endpoint: impl Into<String>, payload: impl Into<Bytes>) -> Self {
+        Self {
+            endpoint: endpoint.into(),
+            payload: payload.into(),
+            content_type: JSON.to_owned(),
+            headers: BTreeMap::new(),
+            options: Map::new(),
+            priority: 0,
+            scheduled_at: None,
+            expires_at: None,
+            idempotency_key: None,
+            correlation_id: None,
+            ordering_key: None,
+            event_type: None,
+        }
+    }
+
+    #[must_use]
+    pub fn ordering_key(mut self, key: impl Into<String>) -> Self {
+        self.ordering_key = Some(key.into());
+        self
+    }
+
+    #[must_use]
+    pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
+        self.idempotency_key = Some(key.into());
+        self
+    }
+}
+
+/// What became of a send: a new message, or the one that already holds the idempotency key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Sent {
+    pub id: MessageId,
+    pub duplicate: bool,
+}
+
+/// A queued message as a sink sees it. It never changes while it is queued.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    pub id: MessageId,
+    pub endpoint: EndpointId,
+    pub payload: Bytes,
+    pub content_type: String,
+    pub headers: BTreeMap<String, String>,
+    pub options: Map<String, Value>,
+    pub priority: u8,
+    pub expires_at: Option<Timestamp>,
+    pub correlation_id: Option<Uuid>,
+    pub ordering_key: Option<String>,
+    pub event_type: Option<String>,
+    pub created_at: Timestamp,
+}
+
+/// Where a message is in its life. `docs/lifecycle.md` draws it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    Pending,
+    Processing,
+    Completed,
+    Expired,
+    Cancelled,
+    Dead,
+}
+
+impl State {
+    pub const ALL: [Self; 6] =
+        [Self::Pending, Self::Processing, Self::Completed, Self::Expired, Self::Cancelled, Self::Dead];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Processing => "processing",
+            Self::Completed => "completed",
+            Self::Expired => "expired",
+            Self::Cancelled => "cancelled",
+            Self::Dead => "dead",
+        }
+    }
+
+    /// The only moves there are; the store refuses every other.
+    pub fn next(self) -> &'static [State] {
+        match self {
+            Self::Pending => &[Self::Processing, Self::Completed, Self::Expired, Self::Cancelled],
+            Self::Processing => &[Self::Completed, Self::Pending, Self::Dead, Self::Expired],
+            Self::Dead => &[Self::Pending],
+            Self::Completed | Self::Expired | Self::Cancelled => &[],
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Names one claim for ever: a node never uses a batch number twice for one message, and nodes are
+/// never reused. A settlement carries the fence of its claim, so a late one cannot touch a newer claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fence {
+    pub node: NodeId,
+    pub batch: i64,
+}
+
+/// A message in the hands of one node. Only a store makes one; settling consumes it.
+#[derive(Debug)]
+#[must_use = "a claim must be settled, or its message waits for the lease to run out"]
+pub struct Claim {
+    pub message: Arc<Message>,
+    pub fence: Fence,
+    /// Number of this attempt, from 1. Goes on over a redrive.
+    pub attempt: u32,
+    /// Attempts made before the current budget began: 0, or what a redrive left behind.
+    pub attempts_before: u32,
+    /// How often a claim of this message was lost with its node.
+    pub losses: u32,
+}
+
+impl Claim {
+    /// How many attempts of the current budget are used, this one included.
+    pub fn budget_used(&self) -> u32 {
+        self.attempt.saturating_sub(self.attempts_before)
+    }
+}
+
+/// A claim whose node lost its lease, or which was never settled in time.
+#[derive(Debug)]
+#[must_use = "a lost claim goes through the same retry-or-dead decision as a failed attempt"]
+pub struct LostClaim {
+    pub id: MessageId,
+    pub endpoint: EndpointId,
+    pub fence: Fence,
+    pub attempt: u32,
+    pub attempts_before: u32,
+    pub losses: u32,
+    /// Nothing else was in flight on its node.
+    pub alone: bool,
+    pub started_at: Timestamp,
+    pub expires_at: Option<Timestamp>,
+    pub options: Map<String, Value>,
+}

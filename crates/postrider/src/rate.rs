@@ -1,0 +1,100 @@
+//! A rate limit as a virtual schedule: one timestamp says how far ahead of itself an endpoint is. Pure.
+
+
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::endpoint::whole_number;
+use crate::error::Invalid;
+
+pub const LIMIT_MAX: u64 = 1_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RateLimit {
+    pub limit: u32,
+    pub interval: Interval,
+    /// How many may go at once after a pause; the limit itself unless set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interval {
+    Second,
+    Minute,
+    Hour,
+}
+
+impl Interval {
+    fn micros(self) -> i64 {
+        match self {
+            Self::Second => 1_000_000,
+            Self::Minute => 60_000_000,
+            Self::Hour => 3_600_000_000,
+        }
+    }
+}
+
+/// What a bucket gave: how many may start now, and when the next one may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    pub granted: u32,
+    /// The new position of the virtual schedule; to be kept.
+    pub position: Timestamp,
+    pub next_at: Timestamp,
+}
+
+impl RateLimit {
+    const KEYS: [&str; 3] = ["limit", "interval", "burst"];
+
+    pub fn check(field: &str, value: &Value) -> Result<Self, Invalid> {
+        let Value::Object(map) = value else {
+            return Err(Invalid::new(field, "must be an object like {\"limit\":10,\"interval\":\"second\"}"));
+        };
+        let (mut limit, mut interval, mut burst) = (None, None, None);
+        for (key, value) in map {
+            let path = format!("{field}.{key}");
+            match key.as_str() {
+                "limit" => limit = Some(whole_number(&path, value, 1, LIMIT_MAX)? as u32),
+                "burst" => burst = Some(whole_number(&path, value, 1, LIMIT_MAX)? as u32),
+                "interval" => {
+                    interval = Some(match value.as_str() {
+                        Some("second") => Interval::Second,
+                        Some("minute") => Interval::Minute,
+                        Some("hour") => Interval::Hour,
+                        _ => return Err(Invalid::new(path, "must be \"second\", \"minute\" or \"hour\"")),
+                    });
+                }
+                _ => return Err(Invalid::unknown_key(field, key, &Self::KEYS)),
+            }
+        }
+        let missing = |key: &str| Invalid::new(format!("{field}.{key}"), "is required");
+        Ok(Self {
+            limit: limit.ok_or_else(|| missing("limit"))?,
+            interval: interval.ok_or_else(|| missing("interval"))?,
+            burst,
+        })
+    }
+
+    /// `position` is where the last grant left the schedule; None before the first.
+    pub fn grant(&self, position: Option<Timestamp>, now: Timestamp, wanted: u32) -> Grant {
+        let now_us = now.as_microsecond();
+        let step = (self.interval.micros() / i64::from(self.limit)).max(1);
+        let span = step * i64::from(self.burst.unwrap_or(self.limit));
+        // A schedule in the far future can only come from a clock that jumped back.
+        let start = position.map_or(now_us, |at| at.as_microsecond()).clamp(now_us, now_us + span);
+        let free = (now_us + span - start) / step;
+        let granted = free.clamp(0, i64::from(wanted));
+        let end = start + granted * step;
+        let at = |micros: i64| Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
+        Grant { granted: granted as u32, position: at(end), next_at: at((end + step - span).max(now_us)) }
+    }
+
+    /// Puts back grants that found no message.
+    pub fn give_back(&self, position: Timestamp, unused: u32) -> Timestamp {
+        let step = (self.interval.micros() / i64::from(self.limit)).max(1);
+        Timestamp::from_microsecond(position.as_microsecond() - step * i64::from(unused)).unwrap_or(position)
+    }
+}

@@ -1,0 +1,300 @@
+//! What the engine and what people need of a store. SQLite implements it; every store passes one
+//! conformance suite.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use crate::breaker::Circuit;
+use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
+use crate::error::StoreError;
+use crate::message::{Claim, Fence, LostClaim, MessageId, NewMessage, NodeId, Sent, State};
+use crate::settings::Settings;
+use crate::verdict::{Class, Verdict};
+
+pub use records::*;
+
+mod records;
+pub mod sqlite;
+
+pub type Result<T> = std::result::Result<T, StoreError>;
+
+/// What the engine needs: claim, settle, and the upkeep around them.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// Short random name made at first migrate; part of the ids that receivers see.
+    fn name(&self) -> Arc<str>;
+
+    /// The store's clock: it alone judges due times, expiry and leases.
+    fn now(&self) -> Timestamp;
+
+    /// A node starts. From now on the store tells it about work through `hello.arrivals`.
+    async fn join(&self, hello: Hello) -> Result<NodeId>;
+
+    /// Confirms the node's lease for another `node_lease`. Err(Conflict) once the lease was lost.
+    async fn heartbeat(&self, node: NodeId) -> Result<()>;
+
+    /// A clean stop: claims still held are given back without consuming their attempt.
+    async fn leave(&self, node: NodeId) -> Result<()>;
+
+    /// Endpoints, settings and the system pause; None while version `known` still holds.
+    async fn snapshot(&self, known: Option<i64>) -> Result<Option<Arc<Snapshot>>>;
+
+    /// Endpoints that have claimable messages, with the earliest due time of each.
+    async fn waiting(&self) -> Result<Vec<Waiting>>;
+
+    /// Claims due messages for many endpoints at once. Counts the attempt of each.
+    async fn claim(&self, request: ClaimRequest) -> Result<Claimed>;
+
+    /// Ends claims, in order, in one transaction. A stale fence changes nothing, but for a late "delivered".
+    async fn settle(&self, settlements: Vec<Settlement>) -> Result<Vec<Settled>>;
+
+    /// Pending messages that lost a claim, oldest due first: they are claimed on probation.
+    async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>>;
+
+    /// Claims of nodes whose lease ran out, and claims older than `stale_recovery_timeout`.
+    async fn lost_claims(&self, limit: usize) -> Result<Vec<LostClaim>>;
+
+    /// Compare-and-swap on the circuit's epoch; false when another node was first.
+    async fn move_circuit(&self, endpoint: EndpointId, from_epoch: i64, to: Circuit) -> Result<bool>;
+
+    /// Moves up to `limit` pending messages past their expiry to the archive; how many there were.
+    async fn expire(&self, limit: usize) -> Result<usize>;
+
+    /// Applies retention to at most `limit` rows; true when there is more to do.
+    async fn clean_up(&self, limit: usize) -> Result<bool>;
+}
+
+/// What people and their programs need: send, look, change.
+#[async_trait]
+pub trait Operate: Send + Sync + 'static {
+    async fn send(&self, message: NewMessage) -> Result<Sent>;
+    /// All or nothing.
+    async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>>;
+
+    async fn create_endpoint(&self, endpoint: NewEndpoint) -> Result<Endpoint>;
+    async fn alter_endpoint(&self, name: &str, change: EndpointChange) -> Result<Endpoint>;
+    /// Refused while it has messages, unless forced: then they are cancelled.
+    async fn drop_endpoint(&self, name: &str, force: bool) -> Result<()>;
+    async fn endpoint(&self, name: &str) -> Result<Endpoint>;
+    /// By name, after `after`.
+    async fn endpoints(&self, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>>;
+    async fn set_endpoint_enabled(&self, name: &str, enabled: bool) -> Result<()>;
+    async fn set_endpoint_paused(&self, name: &str, paused: bool) -> Result<()>;
+    async fn reset_circuit(&self, name: &str) -> Result<()>;
+
+    /// Stops all dispatch until [`Operate::resume`]; survives restarts.
+    async fn pause(&self, reason: &str) -> Result<()>;
+    async fn resume(&self) -> Result<()>;
+
+    /// Pending only.
+    async fn cancel(&self, id: MessageId) -> Result<()>;
+    /// Pending only.
+    async fn reschedule(&self, id: MessageId, at: Timestamp) -> Result<()>;
+    /// Removes payload and headers wherever the message is; refused while it is processing.
+    async fn erase(&self, id: MessageId) -> Result<()>;
+    /// Lets a key go on that waits for its dead head; how many heads were released.
+    async fn release_key(&self, key: &str, endpoint: Option<&str>) -> Result<u64>;
+
+    /// A message's whole story, wherever it is now.
+    async fn story(&self, id: MessageId) -> Result<Story>;
+
+    async fn dlq(&self, filter: DlqFilter) -> Result<Vec<DeadLetter>>;
+    /// In original order; how many were put back.
+    async fn redrive(&self, selection: Redrive) -> Result<u64>;
+    async fn discard(&self, dlq_id: i64) -> Result<()>;
+    async fn dlq_summary(&self) -> Result<Vec<DlqSummary>>;
+
+    async fn settings(&self) -> Result<Settings>;
+    /// All or none.
+    async fn configure(&self, changes: Vec<(String, String)>) -> Result<()>;
+
+    /// Newest first, older than `before`.
+    async fn events(&self, before: Option<i64>, limit: usize) -> Result<Vec<EventRecord>>;
+    async fn status(&self) -> Result<StoreStatus>;
+}
+
+/// A node introduces itself.
+pub struct Hello {
+    pub name: String,
+    pub arrivals: mpsc::UnboundedSender<Arrival>,
+    pub direct: Arc<dyn DirectClaims>,
+}
+
+/// What a store tells a node without being asked.
+#[derive(Debug)]
+pub enum Arrival {
+    /// Sent through this node and claimed in the same breath; its slot is reserved.
+    Claimed(Claim),
+    /// This endpoint has new work.
+    Pending(EndpointId),
+    /// Another process changed something: look everywhere.
+    Outside,
+    /// Endpoints, settings or the system pause changed.
+    Reconfigured,
+}
+
+/// A node's free room, asked while a message is inserted: may it be claimed in the same breath?
+pub trait DirectClaims: Send + Sync {
+    /// Reserves a slot. Whoever gets true starts an attempt or gives the slot back.
+    fn try_reserve(&self, endpoint: EndpointId) -> bool;
+    fn give_back(&self, endpoint: EndpointId);
+}
+
+/// Never reserves: for stores nobody dispatches from.
+pub struct NoDirectClaims;
+
+impl DirectClaims for NoDirectClaims {
+    fn try_reserve(&self, _endpoint: EndpointId) -> bool {
+        false
+    }
+    fn give_back(&self, _endpoint: EndpointId) {}
+}
+
+/// Endpoints, settings and pause as of one version.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    pub version: i64,
+    pub settings: Arc<Settings>,
+    /// Why everything is paused, if it is.
+    pub paused: Option<String>,
+    pub endpoints: Vec<Arc<Endpoint>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    pub endpoint: EndpointId,
+    pub due_at: Timestamp,
+}
+
+#[derive(Clone, Debug)]
+pub struct ClaimRequest {
+    pub node: NodeId,
+    /// Never used twice by this node; at least 1 (0 is for direct claims).
+    pub batch: i64,
+    pub wants: Vec<Want>,
+    /// The claim is made while nothing else is in flight on the node, and nothing will be.
+    pub alone: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Want {
+    pub endpoint: EndpointId,
+    pub room: u32,
+    pub pick: Pick,
+}
+
+#[derive(Clone, Debug)]
+pub enum Pick {
+    /// By priority, due time and id; never one that lost a claim before.
+    Due,
+    /// One: the due message with the fewest attempts, to probe a half-open circuit.
+    Probe,
+    /// Exactly these, as far as they are still due and pending.
+    Suspects(Vec<MessageId>),
+}
+
+#[derive(Debug, Default)]
+pub struct Claimed {
+    pub claims: Vec<Claim>,
+    /// For each want, in order: when to ask again.
+    pub next: Vec<(EndpointId, NextDue)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextDue {
+    /// Room was used up; there may be more due now.
+    Now,
+    At(Timestamp),
+    /// Nothing until something arrives.
+    Nothing,
+}
+
+/// How a claim ends.
+#[derive(Debug)]
+pub struct Settlement {
+    pub id: MessageId,
+    pub endpoint: EndpointId,
+    pub fence: Fence,
+    pub end: End,
+}
+
+#[derive(Debug)]
+pub enum End {
+    /// An attempt was made, or its lease was lost.
+    Attempted { verdict: Verdict, record: AttemptRecord },
+    /// No attempt was made and none is counted: a clean stop, a late lease, a key whose head failed.
+    Released,
+    /// It expired between claim and start; no attempt is counted.
+    ExpiredUnstarted,
+}
+
+/// One attempt, as it is kept.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttemptRecord {
+    pub number: u32,
+    pub node: NodeId,
+    pub started_at: Timestamp,
+    pub duration: Duration,
+    pub outcome: AttemptOutcome,
+    pub class: Option<Class>,
+    /// With its class tag in front.
+    pub error: Option<String>,
+    pub status: Option<u16>,
+    pub body: Option<bytes::Bytes>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AttemptOutcome {
+    Delivered,
+    Failed,
+    Lost,
+}
+
+impl AttemptOutcome {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Delivered => "delivered",
+            Self::Failed => "failed",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settled {
+    pub id: MessageId,
+    pub endpoint: EndpointId,
+    pub effect: Effect,
+    /// A successor of its ordering key became claimable, at this endpoint.
+    pub unblocked: Option<EndpointId>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The message is in this state now.
+    Applied(State),
+    /// The claim was not current any more: nothing changed.
+    Fenced,
+    /// A late "delivered": noted, the message is settled when its current claim ends.
+    Noted,
+}
+
+/// A pending message that lost a claim with its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Suspect {
+    pub id: MessageId,
+    pub endpoint: EndpointId,
+    pub losses: u32,
+    pub due_at: Timestamp,
+    /// Attempts of the current budget used so far.
+    pub budget_used: u32,
+}
+
+/// How many once-lost messages may be in flight on one node at a time.
+pub const PROBATION_BATCH: usize = 8;

@@ -1,0 +1,154 @@
+//! What people see of a store: a message's story, dead letters, the event log, status.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use super::AttemptRecord;
+use crate::message::{MessageId, State};
+
+/// A message's whole story, wherever it is now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Story {
+    pub id: MessageId,
+    pub endpoint: String,
+    pub state: State,
+    pub priority: u8,
+    /// None once erased, or when the archive keeps metadata only.
+    pub payload: Option<Bytes>,
+    pub content_type: String,
+    pub headers: BTreeMap<String, String>,
+    pub options: Map<String, Value>,
+    pub idempotency_key: Option<String>,
+    pub correlation_id: Option<Uuid>,
+    pub ordering_key: Option<String>,
+    pub event_type: Option<String>,
+    pub created_at: Timestamp,
+    pub scheduled_at: Option<Timestamp>,
+    pub expires_at: Option<Timestamp>,
+    pub finished_at: Option<Timestamp>,
+    /// When it is next tried; only while pending.
+    pub due_at: Option<Timestamp>,
+    /// Attempts counted so far, the running one included.
+    pub attempt_count: u32,
+    pub last_error: Option<String>,
+    /// Why it is not delivered yet, in words; only while pending.
+    pub reason: Option<String>,
+    /// The recorded attempts, first to last.
+    pub attempts: Vec<AttemptRecord>,
+    pub dlq_id: Option<i64>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct DlqFilter {
+    pub id: Option<i64>,
+    pub message: Option<MessageId>,
+    pub endpoint: Option<String>,
+    pub status: Option<DlqStatus>,
+    pub reason: Option<String>,
+    /// Only ids above this one: the cursor of a list.
+    pub after: Option<i64>,
+    /// 0 means 100.
+    pub limit: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DlqStatus {
+    Failed,
+    Redriven,
+    Discarded,
+}
+
+impl DlqStatus {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::Redriven => "redriven",
+            Self::Discarded => "discarded",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeadLetter {
+    pub id: i64,
+    pub message: MessageId,
+    pub endpoint: String,
+    pub status: DlqStatus,
+    pub reason: String,
+    pub died_at: Timestamp,
+    pub attempt_count: u32,
+    pub last_error: Option<String>,
+    /// Up to the last 100, oldest first.
+    pub errors: Vec<AttemptError>,
+    pub payload: Option<Bytes>,
+    pub content_type: String,
+    pub headers: BTreeMap<String, String>,
+    pub ordering_key: Option<String>,
+    pub event_type: Option<String>,
+    pub created_at: Timestamp,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, serde::Deserialize)]
+pub struct AttemptError {
+    pub attempt: u32,
+    pub at: Timestamp,
+    pub error: String,
+}
+
+/// Which dead letters to put back.
+#[derive(Clone, Debug)]
+pub enum Redrive {
+    One(i64),
+    Endpoint(String),
+    All,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DlqSummary {
+    pub endpoint: String,
+    pub failed: u64,
+    pub redriven: u64,
+    pub discarded: u64,
+    pub oldest_failed: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EventRecord {
+    pub id: i64,
+    pub at: Timestamp,
+    pub kind: String,
+    pub subject: Option<String>,
+    pub detail: Value,
+}
+
+/// Figures of the whole store, cheap at any size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StoreStatus {
+    pub store: String,
+    pub schema_version: i64,
+    pub paused: Option<String>,
+    pub pending: u64,
+    pub processing: u64,
+    pub dead: u64,
+    pub oldest_pending: Option<Timestamp>,
+    pub endpoints: Vec<EndpointStatus>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EndpointStatus {
+    pub name: String,
+    pub protocol: String,
+    pub enabled: bool,
+    pub paused: bool,
+    pub circuit: crate::breaker::CircuitName,
+    pub pending: u64,
+    pub processing: u64,
+    pub dead: u64,
+    pub oldest_pending: Option<Timestamp>,
+}

@@ -1,0 +1,194 @@
+//! The one retry-or-dead decision: what one attempt's outcome makes of its message. Pure.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::retry::RetryPolicy;
+
+/// The longest that a `Retry-After` can put off a message.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
+
+/// What kind of failure it was; decides whether trying again can help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Class {
+    /// Trying again may help: timeouts, connections, 5xx, a lost lease.
+    Retryable,
+    /// Trying again cannot help: refused, malformed, too large.
+    Permanent,
+    /// The receiver says it is gone for good (410).
+    Gone,
+}
+
+impl Class {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Retryable => "retryable",
+            Self::Permanent => "permanent",
+            Self::Gone => "gone",
+        }
+    }
+
+    /// How `last_error` begins.
+    pub fn tag(self) -> &'static str {
+        match self {
+            Self::Retryable => "[RETRYABLE]",
+            Self::Permanent => "[PERMANENT]",
+            Self::Gone => "[DISABLE]",
+        }
+    }
+}
+
+/// What the receiver said when it acknowledged.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Receipt {
+    pub status: Option<u16>,
+    /// The captured answer, when capturing is on.
+    pub body: Option<Bytes>,
+}
+
+/// Why one attempt did not deliver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub class: Class,
+    /// A sentence without the class tag.
+    pub error: String,
+    pub status: Option<u16>,
+    /// What the receiver asked for (429 and 503).
+    pub retry_after: Option<Duration>,
+    pub body: Option<Bytes>,
+}
+
+impl Failure {
+    pub fn new(class: Class, error: impl Into<String>) -> Self {
+        Self { class, error: error.into(), status: None, retry_after: None, body: None }
+    }
+
+    pub fn retryable(error: impl Into<String>) -> Self {
+        Self::new(Class::Retryable, error)
+    }
+
+    pub fn permanent(error: impl Into<String>) -> Self {
+        Self::new(Class::Permanent, error)
+    }
+
+    pub fn tagged(&self) -> String {
+        format!("{} {}", self.class.tag(), self.error)
+    }
+
+    /// Does it speak about the endpoint's health? A busy receiver and a bad message do not.
+    pub fn counts_for_breaker(&self) -> bool {
+        match self.class {
+            Class::Retryable => self.status != Some(429),
+            Class::Permanent | Class::Gone => false,
+        }
+    }
+}
+
+/// How one attempt ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Delivered(Receipt),
+    Failed(Failure),
+    /// The node's lease ran out, or the attempt was never settled. `alone`: nothing else was in
+    /// flight on that node, so this message is the one to blame.
+    Lost {
+        alone: bool,
+    },
+}
+
+/// What is known of a message when its attempt ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    /// Attempts of the current budget, this one included.
+    pub budget_used: u32,
+    pub expires_at: Option<Timestamp>,
+    pub auto_disable_on_gone: bool,
+}
+
+/// What becomes of the message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Complete,
+    Retry {
+        due_at: Timestamp,
+        /// Hold back the whole endpoint until then (`Retry-After`).
+        hold_endpoint_until: Option<Timestamp>,
+    },
+    Dead {
+        reason: DeadReason,
+        disable_endpoint: bool,
+    },
+    Expire,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeadReason {
+    AttemptsExhausted,
+    Permanent,
+    Gone,
+}
+
+impl DeadReason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::AttemptsExhausted => "attempts_exhausted",
+            Self::Permanent => "permanent",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+pub fn verdict(
+    outcome: &Outcome,
+    standing: Standing,
+    policy: &RetryPolicy,
+    retry_max_delay: Duration,
+    now: Timestamp,
+    dice: f64,
+) -> Verdict {
+    let failure = match outcome {
+        Outcome::Delivered(_) => return Verdict::Complete,
+        Outcome::Failed(failure) => Some(failure),
+        Outcome::Lost { .. } => None,
+    };
+    match failure.map_or(Class::Retryable, |failure| failure.class) {
+        Class::Gone => {
+            Verdict::Dead { reason: DeadReason::Gone, disable_endpoint: standing.auto_disable_on_gone }
+        }
+        Class::Permanent => Verdict::Dead { reason: DeadReason::Permanent, disable_endpoint: false },
+        Class::Retryable => {
+            let asked = failure.and_then(|failure| failure.retry_after);
+            retry_or_dead(outcome, standing, policy, asked, retry_max_delay, now, dice)
+        }
+    }
+}
+
+fn retry_or_dead(
+    outcome: &Outcome,
+    standing: Standing,
+    policy: &RetryPolicy,
+    asked: Option<Duration>,
+    retry_max_delay: Duration,
+    now: Timestamp,
+    dice: f64,
+) -> Verdict {
+    if standing.expires_at.is_some_and(|at| at <= now) {
+        return Verdict::Expire;
+    }
+    // Only a message that was alone can die of lost leases: the others get one more attempt, alone.
+    let spared = matches!(outcome, Outcome::Lost { alone: false });
+    if !spared && !policy.allows_another(standing.budget_used) {
+        return Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false };
+    }
+    let asked = asked.map(|delay| delay.min(RETRY_AFTER_MAX));
+    let delay = asked.unwrap_or_else(|| policy.delay(standing.budget_used.saturating_sub(1), dice));
+    Verdict::Retry {
+        due_at: now + delay,
+        hold_endpoint_until: asked.map(|delay| now + delay.min(retry_max_delay)),
+    }
+}
