@@ -51,6 +51,18 @@ impl Protocol {
         config.get("timeout").and_then(Value::as_f64).map_or(TIMEOUT_DEFAULT, Duration::from_secs_f64)
     }
 
+    /// The time one attempt has when the message may say so.
+    pub fn attempt_timeout(self, config: &Map<String, Value>, options: &Map<String, Value>) -> Duration {
+        options
+            .get("timeout")
+            .and_then(Value::as_f64)
+            .map_or_else(|| self.timeout(config), Duration::from_secs_f64)
+    }
+
+    pub fn auto_disable_on_gone(self, config: &Map<String, Value>) -> bool {
+        config.get("auto_disable_on_gone").and_then(Value::as_bool).unwrap_or(false)
+    }
+
     /// The config as people may see it: secrets replaced.
     pub fn redacted(self, config: &Map<String, Value>) -> Map<String, Value> {
         config.clone()
