@@ -1,6 +1,5 @@
 //! A rate limit as a virtual schedule: one timestamp says how far ahead of itself an endpoint is. Pure.
 
-
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
