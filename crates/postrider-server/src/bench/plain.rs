@@ -22,7 +22,8 @@ pub(super) struct Plain {
 impl Plain {
     /// Copies columns and values from one message that is queued in `store`.
     pub(super) fn like(store: &Path, file: &Path) -> Result<Self, Failure> {
-        Self::open(store, file).map_err(|error| Failure::failed(format!("the plain SQLite yardstick: {error}")))
+        Self::open(store, file)
+            .map_err(|error| Failure::failed(format!("the plain SQLite yardstick: {error}")))
     }
 
     fn open(store: &Path, file: &Path) -> postrider::rusqlite::Result<Self> {
