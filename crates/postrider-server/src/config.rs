@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::store_url::StoreUrl;
 
 pub(crate) const LISTEN_DEFAULT: &str = "127.0.0.1:7171";
-const IN_FLIGHT_MAX: usize = 10_000;
+const IN_FLIGHT_MAX: u32 = 10_000;
 const DRAIN_TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
 /// One list of keys for flags, environment and file.
@@ -55,7 +55,7 @@ pub(crate) struct RawConfig {
 
     /// Attempts running at once, over all endpoints [default: 1024]
     #[arg(long, env = "POSTRIDER_MAX_IN_FLIGHT", value_name = "N")]
-    max_in_flight: Option<usize>,
+    max_in_flight: Option<u32>,
 
     /// How long a clean stop waits for running attempts, as 20 or 20s [default: 20s]
     #[arg(long, env = "POSTRIDER_DRAIN_TIMEOUT", value_name = "SECONDS")]
