@@ -10,7 +10,7 @@ use postrider::rusqlite::{Connection, OpenFlags, params_from_iter};
 use crate::failure::Failure;
 
 /// Where the store keeps queued messages.
-const QUEUE: &str = "postrider_queue_rows";
+const QUEUE: &str = "_postrider_queue";
 
 pub(super) struct Plain {
     connection: Connection,
