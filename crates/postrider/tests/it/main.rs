@@ -1,1 +1,2 @@
-
+mod domain;
+mod store;
