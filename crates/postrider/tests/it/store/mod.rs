@@ -1,1 +1,4 @@
+//! What every store promises: one suite, and one model driven beside the store.
 
+mod world;
+mod conformance;
