@@ -12,6 +12,7 @@ pub mod retry;
 pub mod verdict;
 pub mod breaker;
 pub mod rate;
+pub mod send;
 pub mod clock;
 pub mod error;
 pub mod store;

