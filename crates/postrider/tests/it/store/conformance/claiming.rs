@@ -40,12 +40,23 @@ pub(crate) async fn nothing_is_claimed_past_its_expiry<H: Harness>(mut world: Wo
     let lasting = world.send(to("a")).await;
     world.live(6).await;
     assert_eq!(world.claim_ids().await, [lasting]);
+    world.store().expire(10).await.unwrap();
+    assert_eq!(world.states(&expiring).await, [State::Expired; 3]);
+    let story = world.story(expiring[0]).await;
+    assert_eq!((story.finished_at, story.attempt_count), (Some(world.now()), 0));
+    assert_eq!(world.store().waiting().await.unwrap(), []);
+}
+
+pub(crate) async fn expiry_is_applied_in_bounded_steps<H: Harness>(world: World<H>) {
+    let mut expiring = Vec::new();
+    for _ in 0..3 {
+        expiring.push(world.send(NewMessage { expires_at: Some(world.in_seconds(5)), ..to("a") }).await);
+    }
+    world.live(6).await;
     assert_eq!(world.store().expire(2).await.unwrap(), 2);
     assert_eq!(world.store().expire(2).await.unwrap(), 1);
     assert_eq!(world.store().expire(2).await.unwrap(), 0);
     assert_eq!(world.states(&expiring).await, [State::Expired; 3]);
-    let story = world.story(expiring[0]).await;
-    assert_eq!((story.finished_at, story.attempt_count), (Some(world.now()), 0));
 }
 
 pub(crate) async fn what_has_not_expired_is_not_expired<H: Harness>(mut world: World<H>) {
@@ -134,6 +145,37 @@ pub(crate) async fn a_probe_is_the_due_message_with_the_fewest_attempts<H: Harne
     assert_eq!(ids, [fresh], "one, and not the one that was tried");
     let claimed = world.ask(world.node, false, vec![probe(world.a)]).await;
     assert_eq!(claimed.claims[0].message.id, tried);
+}
+
+pub(crate) async fn a_probe_is_a_suspect_when_nothing_else_is_due<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a")).await;
+    let silent = world.another_node().await;
+    world.claim_as(silent, world.a, 1).await;
+    let lost = world.lost().await;
+    world.lose(&lost[0]).await;
+    let circuit = world.store().endpoint("a").await.unwrap().circuit;
+    let probing = circuit.probing(world.node, world.in_seconds(20));
+    assert!(world.store().move_circuit(world.a, circuit.epoch, probing).await.unwrap());
+    let probe = Want { endpoint: world.a, room: 1, pick: Pick::Probe };
+    let claimed = world.ask(world.node, false, vec![probe]).await;
+    let ids: Vec<MessageId> = claimed.claims.iter().map(|claim| claim.message.id).collect();
+    assert_eq!(ids, [id], "or the circuit would stay half-open for ever");
+}
+
+pub(crate) async fn an_open_circuit_costs_nothing<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a")).await;
+    let before = world.story(id).await;
+    let circuit = world.store().endpoint("a").await.unwrap().circuit;
+    let opened = circuit.opened(world.now(), std::time::Duration::from_secs(30));
+    assert!(world.store().move_circuit(world.a, circuit.epoch, opened).await.unwrap());
+    assert_eq!(world.claim_ids().await, []);
+    let after = world.story(id).await;
+    assert_eq!((after.state, after.attempt_count, after.due_at), (before.state, 0, before.due_at));
+    let probing = opened.probing(world.node, world.in_seconds(60));
+    assert!(world.store().move_circuit(world.a, opened.epoch, probing).await.unwrap());
+    assert_eq!(world.claim_ids().await, [], "only the probe goes");
+    let probe = Want { endpoint: world.a, room: 1, pick: Pick::Probe };
+    assert_eq!(world.ask(world.node, false, vec![probe]).await.claims[0].message.id, id);
 }
 
 pub(crate) async fn paused_and_disabled_endpoints_give_nothing<H: Harness>(mut world: World<H>) {

@@ -107,6 +107,17 @@ pub(crate) async fn an_endpoint_with_messages_is_dropped_by_force_only<H: Harnes
     assert_eq!(world.claim(again, 10).await[0].id, fresh);
 }
 
+pub(crate) async fn a_forced_drop_fences_what_runs<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    assert!(world.store().drop_endpoint("a", false).await.is_err());
+    world.store().drop_endpoint("a", true).await.unwrap();
+    assert_eq!(world.state(id).await, State::Cancelled);
+    world.retry(ticket, 0).await;
+    assert_eq!(world.state(id).await, State::Cancelled);
+    assert_eq!(world.queued().await, 0);
+}
+
 pub(crate) async fn an_empty_endpoint_is_dropped_without_force<H: Harness>(mut world: World<H>) {
     world.send(to("a")).await;
     let ticket = world.claim_one().await;

@@ -126,6 +126,16 @@ pub(crate) async fn a_late_delivery_of_a_keyed_message_waits_for_the_current_cla
     }
 }
 
+pub(crate) async fn a_noted_delivery_survives_a_forced_drop<H: Harness>(mut world: World<H>) {
+    let (id, late, current) = reclaimed(&mut world, Some("k")).await;
+    let next = world.send(to("a").ordering_key("k")).await;
+    assert_eq!(world.complete(late).await.effect, Effect::Noted);
+    world.store().drop_endpoint("a", true).await.unwrap();
+    assert_eq!(world.states(&[id, next]).await, [State::Completed, State::Cancelled]);
+    assert_eq!(world.die(current).await.effect, Effect::Fenced);
+    assert_eq!(world.queued().await, 0);
+}
+
 pub(crate) async fn a_noted_delivery_outlives_the_loss_of_the_next_claim<H: Harness>(mut world: World<H>) {
     let (id, late, lost) = frozen(&mut world, Some("k")).await;
     world.lose(&lost).await;

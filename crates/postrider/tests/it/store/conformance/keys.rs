@@ -207,6 +207,69 @@ pub(crate) async fn a_redriven_message_waits_for_a_retry_that_runs_before_it<H: 
     assert_eq!(world.claim_ids().await, [ids[1]]);
 }
 
+/// A redriven message stands before the one that runs, so the head of the key is not the one that is active.
+async fn redriven_before_a_running_one<H: Harness>(world: &mut World<H>) -> (Vec<MessageId>, Ticket) {
+    let ids = world.send_keyed("k", 3).await;
+    let letter = world.kill(ids[0]).await;
+    let running = world.claim_one().await;
+    world.store().redrive(Redrive::One(letter.id)).await.unwrap();
+    (ids, running)
+}
+
+pub(crate) async fn cancelling_one_behind_starts_nothing<H: Harness>(mut world: World<H>) {
+    let (ids, running) = redriven_before_a_running_one(&mut world).await;
+    world.store().cancel(ids[2]).await.unwrap();
+    assert_eq!(world.claim_ids().await, [], "one of its key runs");
+    world.complete(running).await;
+    assert_eq!(world.claim_ids().await, [ids[0]]);
+}
+
+pub(crate) async fn cancelling_the_redriven_one_starts_nothing<H: Harness>(mut world: World<H>) {
+    let (ids, running) = redriven_before_a_running_one(&mut world).await;
+    world.store().cancel(ids[0]).await.unwrap();
+    assert_eq!(world.claim_ids().await, []);
+    world.complete(running).await;
+    assert_eq!(world.claim_ids().await, [ids[2]]);
+}
+
+pub(crate) async fn expiring_one_behind_starts_nothing<H: Harness>(mut world: World<H>) {
+    let (ids, running) = redriven_before_a_running_one(&mut world).await;
+    let expires_at = Some(world.in_seconds(5));
+    let expiring = world.send(NewMessage { expires_at, ..to("a").ordering_key("k") }).await;
+    world.live(6).await;
+    assert_eq!(world.store().expire(10).await.unwrap(), 1);
+    assert_eq!(world.state(expiring).await, State::Expired);
+    assert_eq!(world.claim_ids().await, []);
+    world.complete(running).await;
+    assert_eq!(world.claim_ids().await, [ids[0]]);
+}
+
+pub(crate) async fn dropping_an_endpoint_lets_the_keys_go_that_it_held<H: Harness>(mut world: World<H>) {
+    world.endpoint("g", json!({"key_scope": "global", "on_dead": "hold"})).await;
+    let h = world.endpoint("h", json!({"key_scope": "global"})).await;
+    world.send_to_death(to("g").ordering_key("k")).await;
+    let waiting = world.send(to("h").ordering_key("k")).await;
+    assert!(world.claim(h, 10).await.is_empty());
+    world.store().drop_endpoint("g", true).await.unwrap();
+    assert_eq!(next_of(&mut world, h).await.id, waiting);
+}
+
+pub(crate) async fn a_forced_drop_starts_nothing_beside_what_runs<H: Harness>(mut world: World<H>) {
+    let global = json!({"key_scope": "global"});
+    let (g, h) = (world.endpoint("g", global.clone()).await, world.endpoint("h", global).await);
+    let dead = world.send(to("h").ordering_key("k")).await;
+    let letter = world.kill(dead).await;
+    world.send(to("h").ordering_key("k")).await;
+    world.send(to("g").ordering_key("k")).await;
+    let running = next_of(&mut world, h).await;
+    world.store().redrive(Redrive::One(letter.id)).await.unwrap();
+    world.store().drop_endpoint("g", true).await.unwrap();
+    assert!(world.claim(g, 10).await.is_empty());
+    assert!(world.claim(h, 10).await.is_empty(), "one of its key runs");
+    world.complete(running).await;
+    assert_eq!(next_of(&mut world, h).await.id, dead);
+}
+
 pub(crate) async fn a_bulk_redrive_keeps_the_original_order<H: Harness>(mut world: World<H>) {
     let ids = world.send_keyed("k", 4).await;
     for id in &ids[..3] {

@@ -1,6 +1,6 @@
 use postrider::error::StoreError;
 use postrider::store::Effect;
-use postrider::{MessageId, Operate, State, Store};
+use postrider::{MessageId, State, Store};
 
 use crate::store::world::{Harness, Ticket, World, due, to};
 

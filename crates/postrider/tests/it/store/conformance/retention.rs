@@ -186,6 +186,21 @@ pub(crate) async fn the_attempt_log_keeps_as_much_as_it_is_told<H: Harness>(mut 
     }
 }
 
+pub(crate) async fn no_attempt_is_kept_where_none_is_wanted<H: Harness>(mut world: World<H>) {
+    world.configure("attempt_log", "off").await;
+    let cancelled = world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    world.retry(ticket, 0).await;
+    world.store().cancel(cancelled).await.unwrap();
+    let expired = world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    world.settle(ticket, postrider::verdict::Verdict::Expire).await;
+    for id in [cancelled, expired] {
+        let story = world.story(id).await;
+        assert_eq!((story.attempt_count, story.attempts.len()), (1, 0), "{}", story.state);
+    }
+}
+
 pub(crate) async fn a_letter_tells_its_errors_whatever_the_attempt_log<H: Harness>(mut world: World<H>) {
     world.configure("attempt_log", "off").await;
     let letter = world.send_to_death(to("a")).await;

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use postrider::error::StoreError;
-use postrider::{MessageId, NewMessage, Operate, State, Store};
+use postrider::{MessageId, NewMessage, Operate, State};
 use serde_json::json;
 use uuid::Uuid;
 
