@@ -7,7 +7,16 @@ use async_trait::async_trait;
 
 use crate::endpoint::Endpoint;
 use crate::message::Message;
+use crate::protocol::Protocol;
 use crate::verdict::{Failure, Receipt};
+
+pub use net::{Resolve, SystemResolver};
+
+mod http;
+mod file;
+mod json;
+mod net;
+mod secret;
 
 /// A connected destination. `deliver` returns Ok only when the receiver acknowledged. The caller puts
 /// one deadline over the whole call and drops it when that passes.
@@ -57,6 +66,20 @@ pub struct Environment {
 }
 
 /// Config to sink. Does no I/O to the receiver yet, except opening what the sink holds.
-pub fn connect(_endpoint: &Endpoint, _environment: &Environment) -> Result<Arc<dyn Sink>, Failure> {
-    Err(Failure::permanent("no sink yet"))
+pub fn connect(endpoint: &Endpoint, environment: &Environment) -> Result<Arc<dyn Sink>, Failure> {
+    connect_with(endpoint, environment, Arc::new(SystemResolver))
+}
+
+/// As [`connect`], with names resolved by `resolver`.
+pub fn connect_with(
+    endpoint: &Endpoint,
+    environment: &Environment,
+    resolver: Arc<dyn Resolve>,
+) -> Result<Arc<dyn Sink>, Failure> {
+    let config = &endpoint.config;
+    endpoint.protocol.check_config(config).map_err(|invalid| Failure::permanent(invalid.to_string()))?;
+    Ok(match endpoint.protocol {
+        Protocol::Http => Arc::new(http::HttpSink::connect(endpoint, environment, resolver)?),
+        Protocol::File => Arc::new(file::FileSink::connect(endpoint, environment)?),
+    })
 }

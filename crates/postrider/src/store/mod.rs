@@ -215,7 +215,7 @@ pub enum NextDue {
 }
 
 /// How a claim ends.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Settlement {
     pub id: MessageId,
     pub endpoint: EndpointId,
@@ -223,7 +223,7 @@ pub struct Settlement {
     pub end: End,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum End {
     /// An attempt was made, or its lease was lost.
     Attempted { verdict: Verdict, record: AttemptRecord },

@@ -252,7 +252,8 @@ pub(super) fn hold(write: &mut Write<'_>, id: EndpointId, until: Timestamp) -> R
         )
         .and_then(|mut statement| statement.execute(params![id.0, micros_of(until)]))
         .map_err(storage_error)?;
-    reload(write)
+    write.known.hold_endpoint(id, until);
+    Ok(())
 }
 
 /// Compare-and-swap on the epoch.
@@ -303,16 +304,24 @@ pub(super) fn reset_circuit(write: &mut Write<'_>, name: &str) -> Result<()> {
 /// Logs the change, moves the version, and lets every node of this process look again.
 fn changed(write: &mut Write<'_>, name: &str, kind: &str, detail: Value) -> Result<()> {
     events::log(write, kind, Some(name), &detail)?;
-    reload(write)
+    move_version(write)?;
+    write.known.refresh_endpoint(write.conn, name)?;
+    write.news.push(Arrival::Reconfigured);
+    Ok(())
 }
 
-/// After any change of what [`super::known::Known`] holds.
-pub(super) fn reload(write: &mut Write<'_>) -> Result<()> {
+fn move_version(write: &Write<'_>) -> Result<()> {
     write
         .conn
         .prepare_cached("UPDATE _postrider_meta SET value = value + 1 WHERE name = 'config_version'")
         .and_then(|mut statement| statement.execute([]))
-        .map_err(storage_error)?;
+        .map(|_| ())
+        .map_err(storage_error)
+}
+
+/// After a change of settings or pause.
+pub(super) fn reload(write: &mut Write<'_>) -> Result<()> {
+    move_version(write)?;
     write.known.forget();
     write.known.load_if_forgotten(write.conn)?;
     write.news.push(Arrival::Reconfigured);

@@ -55,6 +55,38 @@ impl Known {
         Ok(())
     }
 
+    /// One endpoint changed, or was made, or was dropped.
+    pub(super) fn refresh_endpoint(&mut self, conn: &Connection, name: &str) -> Result<()> {
+        let endpoint = match endpoints::load_by_name(conn, name) {
+            Ok(endpoint) => Some(Arc::new(endpoint)),
+            Err(StoreError::Unknown { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let version = version(conn).map_err(storage_error)?;
+        let Some(loaded) = &mut self.loaded else { return Ok(()) };
+        loaded.version = version;
+        match endpoint {
+            Some(endpoint) => {
+                loaded.by_name.insert(endpoint.name.clone(), endpoint.id);
+                loaded.by_id.insert(endpoint.id, endpoint);
+            }
+            None => {
+                if let Some(id) = loaded.by_name.remove(name) {
+                    loaded.by_id.remove(&id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims see it from now on; it is not worth a new version.
+    pub(super) fn hold_endpoint(&mut self, id: EndpointId, until: jiff::Timestamp) {
+        if let Some(endpoint) = self.loaded.as_mut().and_then(|loaded| loaded.by_id.get_mut(&id)) {
+            let endpoint = Arc::make_mut(endpoint);
+            endpoint.held_until = endpoint.held_until.max(Some(until));
+        }
+    }
+
     /// Only what one send needs, for a caller's own transaction.
     pub(super) fn for_one_send(conn: &Connection, name: &str) -> Result<Self> {
         let endpoint = Arc::new(endpoints::load_by_name(conn, name)?);

@@ -1,0 +1,108 @@
+//! A file that is open for appending: whole lines, fsync, rotation.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+
+use super::place::{failed, sync_parent};
+use super::writer::Line;
+use crate::verdict::Failure;
+
+pub(super) struct OpenFile {
+    file: File,
+    path: PathBuf,
+    size: u64,
+}
+
+impl OpenFile {
+    pub(super) fn open(path: PathBuf) -> Result<Self, Failure> {
+        open(&path).map_err(|error| failed("open", &path, &error)).map(|(file, size)| Self {
+            file,
+            path,
+            size,
+        })
+    }
+
+    /// False when somebody moved or removed the file: what is written to it would not be found.
+    pub(super) fn is_still_at(&self, path: &Path) -> bool {
+        self.path == path
+            && matches!((self.file.metadata(), fs::metadata(path)), (Ok(open), Ok(found)) if same_file(&open, &found))
+    }
+
+    /// Returns when all lines are on the disk.
+    pub(super) fn append(&mut self, lines: &[Line]) -> Result<(), Failure> {
+        let mut bytes = Vec::with_capacity(lines.iter().map(|line| line.bytes.len()).sum());
+        for line in lines {
+            let size = self.size + bytes.len() as u64;
+            if size > 0 && line.rotate_size.is_some_and(|max| size + line.bytes.len() as u64 > max) {
+                self.write(&bytes)?;
+                bytes.clear();
+                self.rotate()?;
+            }
+            bytes.extend_from_slice(&line.bytes);
+        }
+        self.write(&bytes)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let written = self.file.write_all(bytes).and_then(|()| self.file.sync_data());
+        written.map_err(|error| failed("write", &self.path, &error))?;
+        self.size += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// The full file gets the time as part of its name; a new one takes its place.
+    fn rotate(&mut self) -> Result<(), Failure> {
+        let rotate = || {
+            fs::rename(&self.path, free_name(&self.path))?;
+            open(&self.path)
+        };
+        let (file, size) = rotate().map_err(|error| failed("rotate", &self.path, &error))?;
+        self.file = file;
+        self.size = size;
+        Ok(())
+    }
+}
+
+/// A line that a crash cut off is closed, so that the next one begins on a line of its own.
+fn open(path: &Path) -> io::Result<(File, u64)> {
+    let existed = path.exists();
+    let mut file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
+    let mut size = file.metadata()?.len();
+    if !existed {
+        sync_parent(path)?;
+    }
+    if size > 0 {
+        let mut last = [0];
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
+        if last != *b"\n" {
+            file.write_all(b"\n")?;
+            size += 1;
+        }
+    }
+    Ok((file, size))
+}
+
+fn free_name(path: &Path) -> PathBuf {
+    let time = Timestamp::now().strftime("%Y%m%dT%H%M%S%.6fZ").to_string();
+    let named = |number: u32| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(if number == 0 { format!(".{time}") } else { format!(".{time}-{number}") });
+        PathBuf::from(name)
+    };
+    (0..).map(named).find(|name| !name.exists()).expect("some number is free")
+}
+
+#[cfg(unix)]
+fn same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+#[cfg(not(unix))]
+fn same_file(_: &fs::Metadata, _: &fs::Metadata) -> bool {
+    true
+}

@@ -1,0 +1,109 @@
+//! The one writer of a file. Whatever waits while it writes becomes its next batch and shares an fsync.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use tokio::sync::oneshot;
+
+use super::open::OpenFile;
+use super::place::Place;
+use crate::verdict::Failure;
+
+pub(super) struct Writer {
+    place: Place,
+    queue: Mutex<Queue>,
+}
+
+struct Queue {
+    waiting: Vec<Line>,
+    /// Handed to the thread that writes; there is none to take while one does.
+    file: Turn,
+}
+
+enum Turn {
+    Free(Option<OpenFile>),
+    Taken,
+}
+
+pub(super) struct Line {
+    pub(super) bytes: Vec<u8>,
+    pub(super) rotate_size: Option<u64>,
+    done: oneshot::Sender<Result<(), Failure>>,
+}
+
+impl Writer {
+    /// Endpoints with the same file share its writer, so that their lines do not mix.
+    pub(super) fn of(place: Place) -> Arc<Self> {
+        static WRITERS: OnceLock<Mutex<HashMap<Place, Weak<Writer>>>> = OnceLock::new();
+        let mut writers = lock(WRITERS.get_or_init(Mutex::default));
+        if let Some(writer) = writers.get(&place).and_then(Weak::upgrade) {
+            return writer;
+        }
+        writers.retain(|_, writer| writer.strong_count() > 0);
+        let queue = Mutex::new(Queue { waiting: Vec::new(), file: Turn::Free(None) });
+        let writer = Arc::new(Self { place: place.clone(), queue });
+        writers.insert(place, Arc::downgrade(&writer));
+        writer
+    }
+
+    /// Ends when the line is on the disk.
+    pub(super) async fn write(
+        self: &Arc<Self>,
+        bytes: Vec<u8>,
+        rotate_size: Option<u64>,
+    ) -> Result<(), Failure> {
+        let (done, written) = oneshot::channel();
+        let turn = {
+            let mut queue = lock(&self.queue);
+            queue.waiting.push(Line { bytes, rotate_size, done });
+            std::mem::replace(&mut queue.file, Turn::Taken)
+        };
+        if let Turn::Free(file) = turn {
+            let writer = Arc::clone(self);
+            tokio::task::spawn_blocking(move || writer.run(file));
+        }
+        written
+            .await
+            .unwrap_or_else(|_| Err(Failure::retryable("the node stopped before the file was written")))
+    }
+
+    /// Writes batch after batch until nothing waits.
+    fn run(&self, mut file: Option<OpenFile>) {
+        loop {
+            let mut batch = {
+                let mut queue = lock(&self.queue);
+                if queue.waiting.is_empty() {
+                    queue.file = Turn::Free(file);
+                    return;
+                }
+                std::mem::take(&mut queue.waiting)
+            };
+            // Whoever gave up waiting is going to send the message again.
+            batch.retain(|line| !line.done.is_closed());
+            let result = self.write_batch(&mut file, &batch);
+            for line in batch {
+                let _ = line.done.send(result.clone());
+            }
+        }
+    }
+
+    fn write_batch(&self, file: &mut Option<OpenFile>, batch: &[Line]) -> Result<(), Failure> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let path: PathBuf = self.place.prepare()?;
+        let mut current = match file.take() {
+            Some(open) if open.is_still_at(&path) => open,
+            Some(_) | None => OpenFile::open(path)?,
+        };
+        // After an error nobody knows what reached the disk, so the file is opened anew the next time.
+        current.append(batch)?;
+        *file = Some(current);
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

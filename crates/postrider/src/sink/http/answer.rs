@@ -1,0 +1,208 @@
+//! Answers: the status decides, the body is read under a cap, the connection goes back if it can.
+
+use std::error::Error as _;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::{Bytes, BytesMut};
+use http::header::RETRY_AFTER;
+use http::{HeaderMap, StatusCode};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as _, Incoming};
+use jiff::Timestamp;
+use tokio::time::{Instant, timeout_at};
+
+use super::connector::{Http1, Http2Connection};
+use super::pool::IdleConnections;
+use crate::sink::{Delivery, net};
+use crate::verdict::{Class, Failure, RETRY_AFTER_MAX, Receipt};
+
+/// Reading this much of an unwanted body is cheaper than opening another connection.
+const DISCARD_BYTES_MAX: usize = 64 * 1024;
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// The status is known: a slow body must not cost it by running into the attempt's deadline.
+const RESERVE: Duration = Duration::from_millis(100);
+
+pub(super) struct Answer {
+    pub(super) response: http::Response<Incoming>,
+    pub(super) way: Way,
+}
+
+/// What the answer came on, alive until it is read.
+pub(super) enum Way {
+    Http1 { connection: Http1, idle: Arc<IdleConnections> },
+    Http2 { _connection: Http2Connection },
+}
+
+impl Answer {
+    pub(super) async fn judge(self, delivery: &Delivery, deadline: Instant) -> Result<Receipt, Failure> {
+        let status = self.response.status();
+        let capture = delivery.capture;
+        let wanted = if status.is_success() { capture.on_success } else { capture.on_failure };
+        let retry_after = retry_after(status, self.response.headers(), delivery.now);
+        let until = deadline.checked_sub(RESERVE).unwrap_or(deadline);
+        let body = match wanted {
+            true => Some(self.read(capture.bytes_max, until).await),
+            false => {
+                self.discard(until).await;
+                None
+            }
+        };
+        match class(status) {
+            None => Ok(Receipt { status: Some(status.as_u16()), body }),
+            Some(class) => Err(Failure {
+                class,
+                error: format!("answered {}", named(status)),
+                status: Some(status.as_u16()),
+                retry_after,
+                body,
+            }),
+        }
+    }
+
+    /// Reads the body away so that the connection can be used again.
+    pub(super) async fn discard(self, until: Instant) {
+        if self.response.body().is_end_stream() {
+            return self.give_back();
+        }
+        self.read(0, until.min(Instant::now() + DISCARD_TIME_MAX)).await;
+    }
+
+    /// The first bytes of the body, as far as they come in time.
+    async fn read(mut self, bytes_max: usize, until: Instant) -> Bytes {
+        let mut kept = BytesMut::new();
+        let whole = timeout_at(until, read_all(self.response.body_mut(), &mut kept, bytes_max)).await;
+        if whole.unwrap_or(false) {
+            self.give_back();
+        }
+        kept.freeze()
+    }
+
+    fn give_back(self) {
+        match self.way {
+            Way::Http1 { connection, idle } => idle.put(connection),
+            Way::Http2 { .. } => {}
+        }
+    }
+}
+
+/// True when the end was reached; false leaves the connection unusable.
+async fn read_all(body: &mut Incoming, kept: &mut BytesMut, bytes_max: usize) -> bool {
+    let mut seen = 0;
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else { return false };
+        let Ok(data) = frame.into_data() else { continue };
+        let room = bytes_max - kept.len();
+        kept.extend_from_slice(&data[..room.min(data.len())]);
+        seen += data.len();
+        if seen > bytes_max.max(DISCARD_BYTES_MAX) {
+            return false;
+        }
+    }
+    true
+}
+
+/// None is delivered.
+fn class(status: StatusCode) -> Option<Class> {
+    match status.as_u16() {
+        200..=299 => None,
+        410 => Some(Class::Gone),
+        408 | 425 | 429 => Some(Class::Retryable),
+        400..=499 => Some(Class::Permanent),
+        _ => Some(Class::Retryable),
+    }
+}
+
+pub(super) fn named(status: StatusCode) -> String {
+    match status.canonical_reason() {
+        Some(reason) => format!("{} {reason}", status.as_u16()),
+        None => status.as_u16().to_string(),
+    }
+}
+
+/// Only these two statuses mean "come back later" when they say when.
+fn retry_after(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
+    if !matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+        return None;
+    }
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let asked = match text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true if text.is_empty() => return None,
+        // Too long a number is a wish for very late.
+        true => Duration::from_secs(text.parse().unwrap_or(u64::MAX)),
+        false => {
+            let at = httpdate::parse_http_date(text).ok()?;
+            at.duration_since(SystemTime::from(now)).unwrap_or(Duration::ZERO)
+        }
+    };
+    Some(asked.min(RETRY_AFTER_MAX))
+}
+
+/// The connection failed after the request was handed to it, so it may have arrived.
+pub(super) fn lost(error: &hyper::Error) -> Failure {
+    let io = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+    Failure::retryable(match io {
+        Some(io) => format!("the connection failed before an answer came: {}", net::short(io)),
+        None if error.is_parse_too_large() => "the headers of the answer are too large".to_owned(),
+        None if error.is_parse() => format!("the answer is not valid HTTP: {error}"),
+        None if error.is_incomplete_message() || error.is_canceled() || error.is_closed() => {
+            "the connection was closed before an answer came".to_owned()
+        }
+        None => format!("the request failed: {}", cause(error)),
+    })
+}
+
+/// hyper's own words are general; the innermost cause says what happened.
+fn cause(error: &hyper::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_has_the_class_that_the_contract_gives_it() {
+        for code in 100..=999 {
+            let expected = match code {
+                200..=299 => None,
+                410 => Some(Class::Gone),
+                408 | 425 | 429 => Some(Class::Retryable),
+                400..=499 => Some(Class::Permanent),
+                _ => Some(Class::Retryable),
+            };
+            assert_eq!(class(StatusCode::from_u16(code).unwrap()), expected, "{code}");
+        }
+    }
+
+    #[test]
+    fn retry_after_is_read_as_seconds_or_date_and_only_on_429_and_503() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let cases = [
+            (429, "120", Some(120)),
+            (503, "0", Some(0)),
+            (503, "Thu, 01 Jan 2026 00:01:00 GMT", Some(60)),
+            (503, "Thursday, 01-Jan-26 00:01:00 GMT", Some(60)),
+            (429, "Wed, 31 Dec 2025 23:00:00 GMT", Some(0)),
+            (429, "99999999999999999999999999", Some(86_400)),
+            (429, "86401", Some(86_400)),
+            (429, "-5", None),
+            (429, "1.5", None),
+            (429, "soon", None),
+            (429, "", None),
+            (500, "120", None),
+            (200, "120", None),
+            (302, "120", None),
+        ];
+        for (status, text, seconds) in cases {
+            let headers = HeaderMap::from_iter([(RETRY_AFTER, text.parse().unwrap())]);
+            let asked = retry_after(StatusCode::from_u16(status).unwrap(), &headers, now);
+            assert_eq!(asked, seconds.map(Duration::from_secs), "{status} {text:?}");
+        }
+    }
+}

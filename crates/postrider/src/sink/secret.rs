@@ -1,0 +1,155 @@
+//! Finds out what references to secrets stand for. Errors name the reference, never a value.
+
+use std::path::{Path, PathBuf};
+
+use super::Environment;
+use crate::protocol::secret::Reference;
+use crate::verdict::Failure;
+
+/// Keys and tokens are short; a larger file is a mistake.
+const FILE_BYTES_MAX: u64 = 64 * 1024;
+
+pub(super) struct Secrets {
+    directory: Option<PathBuf>,
+    variable: fn(&str) -> Option<String>,
+}
+
+impl Secrets {
+    pub(super) fn new(environment: &Environment) -> Self {
+        Self { directory: environment.secrets_dir.clone(), variable: |name| std::env::var(name).ok() }
+    }
+
+    /// The secret itself. A missing one is retryable: it is the node that lacks it, not the message.
+    pub(super) fn reveal(&self, text: &str) -> Result<String, Failure> {
+        match Reference::parse(text).map_err(Failure::permanent)? {
+            None => Ok(text.to_owned()),
+            Some(Reference::Variable(name)) => (self.variable)(name)
+                .ok_or_else(|| Failure::retryable(format!("the secret ${{{name}}} is not set on this node"))),
+            Some(Reference::File(name)) => self
+                .file(name)
+                .map_err(|why| Failure::retryable(format!("the secret file:{name} cannot be read: {why}"))),
+        }
+    }
+
+    /// As [`Secrets::reveal`], for a secret that has to follow a rule.
+    pub(super) fn reveal_as<T, E: std::fmt::Display>(
+        &self,
+        text: &str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, Failure> {
+        parse(&self.reveal(text)?).map_err(|why| match Reference::parse(text) {
+            Ok(Some(_)) => Failure::retryable(format!("the secret {text} {why}")),
+            _ => Failure::permanent(format!("a secret {why}")),
+        })
+    }
+
+    fn file(&self, name: &str) -> Result<String, String> {
+        let directory = self.directory.as_deref().ok_or("this node has no --secrets-dir")?;
+        let path = below(directory, name)?;
+        let size = std::fs::metadata(&path).map_err(reason)?.len();
+        if size > FILE_BYTES_MAX {
+            return Err(format!("it has more than {FILE_BYTES_MAX} bytes"));
+        }
+        let mut text = std::fs::read_to_string(&path).map_err(reason)?;
+        // Editors and `echo` end a file with a newline that nobody means.
+        text.truncate(text.trim_end_matches(['\r', '\n']).len());
+        Ok(text)
+    }
+}
+
+/// Links are followed before the check, so that none leads out of the directory.
+fn below(directory: &Path, name: &str) -> Result<PathBuf, String> {
+    let directory = directory.canonicalize().map_err(reason)?;
+    let path = directory.join(name).canonicalize().map_err(reason)?;
+    match path.starts_with(&directory) {
+        true => Ok(path),
+        false => Err("it is not below --secrets-dir".to_owned()),
+    }
+}
+
+fn reason(error: std::io::Error) -> String {
+    super::net::short(&error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verdict::Class;
+
+    fn secrets(directory: Option<&Path>) -> Secrets {
+        Secrets {
+            directory: directory.map(Path::to_owned),
+            variable: |name| (name == "POSTRIDER_SECRET_KNOWN").then(|| "hidden".to_owned()),
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_no_reference_is_the_secret_itself() {
+        assert_eq!(secrets(None).reveal("pa$$word").unwrap(), "pa$$word");
+    }
+
+    #[test]
+    fn a_variable_is_read_from_the_environment() {
+        assert_eq!(secrets(None).reveal("${POSTRIDER_SECRET_KNOWN}").unwrap(), "hidden");
+    }
+
+    #[test]
+    fn a_missing_variable_is_retryable_and_named() {
+        let failure = secrets(None).reveal("${POSTRIDER_SECRET_LOST}").unwrap_err();
+        assert_eq!(failure.class, Class::Retryable);
+        assert!(failure.error.contains("${POSTRIDER_SECRET_LOST}"), "{}", failure.error);
+    }
+
+    #[test]
+    fn a_variable_without_the_prefix_is_never_read() {
+        assert_eq!(secrets(None).reveal("${HOME}").unwrap_err().class, Class::Permanent);
+    }
+
+    #[test]
+    fn a_file_is_read_below_the_directory_without_its_last_newline() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("sub")).unwrap();
+        std::fs::write(directory.path().join("sub/key"), "hidden\n").unwrap();
+        assert_eq!(secrets(Some(directory.path())).reveal("file:sub/key").unwrap(), "hidden");
+    }
+
+    #[test]
+    fn a_missing_file_or_directory_is_retryable_and_named() {
+        let directory = tempfile::tempdir().unwrap();
+        for secrets in [secrets(Some(directory.path())), secrets(None)] {
+            let failure = secrets.reveal("file:lost").unwrap_err();
+            assert_eq!(failure.class, Class::Retryable);
+            assert!(failure.error.contains("file:lost"), "{}", failure.error);
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_out_of_the_directory_is_refused() {
+        let outside = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(outside.path().join("key"), "stolen").unwrap();
+        std::os::unix::fs::symlink(outside.path().join("key"), directory.path().join("link")).unwrap();
+        std::os::unix::fs::symlink(outside.path(), directory.path().join("dir")).unwrap();
+        for name in ["file:link", "file:dir/key"] {
+            let failure = secrets(Some(directory.path())).reveal(name).unwrap_err();
+            assert!(failure.error.contains("not below"), "{}", failure.error);
+        }
+    }
+
+    #[test]
+    fn a_path_that_climbs_out_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["file:../key", "file:/etc/passwd", "file:a/../../key", "file:"] {
+            assert_eq!(secrets(Some(directory.path())).reveal(name).unwrap_err().class, Class::Permanent);
+        }
+    }
+
+    #[test]
+    fn a_secret_that_breaks_its_rule_is_named_but_not_shown() {
+        let failure = secrets(None)
+            .reveal_as("${POSTRIDER_SECRET_KNOWN}", |_| Err::<(), _>("must be longer"))
+            .unwrap_err();
+        assert_eq!(failure.error, "the secret ${POSTRIDER_SECRET_KNOWN} must be longer");
+    }
+}

@@ -1,0 +1,269 @@
+//! What every sink must do, run against each. A receiver is whatever the sink delivers to.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::join_all;
+use postrider::endpoint::Endpoint;
+use postrider::message::Message;
+use postrider::sink::{Delivery, Environment, Sink, connect};
+use postrider::verdict::Class;
+use serde_json::{Value, json};
+
+use super::server::{Server, Speaks, header, status};
+use super::support::*;
+
+/// What a receiver holds of one message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Held {
+    id: String,
+    attempt: u32,
+    content_type: String,
+    payload: Bytes,
+}
+
+#[async_trait]
+trait Receiver: Send {
+    fn endpoint(&self) -> Endpoint;
+    fn environment(&self) -> Environment;
+    fn held(&self) -> Vec<Held>;
+    /// Goes away: deliveries fail until it is started again.
+    async fn stop(&mut self);
+    /// Comes back at the same place, with or without what it held.
+    async fn start(&mut self);
+    /// The sink's endpoint, such that its receiver refuses for good.
+    async fn refusing(&mut self) -> Endpoint;
+
+    fn sink(&self) -> Arc<dyn Sink> {
+        connect(&self.endpoint(), &self.environment()).unwrap()
+    }
+}
+
+async fn an_acknowledged_message_is_at_the_receiver(receiver: &mut dyn Receiver) {
+    let sink = receiver.sink();
+    for number in 1..=3 {
+        let sent = delivery(message(number, format!("{{\"n\":{number}}}")));
+        sink.deliver(&sent).await.unwrap();
+        let held = receiver.held().pop().unwrap();
+        assert_eq!(held.id, format!("msg_{STORE}_{number}"));
+        assert_eq!(held.payload, sent.message.payload);
+    }
+    assert_eq!(receiver.held().len(), 3);
+}
+
+async fn every_attempt_carries_the_same_id_and_its_own_number(receiver: &mut dyn Receiver) {
+    let sink = receiver.sink();
+    for attempt in 1..=3 {
+        sink.deliver(&Delivery { attempt, ..delivery(message(7, "{}")) }).await.unwrap();
+    }
+    let held = receiver.held();
+    assert!(held.iter().all(|held| held.id == format!("msg_{STORE}_7")), "{held:?}");
+    assert_eq!(held.iter().map(|held| held.attempt).collect::<Vec<_>>(), [1, 2, 3]);
+}
+
+async fn payloads_arrive_byte_for_byte_with_their_content_type(receiver: &mut dyn Receiver) {
+    let sink = receiver.sink();
+    let payloads: [(&str, &[u8]); 6] = [
+        ("application/json", br#"{"b":1.0,  "a":"\u00e9 \/", "b":1e3}"#),
+        ("application/json", b"not json"),
+        ("application/octet-stream", &[0, 255, 10, 13, 254, 0, 34]),
+        ("text/plain; charset=latin1", &[0xe9, 0x0a]),
+        ("application/json", b"\xff\xfe"),
+        ("text/csv", b""),
+    ];
+    for (content_type, payload) in payloads {
+        let message =
+            Message { content_type: content_type.to_owned(), ..message(1, Bytes::copy_from_slice(payload)) };
+        sink.deliver(&delivery(message)).await.unwrap();
+        let held = receiver.held().pop().unwrap();
+        assert_eq!((held.content_type.as_str(), &held.payload[..]), (content_type, payload));
+    }
+}
+
+async fn sixty_four_at_once_all_arrive(receiver: &mut dyn Receiver) {
+    let sink = receiver.sink();
+    for round in 0..4 {
+        let sent: Vec<_> = (0..64).map(|number| delivery(message(round * 64 + number, "{}"))).collect();
+        for result in join_all(sent.iter().map(|sent| sink.deliver(sent))).await {
+            result.unwrap();
+        }
+    }
+    let ids: BTreeSet<String> = receiver.held().into_iter().map(|held| held.id).collect();
+    assert_eq!(ids.len(), 256);
+}
+
+async fn a_receiver_that_is_away_is_retryable_and_works_again_once_it_is_back(receiver: &mut dyn Receiver) {
+    let sink = receiver.sink();
+    sink.deliver(&delivery(message(1, "{}"))).await.unwrap();
+    receiver.stop().await;
+    let failure = sink.deliver(&delivery(message(2, "{}"))).await.unwrap_err();
+    assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+    assert!(!failure.error.is_empty() && !failure.error.starts_with('['), "{:?}", failure.error);
+    receiver.start().await;
+    for attempt in 2..=4 {
+        sink.deliver(&Delivery { attempt, ..delivery(message(2, "{}")) }).await.unwrap();
+    }
+    assert_eq!(receiver.held().last().unwrap().id, format!("msg_{STORE}_2"));
+}
+
+async fn what_is_refused_for_good_is_permanent(receiver: &mut dyn Receiver) {
+    let endpoint = receiver.refusing().await;
+    let failure = match connect(&endpoint, &receiver.environment()) {
+        Ok(sink) => sink.deliver(&delivery(message(1, "{}"))).await.unwrap_err(),
+        Err(failure) => failure,
+    };
+    assert_eq!(failure.class, Class::Permanent, "{}", failure.error);
+    assert_eq!(receiver.held(), []);
+}
+
+async fn a_cancelled_delivery_does_not_break_the_next(receiver: &mut dyn Receiver) {
+    let sink = receiver.sink();
+    for round in 0..20 {
+        // Polled once and dropped: it may have been sent or not.
+        let sent: Vec<_> = (0..8).map(|number| delivery(message(1000 + number, "{}"))).collect();
+        let cancelled: Vec<_> = sent.iter().map(|sent| sink.deliver(sent).now_or_never()).collect();
+        drop(cancelled);
+        sink.deliver(&delivery(message(round, "{}"))).await.unwrap();
+    }
+    let ids: BTreeSet<String> = receiver.held().into_iter().map(|held| held.id).collect();
+    assert!((0..20).all(|round| ids.contains(&format!("msg_{STORE}_{round}"))));
+}
+
+struct HttpReceiver {
+    address: SocketAddr,
+    server: Option<Server>,
+}
+
+impl HttpReceiver {
+    async fn new() -> Self {
+        let server = Server::ok().await;
+        Self { address: server.address, server: Some(server) }
+    }
+}
+
+#[async_trait]
+impl Receiver for HttpReceiver {
+    fn endpoint(&self) -> Endpoint {
+        endpoint("http", json!({"url": format!("http://{}/hook", self.address)}))
+    }
+
+    fn environment(&self) -> Environment {
+        open_environment()
+    }
+
+    fn held(&self) -> Vec<Held> {
+        let requests = self.server.as_ref().map(Server::received).unwrap_or_default();
+        let held = |request: &super::server::Received| Held {
+            id: header(request, "webhook-id").to_owned(),
+            attempt: header(request, "postrider-attempt").parse().unwrap(),
+            content_type: header(request, "content-type").to_owned(),
+            payload: request.body().clone(),
+        };
+        requests.iter().filter(|request| request.uri().path() == "/hook").map(held).collect()
+    }
+
+    async fn stop(&mut self) {
+        self.server.take().unwrap().stop().await;
+    }
+
+    async fn start(&mut self) {
+        self.server = Some(Server::start_at(self.address, Speaks::Http1, None, |_| status(200)).await);
+    }
+
+    async fn refusing(&mut self) -> Endpoint {
+        self.stop().await;
+        let refuse = |_: &super::server::Received| status(400);
+        self.server = Some(Server::start_at(self.address, Speaks::Http1, None, refuse).await);
+        endpoint("http", json!({"url": format!("http://{}/refused", self.address)}))
+    }
+}
+
+struct FileReceiver {
+    root: tempfile::TempDir,
+}
+
+impl FileReceiver {
+    async fn new() -> Self {
+        Self { root: tempfile::tempdir().unwrap() }
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.root.path().join("out")
+    }
+}
+
+#[async_trait]
+impl Receiver for FileReceiver {
+    fn endpoint(&self) -> Endpoint {
+        endpoint("file", json!({"path": "out/orders.jsonl"}))
+    }
+
+    fn environment(&self) -> Environment {
+        Environment { file_root: Some(self.root.path().to_owned()), ..Environment::default() }
+    }
+
+    fn held(&self) -> Vec<Held> {
+        let text = std::fs::read_to_string(self.directory().join("orders.jsonl")).unwrap_or_default();
+        text.lines().map(held_line).collect()
+    }
+
+    /// A dangling link in place of the directory: nothing can be written below it.
+    async fn stop(&mut self) {
+        std::fs::rename(self.directory(), self.root.path().join("aside")).unwrap();
+        std::os::unix::fs::symlink(self.root.path().join("nowhere"), self.directory()).unwrap();
+    }
+
+    async fn start(&mut self) {
+        std::fs::remove_file(self.directory()).unwrap();
+    }
+
+    async fn refusing(&mut self) -> Endpoint {
+        std::fs::create_dir_all(self.directory().join("orders.jsonl")).unwrap();
+        self.endpoint()
+    }
+}
+
+fn held_line(line: &str) -> Held {
+    let value: Value = serde_json::from_str(line).unwrap();
+    let payload = match value.get("payload_base64") {
+        Some(encoded) => BASE64_STANDARD.decode(encoded.as_str().unwrap()).unwrap(),
+        // The last field: what stands between its name and the closing brace is the payload.
+        None => line.split_once("\"payload\":").unwrap().1.strip_suffix('}').unwrap().as_bytes().to_vec(),
+    };
+    Held {
+        id: value["id"].as_str().unwrap().to_owned(),
+        attempt: value["attempt"].as_u64().unwrap() as u32,
+        content_type: value["content_type"].as_str().unwrap().to_owned(),
+        payload: payload.into(),
+    }
+}
+
+macro_rules! conforms {
+    ($sink:ident, $receiver:ident: $($promise:ident),+ $(,)?) => {
+        mod $sink {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $promise() {
+                super::$promise(&mut super::$receiver::new().await).await;
+            })+
+        }
+    };
+    ($($sink:ident = $receiver:ident),+) => {
+        $(conforms!($sink, $receiver:
+            an_acknowledged_message_is_at_the_receiver,
+            every_attempt_carries_the_same_id_and_its_own_number,
+            payloads_arrive_byte_for_byte_with_their_content_type,
+            sixty_four_at_once_all_arrive,
+            a_receiver_that_is_away_is_retryable_and_works_again_once_it_is_back,
+            what_is_refused_for_good_is_permanent,
+            a_cancelled_delivery_does_not_break_the_next,
+        );)+
+    };
+}
+
+conforms!(http = HttpReceiver, file = FileReceiver);

@@ -1,0 +1,5 @@
+//! What sinks promise: the same of every sink, and the rest of each.
+
+mod support;
+mod server;
+mod conformance;
