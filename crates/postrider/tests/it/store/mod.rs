@@ -2,4 +2,5 @@
 
 mod world;
 mod conformance;
+mod model;
 mod sqlite;

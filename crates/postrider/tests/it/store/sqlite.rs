@@ -7,8 +7,10 @@ use async_trait::async_trait;
 use postrider::SqliteStore;
 use postrider::clock::ManualClock;
 use postrider::store::sqlite::SqliteOptions;
+use proptest::prelude::*;
 use tempfile::TempDir;
 
+use super::model;
 use super::world::Harness;
 
 pub(crate) struct Sqlite {
@@ -39,3 +41,12 @@ impl Harness for Sqlite {
 }
 
 super::conformance::conformance!(crate::store::sqlite::Sqlite);
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+    #[test]
+    fn every_sequence_of_operations_ends_as_in_the_model(operations in model::operations()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(model::run::<Sqlite>(operations));
+    }
+}

@@ -210,10 +210,14 @@ impl<H: Harness> World<H> {
     pub(crate) async fn lose_as(&self, lost: &LostClaim, verdict: Verdict) -> Settled {
         let ticket =
             Ticket { id: lost.id, endpoint: lost.endpoint, fence: lost.fence, attempt: lost.attempt };
+        self.lose_ticket(ticket, verdict).await
+    }
+
+    pub(crate) async fn lose_ticket(&self, ticket: Ticket, verdict: Verdict) -> Settled {
         let record = AttemptRecord {
             outcome: AttemptOutcome::Lost,
             error: Some("[RETRYABLE] lease expired".into()),
-            ..ticket.record(lost.started_at, &verdict)
+            ..ticket.record(self.now(), &verdict)
         };
         self.end(ticket, End::Attempted { verdict, record }).await
     }
