@@ -43,7 +43,7 @@ impl Harness for Sqlite {
 super::conformance::conformance!(crate::store::sqlite::Sqlite);
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 2000, ..ProptestConfig::default() })]
     #[test]
     fn every_sequence_of_operations_ends_as_in_the_model(operations in model::operations()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

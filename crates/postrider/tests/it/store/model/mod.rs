@@ -20,12 +20,17 @@ pub(crate) use operations::{Ending, Letter, Operation, operations};
 mod mail;
 mod operations;
 
+/// How many of those that nothing can happen to any more are tried all the same.
+const STALE_MAX: usize = 2;
+
 /// Runs the operations; panics at the first difference.
 pub(crate) async fn run<H: Harness>(operations: Vec<Operation>) {
     let mut pair = Pair::<H>::start().await;
     for (step, operation) in operations.into_iter().enumerate() {
         pair.step(operation).await;
-        if step % 16 == 15 {
+        pair.compare_waiting().await;
+        pair.compare_suspects().await;
+        if step % 32 == 31 {
             pair.compare().await;
         }
     }
@@ -156,11 +161,12 @@ impl<H: Harness> Pair<H> {
     }
 
     async fn settle(&mut self, which: Index, ending: Ending) {
-        if !self.tickets.is_empty() {
-            // Mostly the newest, so that claims are settled and not only fenced.
-            let newest = self.tickets.len().saturating_sub(6);
-            let ticket = self.tickets[newest + which.index(self.tickets.len() - newest)];
-            self.settle_ticket(ticket, ending).await;
+        let is_current = |ticket: &&Ticket| self.mail.messages[&ticket.id].fence == Some(ticket.fence);
+        let current = self.tickets.iter().filter(is_current);
+        let stale = self.tickets.iter().rev().filter(|ticket| !is_current(ticket)).take(STALE_MAX);
+        let tickets: Vec<Ticket> = current.chain(stale).copied().collect();
+        if !tickets.is_empty() {
+            self.settle_ticket(*which.get(&tickets), ending).await;
         }
     }
 
@@ -238,13 +244,20 @@ impl<H: Harness> Pair<H> {
     }
 
     fn pick_message(&self, which: Index) -> Option<MessageId> {
-        let ids: Vec<MessageId> = self.mail.messages.keys().copied().collect();
-        (!ids.is_empty()).then(|| ids[which.index(ids.len())])
+        let is_queued =
+            |id: &&MessageId| matches!(self.mail.messages[id].state, State::Pending | State::Processing);
+        let queued = self.mail.messages.keys().filter(is_queued);
+        let finished = self.mail.messages.keys().rev().filter(|id| !is_queued(id)).take(STALE_MAX);
+        let ids: Vec<MessageId> = queued.chain(finished).copied().collect();
+        (!ids.is_empty()).then(|| *which.get(&ids))
     }
 
     fn pick_letter(&self, which: Index) -> Option<i64> {
-        let ids: Vec<i64> = self.mail.letters.keys().copied().collect();
-        (!ids.is_empty()).then(|| ids[which.index(ids.len())])
+        let is_failed = |id: &&i64| self.mail.letters[id].status == DlqStatus::Failed;
+        let failed = self.mail.letters.keys().filter(is_failed);
+        let ended = self.mail.letters.keys().rev().filter(|id| !is_failed(id)).take(STALE_MAX);
+        let ids: Vec<i64> = failed.chain(ended).copied().collect();
+        (!ids.is_empty()).then(|| *which.get(&ids))
     }
 
     async fn cancel(&mut self, which: Index) {
@@ -302,8 +315,6 @@ impl<H: Harness> Pair<H> {
         for letter in self.world.letters().await {
             assert_eq!(letter.status, self.mail.letters[&letter.id].status, "{letter:?}");
         }
-        self.compare_suspects().await;
-        self.compare_waiting().await;
         self.compare_counts().await;
     }
 

@@ -93,33 +93,44 @@ pub(crate) fn operations() -> impl Strategy<Value = Vec<Operation>> {
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
-    let endpoint = || 0..ENDPOINTS.len();
     let index = any::<Index>;
     prop_oneof![
-        12 => letter().prop_map(Operation::Send),
-        3 => prop::collection::vec(letter(), 0..4).prop_map(Operation::Batch),
-        12 => (0..2usize, endpoint(), 0..4u32)
+        8 => letter().prop_map(Operation::Send),
+        2 => prop::collection::vec(letter(), 0..4).prop_map(Operation::Batch),
+        4 => backlog().prop_map(Operation::Batch),
+        12 => (0..2usize, an_endpoint(), 1..4u32)
             .prop_map(|(node, endpoint, room)| Operation::Claim { node, endpoint, room }),
-        2 => (0..2usize).prop_map(|node| Operation::ClaimSuspects { node }),
+        4 => (0..2usize).prop_map(|node| Operation::ClaimSuspects { node }),
         16 => (index(), ending()).prop_map(|(which, ending)| Operation::Settle(which, ending)),
-        2 => (0..2usize, any::<bool>()).prop_map(|(node, dead)| Operation::Freeze { node, dead }),
+        1 => (0..2usize, any::<bool>()).prop_map(|(node, dead)| Operation::Freeze { node, dead }),
         1 => Just(Operation::Crash),
-        3 => (1..20u64).prop_map(Operation::Pass),
-        2 => index().prop_map(Operation::Cancel),
+        2 => (1..20u64).prop_map(Operation::Pass),
+        4 => index().prop_map(Operation::Cancel),
         2 => (index(), 0..20u64).prop_map(|(which, seconds)| Operation::Reschedule(which, seconds)),
-        3 => index().prop_map(Operation::RedriveOne),
-        1 => endpoint().prop_map(Operation::RedriveEndpoint),
+        6 => index().prop_map(Operation::RedriveOne),
+        1 => an_endpoint().prop_map(Operation::RedriveEndpoint),
         1 => Just(Operation::RedriveAll),
         1 => index().prop_map(Operation::Discard),
-        1 => (0..2u8, endpoint()).prop_map(|(key, endpoint)| Operation::Release { key, endpoint }),
+        1 => (0..2u8, an_endpoint()).prop_map(|(key, endpoint)| Operation::Release { key, endpoint }),
     ]
+}
+
+/// Mostly the first, so that there is something to meet.
+fn an_endpoint() -> impl Strategy<Value = Place> {
+    prop_oneof![3 => Just(0usize), 1 => 0..ENDPOINTS.len()]
+}
+
+/// Several of one key: what ordering is about.
+fn backlog() -> impl Strategy<Value = Vec<Letter>> {
+    let plain = |letter: Letter| Letter { key: Some(0), idempotency: None, ..letter };
+    (letter().prop_map(plain), 2..5usize).prop_map(|(letter, count)| vec![letter; count])
 }
 
 fn letter() -> impl Strategy<Value = Letter> {
     let rarely = |seconds: std::ops::Range<u64>| prop::option::weighted(0.2, seconds);
     (
-        0..ENDPOINTS.len(),
-        prop::option::weighted(0.7, 0..2u8),
+        an_endpoint(),
+        prop::option::weighted(0.8, prop_oneof![3 => Just(0u8), 1 => Just(1u8)]),
         prop::option::weighted(0.2, 0..2u8),
         0..2u8,
         prop_oneof![3 => Just(0u8), 1 => 0..=10u8],
@@ -141,7 +152,7 @@ fn ending() -> impl Strategy<Value = Ending> {
     prop_oneof![
         5 => Just(Ending::Complete),
         4 => (0..15u64).prop_map(Ending::Retry),
-        3 => Just(Ending::Dead),
+        4 => Just(Ending::Dead),
         1 => Just(Ending::Expire),
         2 => Just(Ending::Released),
         1 => Just(Ending::Unstarted),
