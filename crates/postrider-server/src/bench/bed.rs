@@ -40,7 +40,8 @@ impl Bed {
         let mut config = Map::new();
         config.insert("url".to_owned(), Value::String(url));
         let protocol = "http".to_owned();
-        let endpoint = NewEndpoint { name: name.to_owned(), protocol, config, retry_policy: None, options: None };
+        let endpoint =
+            NewEndpoint { name: name.to_owned(), protocol, config, retry_policy: None, options: None };
         self.store.create_endpoint(endpoint).await?;
         Ok(())
     }

@@ -69,7 +69,8 @@ impl Lab {
         output: Output,
     ) -> Result<Self, Failure> {
         // Not the system's temporary folder: that may be memory, where durability costs nothing.
-        let beside = place.and_then(|url| url.path().parent()).filter(|parent| !parent.as_os_str().is_empty());
+        let beside =
+            place.and_then(|url| url.path().parent()).filter(|parent| !parent.as_os_str().is_empty());
         let folder = tempfile::Builder::new()
             .prefix("postrider-bench-")
             .tempdir_in(beside.unwrap_or(std::path::Path::new(".")))

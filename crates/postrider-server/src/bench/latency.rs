@@ -47,10 +47,7 @@ fn rows(latencies: &[f64], commits: &[f64]) -> Vec<Row> {
         target: Target::AboveYardstickBelow(above),
         note: format!("200/s, {} messages", latencies.len()),
     };
-    vec![
-        row("send to arrival, median", 0.5, 1.0),
-        row("send to arrival, 99 %", 0.99, 10.0),
-    ]
+    vec![row("send to arrival, median", 0.5, 1.0), row("send to arrival, 99 %", 0.99, 10.0)]
 }
 
 fn timed(number: u64) -> NewMessage {

@@ -88,7 +88,8 @@ impl Node {
 
     fn proc_file(&self, name: &str) -> Result<String, Failure> {
         let path = format!("/proc/{}/{name}", self.pid);
-        std::fs::read_to_string(&path).map_err(|error| Failure::failed(format!("cannot read {path}: {error}")))
+        std::fs::read_to_string(&path)
+            .map_err(|error| Failure::failed(format!("cannot read {path}: {error}")))
     }
 }
 

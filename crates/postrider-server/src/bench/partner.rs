@@ -26,7 +26,10 @@ pub(super) enum Order {
     /// Forget what arrived.
     Reset,
     /// Answer when so many arrived at `/count`, or when time is up.
-    Await { count: u64, timeout_seconds: f64 },
+    Await {
+        count: u64,
+        timeout_seconds: f64,
+    },
     /// How long what came to `/latency` was under way.
     Latencies,
     Load(Load),

@@ -10,7 +10,7 @@ use postrider::rusqlite::{Connection, OpenFlags, params_from_iter};
 use crate::failure::Failure;
 
 /// Where the store keeps queued messages.
-const QUEUE: &str = "postrider_queue_rows";
+const QUEUE: &str = "_postrider_queue";
 
 pub(super) struct Plain {
     connection: Connection,
@@ -22,7 +22,8 @@ pub(super) struct Plain {
 impl Plain {
     /// Copies columns and values from one message that is queued in `store`.
     pub(super) fn like(store: &Path, file: &Path) -> Result<Self, Failure> {
-        Self::open(store, file).map_err(|error| Failure::failed(format!("the plain SQLite yardstick: {error}")))
+        Self::open(store, file)
+            .map_err(|error| Failure::failed(format!("the plain SQLite yardstick: {error}")))
     }
 
     fn open(store: &Path, file: &Path) -> postrider::rusqlite::Result<Self> {

@@ -71,9 +71,8 @@ impl Row {
             scenario.to_owned(),
             self.name.to_owned(),
             format!("{} {}", figure(self.measured), self.unit),
-            self.yardstick.map_or("-".to_owned(), |(name, value)| {
-                format!("{} {} {name}", figure(value), self.unit)
-            }),
+            self.yardstick
+                .map_or("-".to_owned(), |(name, value)| format!("{} {} {name}", figure(value), self.unit)),
             self.ratio().map_or("-".to_owned(), |ratio| format!("{:.0} %", ratio * 100.0)),
             self.target_text(),
             if self.passes() { "pass" } else { "MISS" }.to_owned(),

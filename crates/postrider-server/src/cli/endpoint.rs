@@ -82,7 +82,7 @@ pub(super) async fn run(command: EndpointCommand, url: &StoreUrl, output: Output
     let store = url.open_tool().await?;
     match command {
         EndpointCommand::Create(arguments) => {
-            let config = arguments.policy.config()?.unwrap_or_default();
+            let config = arguments.policy.config(None)?.unwrap_or_default();
             let endpoint = store
                 .create_endpoint(NewEndpoint {
                     name: arguments.name,
@@ -101,8 +101,9 @@ pub(super) async fn run(command: EndpointCommand, url: &StoreUrl, output: Output
             show(&endpoint, &text, output);
         }
         EndpointCommand::Alter(arguments) => {
+            let current = store.endpoint(&arguments.name).await?;
             let change = EndpointChange {
-                config: arguments.policy.config()?,
+                config: arguments.policy.config(Some(current.config))?,
                 retry_policy: arguments.policy.retry_policy()?,
                 options: arguments.policy.options()?,
             };
@@ -196,17 +197,22 @@ fn done(name: &str, what: &str, output: Output) {
 }
 
 impl PolicyArgs {
-    fn config(&self) -> Result<Option<Map<String, Value>>, Failure> {
-        let mut config =
+    /// `--url` and `--path` change one key of what is there; `--endpoint-config` replaces all of it.
+    fn config(&self, current: Option<Map<String, Value>>) -> Result<Option<Map<String, Value>>, Failure> {
+        let whole =
             self.endpoint_config.as_deref().map(|text| send_values::options("config", text)).transpose()?;
+        if whole.is_none() && self.url.is_none() && self.path.is_none() {
+            return Ok(None);
+        }
+        let replaces = whole.is_some();
+        let mut config = whole.or(current).unwrap_or_default();
         for (key, value) in [("url", &self.url), ("path", &self.path)] {
             let Some(value) = value else { continue };
-            let config = config.get_or_insert_default();
-            if config.insert(key.to_owned(), value.clone().into()).is_some() {
+            if config.insert(key.to_owned(), value.clone().into()).is_some() && replaces {
                 return Err(Invalid::new(format!("config.{key}"), "is given twice").into());
             }
         }
-        Ok(config)
+        Ok(Some(config))
     }
 
     fn retry_policy(&self) -> Result<Option<Value>, Failure> {

@@ -7,9 +7,15 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::store_url::StoreUrl;
 
-pub(super) async fn run(url: &StoreUrl, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(new_store_id: bool, url: &StoreUrl, output: Output) -> Result<(), Failure> {
     let created = !url.exists();
-    let store = url.open_migrating().await?;
+    let mut store = url.open_migrating().await?;
+    if new_store_id {
+        store.renew_name().await?;
+        // The name is read when a store is opened.
+        drop(store);
+        store = url.open_tool().await?;
+    }
     let status = store.status().await?;
     output.document(
         || {

@@ -47,7 +47,11 @@ enum Command {
     /// Run a node: the engine that delivers, and the HTTP API
     Serve(ServeArgs),
     /// Create the store, or bring an older one up to date
-    Migrate,
+    Migrate {
+        /// Give the store a new id, after a restore or a clone: ids of two stores must never be equal
+        #[arg(long)]
+        new_store_id: bool,
+    },
     /// See it work: a temporary store, a receiver that misbehaves, and an account at the end
     Demo(demo::DemoArgs),
     /// Measure it on this machine, against yardsticks measured in the same run
@@ -129,7 +133,7 @@ async fn dispatch(cli: Cli, file: RawConfig) -> Result<(), Failure> {
         command => {
             logging::start(LogFormat::Text, "error")?;
             match command {
-                Command::Migrate => migrate::run(&store()?, output).await,
+                Command::Migrate { new_store_id } => migrate::run(new_store_id, &store()?, output).await,
                 Command::Demo(arguments) => demo::run(arguments, output).await,
                 Command::Bench(arguments) => {
                     let place =

@@ -13,6 +13,7 @@ use self::checkpoint::WalGauge;
 use self::known::Known;
 use self::lock::FileLock;
 use self::nodes::Listeners;
+use self::syncer::Syncer;
 use self::writer::{Commit, Write, Writer, WriterHandle};
 use super::{
     ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, Operate, Redrive, Result,
@@ -44,6 +45,7 @@ mod schema;
 mod send;
 mod settings;
 mod settle;
+mod syncer;
 mod writer;
 
 pub use outbox::{send_batch_in, send_in};
@@ -119,7 +121,7 @@ impl SqliteStore {
             known: Known::default(),
             months: archive::Months::default(),
             listeners: listeners.clone(),
-            synchronous: Commit::Durable,
+            syncer: Syncer::spawn(&options.path, listeners.clone())?,
             data_version: -1,
             newest_message,
             wal: gauge,
@@ -429,7 +431,8 @@ fn open_connection(path: &Path) -> Result<Connection> {
         )));
     }
     conn.execute_batch(
-        "PRAGMA synchronous = FULL;
+        // The syncer does what FULL would do, without keeping the writer waiting.
+        "PRAGMA synchronous = NORMAL;
          PRAGMA wal_autocheckpoint = 0;
          PRAGMA journal_size_limit = 67108864;
          PRAGMA temp_store = MEMORY;",

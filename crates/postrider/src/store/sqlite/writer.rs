@@ -1,5 +1,6 @@
-//! One thread owns the writing connection. What waits is committed together: many senders share one
-//! fsync, and settles and claims of one turn share one transaction.
+//! One thread owns the writing connection. What waits is committed together: settles and claims of one turn
+//! share one transaction, and what has to be durable goes on to the [`super::syncer`], where many senders
+//! share one fsync while the writer already works on the next group.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use super::counts::Counts;
 use super::known::Known;
 use super::nodes::Listeners;
 use super::storage_error;
+use super::syncer::{Syncer, Unsynced};
 use crate::clock::Clock;
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
@@ -118,13 +120,14 @@ impl WriterHandle {
 }
 
 pub(super) struct Writer {
+    /// Dropped first: it answers everybody before the file is closed.
+    pub(super) syncer: Syncer,
     pub(super) conn: Connection,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) jobs: Receiver<Box<dyn Job>>,
     pub(super) known: Known,
     pub(super) months: Months,
     pub(super) listeners: Arc<Listeners>,
-    pub(super) synchronous: Commit,
     pub(super) data_version: i64,
     /// The newest message this writer knows of; a higher one came from outside.
     pub(super) newest_message: i64,
@@ -157,14 +160,18 @@ impl Writer {
     }
 
     fn commit_group(&mut self, waiting: &mut VecDeque<Box<dyn Job>>) {
-        let durable = waiting.iter().map(|job| job.commit()).max().unwrap_or(Commit::Soon);
         let mut ran = Vec::with_capacity(waiting.len());
-        match self.transaction(durable, waiting, &mut ran) {
+        match self.transaction(waiting, &mut ran) {
             Ok(news) => {
-                for job in ran {
-                    job.finish(Ok(()));
+                let (durable, soon): (Vec<_>, Vec<_>) =
+                    ran.into_iter().partition(|job| job.commit() == Commit::Durable);
+                if durable.is_empty() {
+                    self.listeners.tell(news);
+                } else {
+                    // Nobody is told of a message before it is certain to exist.
+                    self.syncer.sync(Unsynced { jobs: durable, news });
                 }
-                self.listeners.tell(news);
+                soon.into_iter().for_each(|job| job.finish(Ok(())));
             }
             Err(Rollback::Spoiled) if ran.len() > 1 => {
                 // One job failed half-way: its neighbours must not pay for it.
@@ -186,11 +193,9 @@ impl Writer {
 
     fn transaction(
         &mut self,
-        durable: Commit,
         waiting: &mut VecDeque<Box<dyn Job>>,
         ran: &mut Vec<Box<dyn Job>>,
     ) -> std::result::Result<Vec<Arrival>, Rollback> {
-        self.set_synchronous(durable)?;
         self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         // Under the lock: what others committed is seen before anything is decided on it.
         self.look_outside();
@@ -225,17 +230,6 @@ impl Writer {
                 Err(rollback)
             }
         }
-    }
-
-    fn set_synchronous(&mut self, commit: Commit) -> rusqlite::Result<()> {
-        if self.synchronous != commit {
-            self.conn.execute_batch(match commit {
-                Commit::Soon => "PRAGMA synchronous = NORMAL",
-                Commit::Durable => "PRAGMA synchronous = FULL",
-            })?;
-            self.synchronous = commit;
-        }
-        Ok(())
     }
 
     /// Another connection's commit moves `data_version`; our own do not.
