@@ -4,3 +4,4 @@ mod world;
 mod conformance;
 mod model;
 mod sqlite;
+mod outbox;

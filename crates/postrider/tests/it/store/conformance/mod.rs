@@ -18,6 +18,7 @@ pub(crate) mod circuits;
 pub(crate) mod settings;
 pub(crate) mod stories;
 pub(crate) mod durability;
+pub(crate) mod concurrency;
 
 /// One test for each promise, for one harness.
 macro_rules! conformance {
@@ -113,6 +114,7 @@ macro_rules! conformance {
                 a_suspect_is_never_claimed_among_others,
                 only_due_and_pending_suspects_are_claimed,
                 losses_add_up_and_being_alone_is_remembered,
+                a_spared_message_keeps_its_attempt_and_stays_a_suspect,
                 a_failed_attempt_makes_no_suspect,
                 suspects_come_oldest_due_first,
                 a_suspect_head_holds_its_key,
@@ -222,6 +224,11 @@ macro_rules! conformance {
                 ids_are_never_reused,
                 two_stores_never_share_a_name,
                 a_crash_in_the_middle_of_work_loses_nothing,
+            }
+            concurrency {
+                of_racing_senders_exactly_one_wins,
+                a_refused_send_does_not_touch_its_neighbours,
+                senders_and_nodes_at_once_lose_and_double_nothing,
             }
         }
     };

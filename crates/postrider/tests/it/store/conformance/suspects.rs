@@ -77,6 +77,22 @@ pub(crate) async fn losses_add_up_and_being_alone_is_remembered<H: Harness>(mut 
     assert_eq!(world.letter_of(id).await.last_error.as_deref(), Some("[RETRYABLE] lease expired"));
 }
 
+pub(crate) async fn a_spared_message_keeps_its_attempt_and_stays_a_suspect<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a")).await;
+    let silent = world.another_node().await;
+    world.claim_as(silent, world.a, 1).await;
+    let lost = world.lost().await;
+    let due_at = world.in_seconds(10);
+    let settled = world.lose_as(&lost[0], postrider::verdict::Verdict::Spare { due_at }).await;
+    assert_eq!(settled.effect, postrider::store::Effect::Applied(State::Pending));
+    let story = world.story(id).await;
+    assert_eq!((story.attempt_count, story.due_at), (0, Some(due_at)));
+    assert_eq!(world.store().suspects(10).await.unwrap()[0].losses, 1);
+    world.live(10).await;
+    assert_eq!(world.claim_ids().await, []);
+    assert_eq!(world.claim_suspects(true, &[id]).await[0].attempt, 1);
+}
+
 pub(crate) async fn a_failed_attempt_makes_no_suspect<H: Harness>(mut world: World<H>) {
     let id = world.send(to("a")).await;
     let ticket = world.claim_one().await;
