@@ -7,6 +7,9 @@ mod world;
 
 mod delivery;
 mod retries;
+mod order;
+mod limits;
+mod breaker;
 
 /// Long enough for a slow machine; every wait ends as soon as what it waits for is there.
 const PATIENCE: Duration = Duration::from_secs(30);
