@@ -10,7 +10,7 @@ use postrider::sink::Environment;
 use postrider::store::sqlite::SqliteOptions;
 use postrider::store::{DeadLetter, DlqFilter, Story};
 use postrider::{
-    Engine, EngineOptions, MessageId, NewEndpoint, NewMessage, Operate, SqliteStore, State, Store,
+    Engine, EngineOptions, MessageId, NewEndpoint, NewMessage, Operate, SqliteStore, State, Store, StoreError,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -39,7 +39,7 @@ impl World {
 
     async fn with_clock(clock: Arc<dyn Clock>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(open(folder.path().join("store.db"), clock.clone()));
+        let store = Arc::new(try_open(folder.path().join("store.db"), clock.clone()).unwrap());
         Self { folder, clock, store, receiver: Receiver::start().await }
     }
 
@@ -56,19 +56,18 @@ impl World {
         SqliteStore::open(SqliteOptions::tool(self.path())).unwrap()
     }
 
-    /// Opens the file anew; whoever held the store before has let go of it.
-    pub(super) fn reopen(&mut self) {
-        let before = Arc::downgrade(&self.store);
-        // Closed before it is opened: one process owns the file.
-        let elsewhere =
-            SqliteStore::open(SqliteOptions::node(self.folder.path().join("elsewhere.db"))).unwrap();
-        self.store = Arc::new(elsewhere);
+    /// Opens the file anew, once whoever held the store before has let go of it.
+    pub(super) async fn reopen(&mut self) {
+        let elsewhere = SqliteOptions::node(self.folder.path().join("elsewhere.db"));
+        self.store = Arc::new(SqliteStore::open(elsewhere).unwrap());
         let deadline = Instant::now() + PATIENCE;
-        while before.strong_count() > 0 {
-            assert!(Instant::now() < deadline, "somebody still holds the store");
-            std::thread::sleep(Duration::from_millis(1));
+        loop {
+            match try_open(self.path(), self.clock.clone()) {
+                Ok(store) => return self.store = Arc::new(store),
+                Err(error) => assert!(Instant::now() < deadline, "somebody still holds the store: {error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        self.store = Arc::new(open(self.path(), self.clock.clone()));
     }
 
     /// With the policy that tests can wait for.
@@ -179,8 +178,8 @@ impl World {
     }
 }
 
-fn open(path: PathBuf, clock: Arc<dyn Clock>) -> SqliteStore {
-    SqliteStore::open(SqliteOptions { path, migrate: true, own: true, clock }).unwrap()
+fn try_open(path: PathBuf, clock: Arc<dyn Clock>) -> Result<SqliteStore, StoreError> {
+    SqliteStore::open(SqliteOptions { path, migrate: true, own: true, clock })
 }
 
 fn complete(mut endpoint: Value) -> Value {
