@@ -333,7 +333,6 @@ impl Dispatcher {
 
     fn claim_answered(&mut self, claimed: Result<Claimed, StoreError>) {
         let claiming = std::mem::take(&mut self.claiming);
-        let failed = claimed.is_err();
         let claimed = claimed.unwrap_or_else(|error| {
             self.store_failed("claim", &error);
             Claimed::default()
@@ -341,17 +340,19 @@ impl Dispatcher {
         let mut got: HashMap<EndpointId, u32> = HashMap::new();
         claimed.claims.iter().for_each(|claim| *got.entry(claim.message.endpoint).or_default() += 1);
         let mut asked_for_suspects = false;
-        for want in claiming {
+        for (n, want) in claiming.into_iter().enumerate() {
             let of_endpoint = got.entry(want.endpoint).or_default();
             let used = want.room.min(*of_endpoint);
             *of_endpoint -= used;
             self.parts.slots.release(want.endpoint, want.room - used);
-            match want.pick {
-                Pick::Due if failed => self.wake(want.endpoint),
-                Pick::Due => {}
-                Pick::Probe if used == 0 => self.give_up_probe(want.endpoint),
-                Pick::Probe => {}
-                Pick::Suspects(_) => asked_for_suspects = true,
+            if matches!(want.pick, Pick::Probe) && used == 0 {
+                self.give_up_probe(want.endpoint);
+            }
+            match (want.pick, claimed.next.get(n)) {
+                // It says nothing about the endpoint's other messages, for which the same claim may ask.
+                (Pick::Suspects(_), _) => asked_for_suspects = true,
+                (Pick::Due | Pick::Probe, Some((id, next))) => self.lanes.answered(*id, *next),
+                (Pick::Due | Pick::Probe, None) => self.wake(want.endpoint),
             }
         }
         if asked_for_suspects {
@@ -360,7 +361,6 @@ impl Dispatcher {
                 self.trial_is_over();
             }
         }
-        claimed.next.iter().for_each(|(id, next)| self.lanes.answered(*id, *next));
         claimed.claims.into_iter().for_each(|claim| self.start(claim));
     }
 
