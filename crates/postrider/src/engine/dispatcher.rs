@@ -324,9 +324,7 @@ impl Dispatcher {
             if let Some(unblocked) = settled.unblocked {
                 self.wake(unblocked);
             }
-            if self.probation.settled(settled.id) {
-                self.trial_is_over();
-            }
+            self.settled(settled.id);
             ended.tell(settled, &self.parts.events);
         }
     }
@@ -404,6 +402,12 @@ impl Dispatcher {
         }
     }
 
+    fn settled(&mut self, id: MessageId) {
+        if self.probation.settled(id) {
+            self.trial_is_over();
+        }
+    }
+
     fn trial_is_over(&mut self) {
         self.suspects.want();
         self.publish_room();
@@ -461,8 +465,11 @@ impl Dispatcher {
         let id = finished.claim.message.endpoint;
         self.parts.slots.release(id, 1);
         let (now, accepts) = (self.parts.store.now(), self.accepts());
-        // An endpoint that was dropped meanwhile has no messages left to settle.
-        let Some(lane) = self.lanes.get_mut(id) else { return };
+        let Some(lane) = self.lanes.get_mut(id) else {
+            // Its endpoint was dropped meanwhile: there is no message left to settle, but maybe a trial to end.
+            self.settled(finished.claim.message.id);
+            return;
+        };
         lane.concurrency.observe(finished.load, finished.started_at, now);
         lane.publish_room(accepts);
         let settings = &self.parts.snapshot.settings;
