@@ -45,6 +45,12 @@ impl RetryPolicy {
         Duration::from_secs_f64(drawn.clamp(0.0, cap))
     }
 
+    /// The same policy with a message's own limit of attempts, when it has one.
+    #[must_use]
+    pub fn limited_to(&self, own: Option<u32>) -> Self {
+        Self { max_attempts: own.unwrap_or(self.max_attempts), ..self.clone() }
+    }
+
     /// `used` attempts are spent and the last one failed: is another one allowed?
     pub fn allows_another(&self, used: u32) -> bool {
         self.max_attempts == 0 || used < self.max_attempts

@@ -277,7 +277,9 @@ impl Dispatcher {
         };
         let is_last = |suspect: &Suspect| {
             let lane = lanes.get(suspect.endpoint);
-            lane.is_some_and(|lane| !lane.policy.allows_another(suspect.budget_used + 1))
+            lane.is_some_and(|lane| {
+                !lane.policy.limited_to(suspect.max_attempts).allows_another(suspect.budget_used + 1)
+            })
         };
         let was_filling = !self.probation.wants_the_node_empty();
         let trial = self.probation.next_trial(now, self.parts.slots.is_idle(), may_try, is_last);

@@ -150,10 +150,8 @@ impl LeaseKeeper {
 
     fn judge(&self, claim: &LostClaim) -> Option<Settlement> {
         let endpoint = self.endpoint(claim.endpoint)?;
-        let mut policy = endpoint.retry_policy(&self.snapshot.settings);
-        if let Some(own) = max_attempts_option(&claim.options) {
-            policy.max_attempts = own;
-        }
+        let policy =
+            endpoint.retry_policy(&self.snapshot.settings).limited_to(max_attempts_option(&claim.options));
         let outcome = Outcome::Lost { alone: claim.alone };
         let standing = Standing {
             budget_used: claim.attempt.saturating_sub(claim.attempts_before),

@@ -128,8 +128,15 @@ mod tests {
     }
 
     fn suspect(id: i64, losses: u32, due: i64) -> Suspect {
-        let budget_used = losses;
-        Suspect { id: MessageId(id), endpoint: EndpointId(1), losses, due_at: at(due), budget_used }
+        let (budget_used, max_attempts) = (losses, None);
+        Suspect {
+            id: MessageId(id),
+            endpoint: EndpointId(1),
+            losses,
+            due_at: at(due),
+            budget_used,
+            max_attempts,
+        }
     }
 
     fn probation(suspects: &[Suspect]) -> Probation {

@@ -294,6 +294,8 @@ pub struct Suspect {
     pub due_at: Timestamp,
     /// Attempts of the current budget used so far.
     pub budget_used: u32,
+    /// Its own limit, when it has one.
+    pub max_attempts: Option<u32>,
 }
 
 /// How many once-lost messages may be in flight on one node at a time.

@@ -10,6 +10,7 @@ use super::{archive, nodes, storage_error};
 use crate::breaker::CircuitState;
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::message::{Claim, Fence, MessageId, State};
+use crate::protocol::max_attempts_option;
 use crate::store::{ClaimRequest, Claimed, NextDue, Pick, Result, Suspect, Waiting, Want};
 
 /// How far a probe looks for a message with fewer attempts.
@@ -355,7 +356,7 @@ pub(super) fn waiting(conn: &Connection) -> rusqlite::Result<Vec<Waiting>> {
 
 pub(super) fn suspects(conn: &Connection, limit: usize) -> rusqlite::Result<Vec<Suspect>> {
     conn.prepare_cached(
-        "SELECT id, endpoint_id, losses, due_at, attempts - attempts_before
+        "SELECT id, endpoint_id, losses, due_at, attempts - attempts_before, options
          FROM _postrider_queue INDEXED BY _postrider_queue_suspect
          WHERE place = 3 ORDER BY due_at LIMIT ?1",
     )?
@@ -366,6 +367,7 @@ pub(super) fn suspects(conn: &Connection, limit: usize) -> rusqlite::Result<Vec<
             losses: row.get(2)?,
             due_at: at(row.get(3)?),
             budget_used: row.get(4)?,
+            max_attempts: max_attempts_option(&row::object(row.get_ref(5)?)?),
         })
     })?
     .collect()

@@ -111,6 +111,7 @@ macro_rules! conformance {
             }
             suspects {
                 a_lost_message_is_a_suspect,
+                a_suspect_brings_its_own_limit_of_attempts,
                 a_suspect_is_never_claimed_among_others,
                 only_due_and_pending_suspects_are_claimed,
                 losses_add_up_and_being_alone_is_remembered,

@@ -1,5 +1,6 @@
 use postrider::store::Suspect;
 use postrider::{MessageId, NewMessage, State, Store};
+use serde_json::json;
 
 use crate::store::world::{DEAD, Harness, Ticket, World, to};
 
@@ -23,11 +24,28 @@ async fn lost_once<H: Harness>(world: &mut World<H>, count: usize) -> Vec<Messag
 pub(crate) async fn a_lost_message_is_a_suspect<H: Harness>(mut world: World<H>) {
     let ids = lost_once(&mut world, 2).await;
     let (now, endpoint) = (world.now(), world.a);
-    let expected = ids.iter().map(|id| Suspect { id: *id, endpoint, losses: 1, due_at: now, budget_used: 1 });
+    let expected = ids.iter().map(|id| Suspect {
+        id: *id,
+        endpoint,
+        losses: 1,
+        due_at: now,
+        budget_used: 1,
+        max_attempts: None,
+    });
     let mut suspects = world.store().suspects(10).await.unwrap();
     suspects.sort_by_key(|suspect| suspect.id);
     assert_eq!(suspects, expected.collect::<Vec<_>>());
     assert_eq!(world.store().suspects(1).await.unwrap().len(), 1, "bounded");
+}
+
+pub(crate) async fn a_suspect_brings_its_own_limit_of_attempts<H: Harness>(mut world: World<H>) {
+    let options = json!({ "max_attempts": 2 }).as_object().unwrap().clone();
+    world.send(NewMessage { options, ..to("a") }).await;
+    let silent = world.another_node().await;
+    world.claim_as(silent, world.a, 1).await;
+    let lost = world.lost().await;
+    world.lose(&lost[0]).await;
+    assert_eq!(world.store().suspects(10).await.unwrap()[0].max_attempts, Some(2));
 }
 
 pub(crate) async fn a_suspect_is_never_claimed_among_others<H: Harness>(mut world: World<H>) {
