@@ -29,7 +29,8 @@ use crate::message::{Claim, MessageId};
 use crate::settings::CaptureResponse;
 use crate::sink::{Capture, Environment};
 use crate::store::{
-    Arrival, ClaimRequest, Claimed, Pick, Settled, Settlement, Snapshot, Store, Suspect, Waiting, Want,
+    Arrival, ClaimRequest, Claimed, NextDue, Pick, Settled, Settlement, Snapshot, Store, Suspect, Waiting,
+    Want,
 };
 
 /// One claim asks for at most this much, so that its transaction stays short.
@@ -37,13 +38,16 @@ const CLAIM_MESSAGES_MAX: u32 = 256;
 const CLAIM_ENDPOINTS_MAX: usize = 128;
 const SETTLE_MESSAGES_MAX: usize = 256;
 const ARRIVALS_AT_ONCE: usize = 1024;
-const SUSPECTS_LOOKED_AT: usize = 64;
+/// As many as one crash of the largest node leaves behind: those of a closed endpoint hide nobody else's.
+const SUSPECTS_LOOKED_AT: usize = 10_000;
 
 /// Even when nothing happens the loop turns this often, so that everybody can see that it does.
 const TURN_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_EVERYWHERE_INTERVAL: Duration = Duration::from_secs(1);
 const RELOAD_INTERVAL: Duration = Duration::from_millis(50);
 const SUSPECTS_INTERVAL: Duration = Duration::from_millis(50);
+/// How long an endpoint's suspects are left alone when the store does not say why it kept them.
+const SUSPECTS_REST: Duration = Duration::from_secs(1);
 const STORE_BACKOFF_MIN: Duration = Duration::from_millis(50);
 const STORE_BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// A probe's lease outlives its attempt by this much.
@@ -264,6 +268,9 @@ impl Dispatcher {
 
     /// The next suspects, when none is on trial; a claim with one that must be alone asks for nothing else.
     fn want_suspects(&mut self, request: &mut ClaimRequest) {
+        if self.parts.slots.free() == 0 {
+            return;
+        }
         let now = self.parts.store.now();
         for endpoint in self.probation.due_endpoints(now) {
             // Suspects can probe a circuit too, when nothing else is there to do it.
@@ -273,7 +280,10 @@ impl Dispatcher {
         }
         let lanes = &self.lanes;
         let may_try = |suspect: &Suspect| {
-            lanes.get(suspect.endpoint).is_some_and(|lane| lane.permission(now) == Some(Permission::Deliver))
+            lanes.get(suspect.endpoint).is_some_and(|lane| {
+                lane.permission(now) == Some(Permission::Deliver)
+                    && lane.slot.has_room(lane.endpoint.max_in_flight())
+            })
         };
         let is_last = |suspect: &Suspect| {
             let lane = lanes.get(suspect.endpoint);
@@ -350,7 +360,16 @@ impl Dispatcher {
             }
             match (want.pick, claimed.next.get(n)) {
                 // It says nothing about the endpoint's other messages, for which the same claim may ask.
-                (Pick::Suspects(_), _) => asked_for_suspects = true,
+                (Pick::Suspects(_), next) => {
+                    asked_for_suspects = true;
+                    if let Some((id, next)) = next.filter(|_| used < want.room) {
+                        let until = match next {
+                            NextDue::At(until) => *until,
+                            NextDue::Now | NextDue::Nothing => self.parts.store.now() + SUSPECTS_REST,
+                        };
+                        self.probation.rest(*id, until);
+                    }
+                }
                 (Pick::Due | Pick::Probe, Some((id, next))) => self.lanes.answered(*id, *next),
                 (Pick::Due | Pick::Probe, None) => self.wake(want.endpoint),
             }
@@ -381,6 +400,7 @@ impl Dispatcher {
         self.lanes.reconfigure(&self.parts.snapshot, &self.parts.environment, &self.parts.slots, accepts);
         // What was resumed, enabled or reset may have work that was passed over.
         self.look.want_now();
+        self.probation.wake_all();
         self.suspects.want();
     }
 

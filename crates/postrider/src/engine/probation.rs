@@ -1,6 +1,8 @@
 //! Messages whose claim was lost with its node come back a few at a time, so that the one which kills its
 //! node is found without taking its neighbours along. Asks nobody: picks who is next and keeps the score.
 
+use std::collections::HashMap;
+
 use jiff::Timestamp;
 
 use crate::endpoint::EndpointId;
@@ -11,6 +13,9 @@ use crate::store::{PROBATION_BATCH, Suspect};
 pub(super) struct Probation {
     /// As far as the store was asked, oldest due first.
     suspects: Vec<Suspect>,
+    /// Endpoints whose suspects the store did not hand out, and until when nobody asks for them: the others
+    /// do not wait behind them.
+    resting: HashMap<EndpointId, Timestamp>,
     stage: Stage,
 }
 
@@ -50,7 +55,9 @@ impl Probation {
         is_last: impl Fn(&Suspect) -> bool,
     ) -> Option<Trial> {
         if self.stage == Stage::Idle {
-            let mut due = self.suspects.iter().filter(|suspect| suspect.due_at <= now && may_try(suspect));
+            let mut due = self.suspects.iter().filter(|suspect| {
+                suspect.due_at <= now && !self.rests(suspect.endpoint, now) && may_try(suspect)
+            });
             let first = *due.next()?;
             if first.losses < 2 {
                 let others = due.filter(|suspect| suspect.losses < 2).copied();
@@ -97,7 +104,22 @@ impl Probation {
 
     /// When the next suspect comes due.
     pub(super) fn next_due(&self, now: Timestamp) -> Option<Timestamp> {
-        self.suspects.iter().map(|suspect| suspect.due_at).filter(|due_at| *due_at > now).min()
+        let due = self.suspects.iter().map(|suspect| suspect.due_at);
+        due.chain(self.resting.values().copied()).filter(|due_at| *due_at > now).min()
+    }
+
+    /// Its suspects may not be claimed before then, though it looked as if they might.
+    pub(super) fn rest(&mut self, endpoint: EndpointId, until: Timestamp) {
+        self.resting.insert(endpoint, until);
+    }
+
+    /// Something changed: whoever rested may be asked for again.
+    pub(super) fn wake_all(&mut self) {
+        self.resting.clear();
+    }
+
+    fn rests(&self, endpoint: EndpointId, now: Timestamp) -> bool {
+        self.resting.get(&endpoint).is_some_and(|until| *until > now)
     }
 
     fn run(&mut self, trial: Trial) -> Trial {
@@ -140,7 +162,7 @@ mod tests {
     }
 
     fn probation(suspects: &[Suspect]) -> Probation {
-        Probation { suspects: suspects.to_vec(), stage: Stage::Idle }
+        Probation { suspects: suspects.to_vec(), ..Probation::default() }
     }
 
     fn next(probation: &mut Probation, empty: bool, is_last: bool) -> Option<Trial> {
@@ -186,6 +208,18 @@ mod tests {
         let mut probation = probation(&[suspect(1, 1, 1)]);
         assert!(next(&mut probation, false, false).is_some());
         assert!(probation.claimed(|_| false));
+    }
+
+    #[test]
+    fn suspects_of_a_resting_endpoint_let_those_of_others_go_first() {
+        let other = Suspect { endpoint: EndpointId(2), ..suspect(2, 1, 2) };
+        let mut probation = probation(&[suspect(1, 1, 1), other]);
+        probation.rest(EndpointId(1), at(101));
+        assert_eq!(probation.next_due(at(100)), Some(at(101)));
+        assert_eq!(
+            next(&mut probation, false, false),
+            Some(Trial { suspects: vec![other], isolated: false })
+        );
     }
 
     #[test]

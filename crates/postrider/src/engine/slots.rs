@@ -62,6 +62,10 @@ impl Slots {
 }
 
 impl Slot {
+    pub(super) fn has_room(&self, limit: u32) -> bool {
+        self.running.load(Relaxed) < limit
+    }
+
     pub(super) fn set_limit(&self, limit: u32) {
         self.limit.store(limit, Relaxed);
     }

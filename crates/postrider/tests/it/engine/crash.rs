@@ -192,6 +192,25 @@ async fn lost_claims_of_an_endpoint_that_asked_to_wait_do_not_hold_up_those_of_o
 }
 
 #[tokio::test]
+async fn lost_claims_of_an_endpoint_without_room_do_not_hold_up_those_of_others() {
+    let mut world = World::new().await;
+    world
+        .endpoint_from(json!({ "name": "full", "options": { "max_in_flight": 8 }, "retry_policy": quick(9) }))
+        .await;
+    world.endpoint_from(slower("open")).await;
+    lose(&mut world, &[("full", 8), ("open", 4)]).await;
+    world.receiver.script(|arrival| if arrival.path == "full" { Answer::ok().held() } else { Answer::ok() });
+    // Its backlog takes its room before those that were lost come due.
+    world.send_many("full", 8).await;
+    let engine = world.engine().await;
+    world.receiver.until("those of the other", |receiver| receiver.at("open").len() == 8).await;
+    assert_eq!(world.receiver.running("full"), 8);
+    world.receiver.release();
+    world.until_empty().await;
+    engine.stop().await;
+}
+
+#[tokio::test]
 async fn an_endpoint_dropped_during_the_trial_of_its_messages_does_not_end_all_trials() {
     let mut world = World::new().await;
     world.endpoint("doomed").await;
