@@ -82,6 +82,7 @@ pub(super) struct Dispatcher {
     look: Errand<Vec<Waiting>>,
     suspects: Errand<Vec<Suspect>>,
 
+    line_up_at: Instant,
     /// A failing store is left alone until then.
     retry_at: Instant,
     backoff: Duration,
@@ -104,6 +105,7 @@ impl Dispatcher {
             reload: Errand::wanted_every(RELOAD_INTERVAL),
             look: Errand::wanted_every(LOOK_EVERYWHERE_INTERVAL),
             suspects: Errand::wanted_every(SUSPECTS_INTERVAL),
+            line_up_at: Instant::now(),
             retry_at: Instant::now(),
             backoff: STORE_BACKOFF_MIN,
             stopping: false,
@@ -164,6 +166,10 @@ impl Dispatcher {
 
     fn ask_the_store(&mut self) {
         self.lanes.fire_timers(self.parts.store.now());
+        if self.line_up_at <= Instant::now() {
+            self.line_up_at = Instant::now() + TURN_INTERVAL;
+            self.lanes.line_up();
+        }
         if Instant::now() < self.retry_at {
             return;
         }
@@ -242,12 +248,16 @@ impl Dispatcher {
                 Some(Permission::Deliver) => {
                     let limit = lane.concurrency.limit();
                     let room = self.parts.slots.reserve(&lane.slot, limit, share.min(left));
-                    // Without room it waits for one of its own attempts to end.
                     if room > 0 {
                         lane.work = Work::Asked;
                         left -= room;
                         request.wants.push(Want { endpoint: id, room, pick: Pick::Due });
+                    } else if self.parts.slots.free() == 0 {
+                        // Senders took the node's last room meanwhile: it is this one's turn again.
+                        self.lanes.first_in_line(id);
+                        return;
                     }
+                    // Without room of its own it waits for one of its attempts to end.
                 }
             }
         }

@@ -7,6 +7,11 @@ use std::sync::{Arc, RwLock};
 use crate::endpoint::EndpointId;
 use crate::store::DirectClaims;
 
+/// A quarter of the node's room is kept for endpoints that have little in flight.
+const KEPT_PART: u32 = 4;
+/// Little is an eighth of what is left of it.
+const LITTLE_PART: u32 = 8;
+
 /// The node's room over all endpoints, and each endpoint's own.
 pub(super) struct Slots {
     free: AtomicU32,
@@ -45,10 +50,26 @@ impl Slots {
 
     /// Up to `wanted` slots of `slot`, which may have `limit` running; how many there were.
     pub(super) fn reserve(&self, slot: &Slot, limit: u32, wanted: u32) -> u32 {
-        let of_node = take(&self.free, wanted);
+        let of_node = take(&self.free, self.fair_share(slot, wanted));
         let of_endpoint = add(&slot.running, limit, of_node);
         self.free.fetch_add(of_node - of_endpoint, Relaxed);
         of_endpoint
+    }
+
+    /// However many endpoints hang, the next one finds room: a part of the node's is kept for those that have
+    /// little in flight, and each takes only a little of what is left there. The first slot is always its own,
+    /// and an endpoint that is alone may have them all.
+    fn fair_share(&self, slot: &Slot, wanted: u32) -> u32 {
+        let (free, own) = (self.free(), slot.running.load(Relaxed));
+        let others = self.total.saturating_sub(free).saturating_sub(own);
+        let kept = self.total / KEPT_PART;
+        let open = free.saturating_sub(kept);
+        if others == 0 || wanted <= open {
+            return wanted;
+        }
+        let of_kept = (free.min(kept) / LITTLE_PART).saturating_sub(own + open);
+        let first = u32::from(own + open == 0);
+        wanted.min(open + of_kept.max(first))
     }
 
     /// An endpoint that was dropped meanwhile has no slots of its own any more; the node's room comes back.
@@ -105,11 +126,32 @@ mod tests {
         let slots = Slots::new(5);
         let (a, b) = (slots.slot(EndpointId(1)), slots.slot(EndpointId(2)));
         assert_eq!(slots.reserve(&a, 3, 10), 3);
-        assert_eq!(slots.reserve(&b, 10, 10), 2);
+        assert_eq!(slots.reserve(&b, 10, 1), 1);
+        assert_eq!(slots.reserve(&a, 3, 10), 0);
+        assert_eq!(slots.reserve(&b, 2, 10), 0, "the last one is kept for others");
+        let c = slots.slot(EndpointId(3));
+        assert_eq!(slots.reserve(&c, 10, 10), 1);
         assert_eq!(slots.free(), 0);
+        slots.release(EndpointId(3), 1);
         slots.release(EndpointId(1), 3);
-        slots.release(EndpointId(2), 2);
+        slots.release(EndpointId(2), 1);
         assert!(slots.is_idle());
+    }
+
+    #[test]
+    fn an_endpoint_that_is_alone_may_have_all_the_room() {
+        let slots = Slots::new(8);
+        assert_eq!(slots.reserve(&slots.slot(EndpointId(1)), 10, 5), 5);
+        assert_eq!(slots.reserve(&slots.slot(EndpointId(1)), 10, 5), 3);
+    }
+
+    #[test]
+    fn however_many_endpoints_hang_the_next_one_finds_room() {
+        let slots = Slots::new(1024);
+        for hanging in 1..=80 {
+            assert!(slots.reserve(&slots.slot(EndpointId(hanging)), 16, 16) > 0);
+        }
+        assert!(slots.reserve(&slots.slot(EndpointId(81)), 16, 16) > 0);
     }
 
     #[test]
