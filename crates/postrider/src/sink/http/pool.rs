@@ -31,7 +31,9 @@ pub(super) struct Pool {
 
 #[derive(Default)]
 struct Shared {
-    open: tokio::sync::Mutex<Option<Http2Connection>>,
+    open: Mutex<Option<Http2Connection>>,
+    /// Held while connecting, so that many waiting requests make one connection.
+    opening: tokio::sync::Mutex<()>,
     /// The receiver was asked and speaks HTTP/1 only.
     declined: AtomicBool,
 }
@@ -112,10 +114,7 @@ impl Pool {
 
     fn reused(&self) -> Reused {
         if let Some(shared) = self.sharing() {
-            // Whoever opens the connection holds the lock: that is waited for under a timeout.
-            let open = shared.open.try_lock().ok();
-            let open = open.as_ref().and_then(|open| open.as_ref()).filter(|open| open.is_open());
-            return open.map_or(Reused::None, |open| Reused::Ready(Connection::Http2(open.clone())));
+            return shared.open().map_or(Reused::None, Reused::Ready);
         }
         match self.idle.take() {
             Some(connection) if connection.is_ready() => Reused::Ready(Connection::Http1(connection)),
@@ -128,15 +127,14 @@ impl Pool {
         let Some(shared) = self.sharing() else {
             return self.connector.open(&self.origin).await;
         };
-        // Held while connecting, so that many waiting requests make one connection.
-        let mut open = shared.open.lock().await;
-        if let Some(open) = open.as_ref().filter(|open| open.is_open()) {
-            return Ok(Connection::Http2(open.clone()));
+        let _opening = shared.opening.lock().await;
+        if let Some(open) = shared.open() {
+            return Ok(open);
         }
         let connection = self.connector.open(&self.origin).await?;
         match &connection {
             Connection::Http1(_) => shared.declined.store(true, Ordering::Relaxed),
-            Connection::Http2(fresh) => *open = Some(fresh.clone()),
+            Connection::Http2(fresh) => *lock(&shared.open) = Some(fresh.clone()),
         }
         Ok(connection)
     }
@@ -148,6 +146,12 @@ impl Pool {
     fn timed_out(&self) -> Failure {
         let seconds = self.connector.connect_timeout().as_secs_f64();
         Failure::retryable(format!("timed out connecting after {seconds} s"))
+    }
+}
+
+impl Shared {
+    fn open(&self) -> Option<Connection> {
+        lock(&self.open).as_ref().filter(|open| open.is_open()).cloned().map(Connection::Http2)
     }
 }
 
@@ -168,24 +172,24 @@ impl IdleConnections {
     }
 
     fn take(&self) -> Option<Http1> {
-        let Idle { connection, since } = self.lock().pop()?;
+        let Idle { connection, since } = lock(&self.list).pop()?;
         if since.elapsed() <= IDLE_TIME_MAX {
             return Some(connection);
         }
         // Those below it are older still. They are closed after the lock is given back.
-        let old = std::mem::take(&mut *self.lock());
+        let old = std::mem::take(&mut *lock(&self.list));
         drop(old);
         None
     }
 
     fn put(&self, connection: Http1) {
-        let mut list = self.lock();
+        let mut list = lock(&self.list);
         if list.len() < self.count_max {
             list.push(Idle { connection, since: Instant::now() });
         }
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Idle>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
