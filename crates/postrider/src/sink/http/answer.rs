@@ -12,7 +12,7 @@ use hyper::body::{Body as _, Incoming};
 use jiff::Timestamp;
 use tokio::time::{Instant, timeout_at};
 
-use super::connector::{Connection, Http1};
+use super::connection::{Connection, Http1};
 use crate::sink::{Delivery, net};
 use crate::verdict::{Class, Failure, RETRY_AFTER_MAX, Receipt};
 
@@ -25,8 +25,8 @@ const RESERVE: Duration = Duration::from_millis(100);
 
 pub(super) struct Answer {
     pub(super) response: http::Response<Incoming>,
-    /// What it came on; must live until it is read.
-    pub(super) connection: Connection,
+    /// What it came on, if that is still open; must live until the body is read.
+    pub(super) connection: Option<Connection>,
     /// False where a redirect led to another origin: the connection must not be taken for one to ours.
     pub(super) keep_connection: bool,
 }
@@ -59,8 +59,10 @@ impl Answer {
             }),
         };
         match self.connection {
-            Connection::Http1(connection) if whole && self.keep_connection => (result, Some(connection)),
-            Connection::Http1(_) | Connection::Http2(_) => (result, None),
+            Some(Connection::Http1(connection)) if whole && self.keep_connection => {
+                (result, Some(connection))
+            }
+            Some(Connection::Http1(_) | Connection::Http2(_)) | None => (result, None),
         }
     }
 

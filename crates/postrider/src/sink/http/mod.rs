@@ -25,6 +25,7 @@ mod encoding;
 mod cloudevents;
 mod pool;
 mod connector;
+mod connection;
 mod tls;
 mod answer;
 mod redirect;

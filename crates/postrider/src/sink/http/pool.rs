@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{Either, ready};
-use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
 
 use super::Request;
-use super::answer::{Answer, lost};
-use super::connector::{Connection, Connector, Http1, Http2Connection};
-use super::origin::{Origin, as_http1};
+use super::answer::Answer;
+use super::connection::{Connection, Http1, Http2, Sent};
+use super::connector::Connector;
+use super::origin::Origin;
 use crate::verdict::Failure;
 
 /// Shorter than the keep-alive of common servers, so that they seldom close what is about to be used.
@@ -31,7 +31,7 @@ pub(super) struct Pool {
 
 #[derive(Default)]
 struct Shared {
-    open: Mutex<Option<Http2Connection>>,
+    open: Mutex<Option<Http2>>,
     /// Held while connecting, so that many waiting requests make one connection.
     opening: tokio::sync::Mutex<()>,
     /// The receiver was asked and speaks HTTP/1 only.
@@ -62,18 +62,15 @@ impl Pool {
     /// Written without `async` so that a delivery is small: the request moves straight into the
     /// connection, and what is rare goes on the heap.
     pub(super) fn send(&self, request: Request) -> impl Future<Output = Result<Answer, Failure>> {
-        let mut connection = match self.reused() {
+        let connection = match self.reused() {
             Reused::Ready(connection) => connection,
             Reused::Busy(busy) => return Either::Left(self.send_once_ready(busy, request).boxed()),
             Reused::None => return Either::Left(self.send_anew(request).boxed()),
         };
         let sent = connection.send(request, &self.origin);
-        Either::Right(sent.then(move |sent| match sent {
-            Ok(response) => Either::Left(ready(Ok(self.answer(response, connection)))),
-            Err(mut error) => match error.take_message() {
-                Some(unsent) => Either::Right(self.send_anew(as_http1(unsent)).boxed()),
-                None => Either::Left(ready(Err(lost(&error.into_error())))),
-            },
+        Either::Right(sent.then(|sent| match sent {
+            Sent::Returned(request) => Either::Left(self.send_anew(request).boxed()),
+            sent => Either::Right(ready(self.answer(sent))),
         }))
     }
 
@@ -82,8 +79,16 @@ impl Pool {
         self.idle.put(connection);
     }
 
-    fn answer(&self, response: http::Response<Incoming>, connection: Connection) -> Answer {
-        Answer { response, connection, keep_connection: self.idle.count_max > 0 }
+    fn answer(&self, sent: Sent) -> Result<Answer, Failure> {
+        match sent {
+            Sent::Answered(response, connection) => {
+                Ok(Answer { response, connection, keep_connection: self.idle.count_max > 0 })
+            }
+            Sent::Returned(_) => {
+                Err(Failure::retryable("the connection was closed before the request was sent"))
+            }
+            Sent::Lost(failure) => Err(failure),
+        }
     }
 
     async fn send_once_ready(&self, mut busy: Http1, request: Request) -> Result<Answer, Failure> {
@@ -93,23 +98,16 @@ impl Pool {
                 None => return self.send_anew(request).await,
             }
         }
-        let mut connection = Connection::Http1(busy);
-        match connection.send(request, &self.origin).await {
-            Ok(response) => Ok(self.answer(response, connection)),
-            Err(mut error) => match error.take_message() {
-                Some(unsent) => self.send_anew(unsent).await,
-                None => Err(lost(&error.into_error())),
-            },
+        match Connection::Http1(busy).send(request, &self.origin).await {
+            Sent::Returned(request) => self.send_anew(request).await,
+            sent => self.answer(sent),
         }
     }
 
     async fn send_anew(&self, request: Request) -> Result<Answer, Failure> {
         let opened = timeout(self.connector.connect_timeout(), self.open()).await;
-        let mut connection = opened.unwrap_or_else(|_| Err(self.timed_out()))?;
-        match connection.send(request, &self.origin).await {
-            Ok(response) => Ok(self.answer(response, connection)),
-            Err(error) => Err(lost(&error.into_error())),
-        }
+        let connection = opened.unwrap_or_else(|_| Err(self.timed_out()))?;
+        self.answer(connection.send(request, &self.origin).await)
     }
 
     fn reused(&self) -> Reused {
