@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
+use rusqlite::config::DbConfig;
 
 use self::checkpoint::WalGauge;
 use self::known::Known;
@@ -422,6 +423,8 @@ fn open_connection(path: &Path) -> Result<Connection> {
     let conn = Connection::open(path).map_err(storage_error)?;
     conn.busy_timeout(BUSY_TIMEOUT).map_err(storage_error)?;
     conn.set_prepared_statement_cache_capacity(STATEMENTS_CACHED);
+    // Without it SQLite compiles statements on partial indexes anew for every bound value.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(storage_error)?;
     let mode: String =
         conn.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)).map_err(storage_error)?;
     if mode != "wal" {
