@@ -28,41 +28,47 @@ pub(crate) struct RawConfig {
     pub(crate) store: Option<String>,
 
     /// Address of the HTTP API; only loopback, as there are no tokens yet [default: 127.0.0.1:7171]
-    #[arg(long, env = "POSTRIDER_LISTEN", value_name = "ADDR")]
+    #[arg(long, env = "POSTRIDER_LISTEN", hide_env_values = true, value_name = "ADDR")]
     listen: Option<String>,
 
     /// Bring an older store up to date instead of stopping with a message
-    #[arg(long, env = "POSTRIDER_MIGRATE", num_args = 0..=1, require_equals = true,
+    #[arg(long, env = "POSTRIDER_MIGRATE", hide_env_values = true, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", value_name = "BOOL", hide_possible_values = true)]
     migrate: Option<bool>,
 
     /// Deliver to loopback, private and other internal addresses too
-    #[arg(long, env = "POSTRIDER_ALLOW_INTERNAL", num_args = 0..=1, require_equals = true,
+    #[arg(long, env = "POSTRIDER_ALLOW_INTERNAL", hide_env_values = true, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", value_name = "BOOL", hide_possible_values = true)]
     allow_internal: Option<bool>,
 
     /// Deliver to this internal network all the same; may be given several times
-    #[arg(long, env = "POSTRIDER_ALLOW_NET", value_delimiter = ',', value_name = "CIDR")]
+    #[arg(
+        long,
+        env = "POSTRIDER_ALLOW_NET",
+        hide_env_values = true,
+        value_delimiter = ',',
+        value_name = "CIDR"
+    )]
     allow_net: Option<Vec<String>>,
 
     /// Folder that `file:NAME` secrets are read from; without it they are refused
-    #[arg(long, env = "POSTRIDER_SECRETS_DIR", value_name = "DIR")]
+    #[arg(long, env = "POSTRIDER_SECRETS_DIR", hide_env_values = true, value_name = "DIR")]
     secrets_dir: Option<PathBuf>,
 
     /// Folder below which file endpoints write; without it they are refused
-    #[arg(long, env = "POSTRIDER_FILE_ROOT", value_name = "DIR")]
+    #[arg(long, env = "POSTRIDER_FILE_ROOT", hide_env_values = true, value_name = "DIR")]
     file_root: Option<PathBuf>,
 
     /// Attempts running at once, over all endpoints [default: 1024]
-    #[arg(long, env = "POSTRIDER_MAX_IN_FLIGHT", value_name = "N")]
+    #[arg(long, env = "POSTRIDER_MAX_IN_FLIGHT", hide_env_values = true, value_name = "N")]
     max_in_flight: Option<u32>,
 
     /// How long a clean stop waits for running attempts, as 20 or 20s [default: 20s]
-    #[arg(long, env = "POSTRIDER_DRAIN_TIMEOUT", value_name = "SECONDS")]
+    #[arg(long, env = "POSTRIDER_DRAIN_TIMEOUT", hide_env_values = true, value_name = "SECONDS")]
     drain_timeout: Option<Seconds>,
 
     /// How logs are written to stderr [default: text]
-    #[arg(long, env = "POSTRIDER_LOG_FORMAT", value_name = "FORMAT")]
+    #[arg(long, env = "POSTRIDER_LOG_FORMAT", hide_env_values = true, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
 }
 

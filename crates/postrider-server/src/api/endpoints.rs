@@ -8,8 +8,8 @@ use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{Request, Response, StatusCode};
 use http::header::{HeaderValue, LOCATION};
-use postrider::{NewEndpoint, StoreError};
-use serde_json::{Value, json};
+use postrider::{Invalid, NewEndpoint, StoreError};
+use serde_json::{Map, Value, json};
 
 use super::problem::Problem;
 use super::{Api, body, json_response};
@@ -23,13 +23,23 @@ pub(super) async fn create(
     request: Request<Body>,
 ) -> Result<Response<Body>, Problem> {
     let body = body::read(request.into_body(), body::SMALL_MAX).await?;
-    let wanted: NewEndpoint = serde_json::from_slice(&body).map_err(|error| Problem::bad_json(&error))?;
-    let endpoint = api.operate.create_endpoint(wanted).await?;
+    let endpoint = api.operate.create_endpoint(wanted(&body)?).await?;
     let mut response = json_response(StatusCode::CREATED, view::endpoint(&endpoint).to_string());
     if let Ok(location) = HeaderValue::try_from(format!("/v1/endpoints/{}", endpoint.name)) {
         response.headers_mut().insert(LOCATION, location);
     }
     Ok(response)
+}
+
+/// Unknown fields are named before anything else is looked at.
+fn wanted(body: &[u8]) -> Result<NewEndpoint, Problem> {
+    const KNOWN: [&str; 5] = ["name", "protocol", "config", "retry_policy", "options"];
+    let fields: Map<String, Value> =
+        serde_json::from_slice(body).map_err(|error| Problem::bad_json(&error))?;
+    if let Some(key) = fields.keys().find(|key| !KNOWN.contains(&key.as_str())) {
+        return Err(StoreError::from(Invalid::unknown_key("", key, &KNOWN)).into());
+    }
+    serde_json::from_value(Value::Object(fields)).map_err(|error| Problem::bad_json(&error))
 }
 
 pub(super) async fn show(
@@ -77,13 +87,9 @@ impl Page {
                     })?;
                 }
                 "cursor" => page.after = Some(value.clone()),
-                _ => return Err(postrider::StoreError::from(unknown_parameter(key)).into()),
+                _ => return Err(StoreError::from(Invalid::unknown_key("", key, &["limit", "cursor"])).into()),
             }
         }
         Ok(page)
     }
-}
-
-fn unknown_parameter(key: &str) -> postrider::Invalid {
-    postrider::Invalid::unknown_key("", key, &["limit", "cursor"])
 }

@@ -16,6 +16,8 @@ mod migrate;
 mod send;
 mod status;
 
+const EVERYWHERE: &str = "For every command";
+
 const AFTER_HELP: &str = "\
 Try `postrider demo` first: it needs nothing and cleans up after itself.
 
@@ -27,15 +29,15 @@ Exit codes: 0 done, 1 failed, 2 asked for wrongly, 3 the store cannot be reached
 #[command(name = "postrider", version, after_help = AFTER_HELP, max_term_width = 100)]
 struct Cli {
     /// Where the messages are [default: sqlite:postrider.db]
-    #[arg(long, global = true, env = "POSTRIDER_STORE", value_name = "URL")]
+    #[arg(long, global = true, env = "POSTRIDER_STORE", hide_env_values = true, value_name = "URL", help_heading = EVERYWHERE)]
     store: Option<String>,
 
     /// TOML file with the settings of `serve`; flags and environment win over it
-    #[arg(long, global = true, env = "POSTRIDER_CONFIG", value_name = "FILE")]
+    #[arg(long, global = true, env = "POSTRIDER_CONFIG", hide_env_values = true, value_name = "FILE", help_heading = EVERYWHERE)]
     config: Option<PathBuf>,
 
     /// Answer in JSON
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
     json: bool,
 
     #[command(subcommand)]

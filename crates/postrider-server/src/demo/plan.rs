@@ -9,7 +9,7 @@ use super::receiver::Outage;
 use super::{ALERTS, ORDERS};
 
 /// Sending takes this long, however many messages there are.
-pub(super) const SENDING: Duration = Duration::from_secs(7);
+pub(super) const SENDING: Duration = Duration::from_secs(12);
 /// Less than the rest a circuit takes: what is sent while it is open expires.
 pub(super) const PERISHABLE_TTL: Duration = Duration::from_millis(1500);
 
@@ -56,9 +56,9 @@ impl Plan {
         let mut dice = StdRng::seed_from_u64(seed);
         let keys = (count / 10).clamp(1, 300);
         let alerts_outage =
-            Outage { begins: Duration::from_millis(1500), lasts: Duration::from_millis(1500) };
+            Outage { begins: Duration::from_millis(2500), lasts: Duration::from_millis(1500) };
         let orders_outage =
-            Outage { begins: Duration::from_millis(4000), lasts: Duration::from_millis(1000) };
+            Outage { begins: Duration::from_millis(5500), lasts: Duration::from_millis(1000) };
         let mut places = vec![0; keys as usize];
         let mut messages: Vec<Planned> = (0..count)
             .map(|number| {

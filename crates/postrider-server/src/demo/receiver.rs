@@ -24,8 +24,8 @@ use super::ledger::{Arrival, Body, Ledger};
 use super::tally::Tally;
 use crate::failure::Failure;
 
-/// Each holds the whole endpoint back for a second, so a run affords only a few.
-const BUSY_ANSWERS_MAX: u32 = 2;
+/// Each holds the whole endpoint back for a second, so a run affords one.
+const BUSY_ANSWERS_MAX: u32 = 1;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Misbehaviour {

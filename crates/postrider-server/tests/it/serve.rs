@@ -1,5 +1,6 @@
 //! A node's beginning and end: what it refuses to start with, and how it stops.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::json;
@@ -9,8 +10,19 @@ use crate::receiver::Receiver;
 
 /// Runs `serve`, expects it to end by itself, and gives exit code and stderr.
 fn refused(home: &Home, arguments: &[&str]) -> (Option<i32>, String) {
-    let output = home.run(&[&["serve"], arguments].concat());
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).trim().to_owned())
+    let mut child = home
+        .command(&[&["serve"], arguments].concat())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let status = (0..500).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        child.try_wait().expect("it is ours")
+    });
+    child.kill().expect("it is ours");
+    let output = child.wait_with_output().expect("it ended");
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    (status.unwrap_or_else(|| panic!("it did not end: {text}")).code(), text)
 }
 
 #[test]

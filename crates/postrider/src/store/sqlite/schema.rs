@@ -32,6 +32,10 @@ pub(super) fn migrate(conn: &mut Connection) -> Result<()> {
     let transaction =
         conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(storage_error)?;
     let from = version(&transaction).map_err(storage_error)?;
+    if from >= CURRENT {
+        // Nothing to do, or a newer build's schema, which is never marked as an older one.
+        return Ok(());
+    }
     for migration in MIGRATIONS.iter().skip(from as usize) {
         transaction.execute_batch(migration).map_err(storage_error)?;
     }
