@@ -58,7 +58,8 @@ impl RetryPolicy {
         let base = self.base_delay.as_secs_f64();
         let n = f64::from(n);
         match self.backoff {
-            Backoff::Exponential => base * self.multiplier.powf(n),
+            // Bounded before it is multiplied: nothing times infinity is no number.
+            Backoff::Exponential => base * self.multiplier.powf(n).min(f64::MAX),
             Backoff::Linear => base + n * self.increment.as_secs_f64(),
             Backoff::Fixed => base,
             Backoff::Quadratic => (n + 1.0) * (n + 1.0) * base,

@@ -160,10 +160,14 @@ pub fn verdict(
         Outcome::Failed(failure) => Some(failure),
         Outcome::Lost { .. } => None,
     };
-    match failure.map_or(Class::Retryable, |failure| failure.class) {
-        Class::Gone => {
-            Verdict::Dead { reason: DeadReason::Gone, disable_endpoint: standing.auto_disable_on_gone }
-        }
+    let class = failure.map_or(Class::Retryable, |failure| failure.class);
+    // What a 410 says about the endpoint must not be lost with the message that heard it.
+    let disables = class == Class::Gone && standing.auto_disable_on_gone;
+    if standing.expires_at.is_some_and(|at| at <= now) && !disables {
+        return Verdict::Expire;
+    }
+    match class {
+        Class::Gone => Verdict::Dead { reason: DeadReason::Gone, disable_endpoint: disables },
         Class::Permanent => Verdict::Dead { reason: DeadReason::Permanent, disable_endpoint: false },
         Class::Retryable => {
             let asked = failure.and_then(|failure| failure.retry_after);
@@ -181,9 +185,6 @@ fn retry_or_dead(
     now: Timestamp,
     dice: f64,
 ) -> Verdict {
-    if standing.expires_at.is_some_and(|at| at <= now) {
-        return Verdict::Expire;
-    }
     let asked = asked.map(|delay| delay.min(RETRY_AFTER_MAX));
     let delay = asked.unwrap_or_else(|| policy.delay(standing.budget_used.saturating_sub(1), dice));
     if !policy.allows_another(standing.budget_used) {

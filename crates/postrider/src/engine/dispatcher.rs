@@ -1,40 +1,38 @@
 //! The loop: which endpoints have room and work → claim → attempt → settle. It owns its state; everything
 //! else sends it values.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use jiff::Timestamp;
 use tokio::sync::{Notify, mpsc};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::Pulse;
 use super::attempt::{Attempt, Finished};
+use super::circuits::{CircuitMove, Circuits};
+use super::ended::Ended;
+use super::errand::{Call, Errand};
 use super::events::{Events, Happening};
-use super::lane::{Lane, Work};
+use super::lane::Work;
+use super::lanes::Lanes;
 use super::lease::Lease;
-use super::probation::{Trial, next_trial};
+use super::probation::Probation;
 use super::slots::Slots;
-use super::{Pulse, settlement};
 use crate::breaker::{Circuit, CircuitState, Permission};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::{Claim, MessageId};
-use crate::protocol::max_attempts_option;
 use crate::settings::CaptureResponse;
 use crate::sink::{Capture, Environment};
 use crate::store::{
-    Arrival, ClaimRequest, Claimed, Effect, End, NextDue, Pick, Settled, Settlement, Snapshot, Store,
-    Suspect, Waiting, Want,
+    Arrival, ClaimRequest, Claimed, Pick, Settled, Settlement, Snapshot, Store, Suspect, Waiting, Want,
 };
-use crate::verdict::{Outcome, Standing, Verdict, verdict};
 
-/// One claim asks for at most this many messages, so that its transaction stays short.
+/// One claim asks for at most this much, so that its transaction stays short.
 const CLAIM_MESSAGES_MAX: u32 = 256;
 const CLAIM_ENDPOINTS_MAX: usize = 128;
 const SETTLE_MESSAGES_MAX: usize = 256;
@@ -44,82 +42,14 @@ const SUSPECTS_LOOKED_AT: usize = 64;
 /// Even when nothing happens the loop turns this often, so that everybody can see that it does.
 const TURN_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_EVERYWHERE_INTERVAL: Duration = Duration::from_secs(1);
-const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(50);
-const SUSPECTS_INTERVAL: Duration = Duration::from_secs(1);
+const RELOAD_INTERVAL: Duration = Duration::from_millis(50);
+const SUSPECTS_INTERVAL: Duration = Duration::from_millis(50);
 const STORE_BACKOFF_MIN: Duration = Duration::from_millis(50);
 const STORE_BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// A probe's lease outlives its attempt by this much.
 const PROBE_LEASE_MARGIN: Duration = Duration::from_secs(5);
 
-/// A call to the store that is under way, if any.
-type Call<T> = Option<BoxFuture<'static, Result<T, StoreError>>>;
-
-pub(super) struct Dispatcher {
-    store: Arc<dyn Store>,
-    environment: Arc<Environment>,
-    slots: Arc<Slots>,
-    lease: Arc<Lease>,
-    events: Events,
-    pulse: Arc<Pulse>,
-    snapshot: Arc<Snapshot>,
-
-    lanes: HashMap<EndpointId, Lane>,
-    /// Endpoints that have work and may have room, first come first served.
-    line: VecDeque<EndpointId>,
-    timers: BTreeSet<(Timestamp, EndpointId)>,
-    attempts: JoinSet<Finished>,
-    unsettled: Vec<Ended>,
-    next_batch: i64,
-
-    claim: Call<Claimed>,
-    claim_reserved: Vec<(EndpointId, u32)>,
-    settle: Call<Vec<Settled>>,
-    settling: Vec<Ended>,
-    reload: Call<Option<Arc<Snapshot>>>,
-    reload_wanted: bool,
-    reloaded_at: Instant,
-    look: Call<Vec<Waiting>>,
-    look_wanted: bool,
-    looked_at: Instant,
-    circuit_moves: FuturesUnordered<BoxFuture<'static, CircuitMove>>,
-    /// Endpoints whose half-open circuit this node may probe: it holds the probe.
-    probes: VecDeque<EndpointId>,
-
-    suspects: Vec<Suspect>,
-    suspects_call: Call<Vec<Suspect>>,
-    suspects_wanted: bool,
-    suspects_at: Instant,
-    trial: Option<Trial>,
-    /// Messages of the trial that are in flight.
-    trial_running: Vec<MessageId>,
-
-    retry_at: Instant,
-    backoff: Duration,
-    stopping: bool,
-}
-
-/// A claim that ended and what it comes to, until the store has it.
-struct Ended {
-    settlement: Settlement,
-    due_at: Option<Timestamp>,
-    report: Option<Report>,
-}
-
-struct Report {
-    name: Arc<str>,
-    attempt: u32,
-    outcome: Outcome,
-    duration: Duration,
-    age: Duration,
-}
-
-struct CircuitMove {
-    endpoint: EndpointId,
-    from: Circuit,
-    to: Circuit,
-    moved: Result<bool, StoreError>,
-}
-
+/// What the dispatcher is given.
 pub(super) struct Parts {
     pub(super) store: Arc<dyn Store>,
     pub(super) environment: Arc<Environment>,
@@ -130,49 +60,56 @@ pub(super) struct Parts {
     pub(super) snapshot: Arc<Snapshot>,
 }
 
+pub(super) struct Dispatcher {
+    parts: Parts,
+    lanes: Lanes,
+    circuits: Circuits,
+    probation: Probation,
+    attempts: JoinSet<Finished>,
+    next_batch: i64,
+
+    claim: Call<Claimed>,
+    /// What the claim under way asks for; its slots are reserved.
+    claiming: Vec<Want>,
+    settle: Call<Vec<Settled>>,
+    settling: Vec<Ended>,
+    unsettled: Vec<Ended>,
+    reload: Errand<Option<Arc<Snapshot>>>,
+    look: Errand<Vec<Waiting>>,
+    suspects: Errand<Vec<Suspect>>,
+
+    /// A failing store is left alone until then.
+    retry_at: Instant,
+    backoff: Duration,
+    stopping: bool,
+}
+
 impl Dispatcher {
     pub(super) fn new(parts: Parts) -> Self {
-        let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).unwrap_or_else(Instant::now);
         let mut dispatcher = Self {
-            store: parts.store,
-            environment: parts.environment,
-            slots: parts.slots,
-            lease: parts.lease,
-            events: parts.events,
-            pulse: parts.pulse,
-            snapshot: parts.snapshot.clone(),
-            lanes: HashMap::new(),
-            line: VecDeque::new(),
-            timers: BTreeSet::new(),
+            lanes: Lanes::default(),
+            circuits: Circuits::default(),
+            probation: Probation::default(),
             attempts: JoinSet::new(),
-            unsettled: Vec::new(),
             next_batch: 1,
-            claim: None,
-            claim_reserved: Vec::new(),
-            settle: None,
+            claim: Call::none(),
+            claiming: Vec::new(),
+            settle: Call::none(),
             settling: Vec::new(),
-            reload: None,
-            reload_wanted: false,
-            reloaded_at: long_ago,
-            look: None,
-            look_wanted: true,
-            looked_at: long_ago,
-            circuit_moves: FuturesUnordered::new(),
-            probes: VecDeque::new(),
-            suspects: Vec::new(),
-            suspects_call: None,
-            suspects_wanted: true,
-            suspects_at: long_ago,
-            trial: None,
-            trial_running: Vec::new(),
-            retry_at: long_ago,
+            unsettled: Vec::new(),
+            reload: Errand::wanted_every(RELOAD_INTERVAL),
+            look: Errand::wanted_every(LOOK_EVERYWHERE_INTERVAL),
+            suspects: Errand::wanted_every(SUSPECTS_INTERVAL),
+            retry_at: Instant::now(),
             backoff: STORE_BACKOFF_MIN,
             stopping: false,
+            parts,
         };
-        dispatcher.take_snapshot(parts.snapshot);
+        dispatcher.take_snapshot(dispatcher.parts.snapshot.clone());
         dispatcher
     }
 
+    /// Turns until it is stopped and drained, or until the time to drain is over.
     pub(super) async fn run(
         mut self,
         mut arrivals: mpsc::UnboundedReceiver<Arrival>,
@@ -181,85 +118,73 @@ impl Dispatcher {
         drain_timeout: Duration,
     ) {
         let mut inbox = Vec::with_capacity(ARRIVALS_AT_ONCE);
-        let mut drained_by = None;
+        let mut drained_by: Option<Instant> = None;
         loop {
-            self.pulse.beat();
+            self.parts.pulse.beat();
             self.ask_the_store();
-            if self.stopping && self.is_drained() {
+            let out_of_time = drained_by.is_some_and(|by| by <= Instant::now());
+            if self.stopping && (self.is_drained() || out_of_time) {
                 break;
             }
-            let wake_at = self.wake_at().min(drained_by.unwrap_or_else(far_ahead));
+            let wake_at = drained_by.map_or(self.wake_at(), |by| by.min(self.wake_at()));
             tokio::select! {
                 biased;
-                settled = answer(&mut self.settle) => self.settle_answered(settled),
-                claimed = answer(&mut self.claim) => self.claim_answered(claimed),
+                settled = self.settle.answer() => self.settle_answered(settled),
+                claimed = self.claim.answer() => self.claim_answered(claimed),
                 Some(finished) = self.attempts.join_next() => {
                     self.attempt_ended(finished);
                     while let Some(finished) = self.attempts.try_join_next() {
                         self.attempt_ended(finished);
                     }
                 }
-                count = arrivals.recv_many(&mut inbox, ARRIVALS_AT_ONCE) => {
-                    if count == 0 {
-                        // The store keeps the other end for as long as this node is joined.
-                        self.stopping = true;
-                    }
+                _ = arrivals.recv_many(&mut inbox, ARRIVALS_AT_ONCE) => {
                     inbox.drain(..).for_each(|arrival| self.arrived(arrival));
                 }
-                Some(moved) = self.circuit_moves.next() => self.circuit_moved(moved),
-                snapshot = answer(&mut self.reload) => self.reload_answered(snapshot),
-                waiting = answer(&mut self.look) => self.look_answered(waiting),
-                found = answer(&mut self.suspects_call) => self.suspects_answered(found),
-                () = suspects.notified() => self.suspects_wanted = true,
+                moved = self.circuits.next() => self.circuit_moved(moved),
+                snapshot = self.reload.answer() => self.reload_answered(snapshot),
+                waiting = self.look.answer() => self.look_answered(waiting),
+                found = self.suspects.answer() => self.suspects_answered(found),
+                () = suspects.notified() => self.suspects.want(),
                 () = stop.cancelled(), if !self.stopping => {
-                    self.begin_to_stop();
+                    self.stopping = true;
+                    self.publish_room();
                     drained_by = Some(Instant::now() + drain_timeout);
                 }
-                () = tokio::time::sleep_until(wake_at) => {
-                    if drained_by.is_some_and(|by| by <= Instant::now()) {
-                        break;
-                    }
-                }
+                () = tokio::time::sleep_until(wake_at) => {}
             }
         }
         self.finish().await;
     }
 
-    // ---- what the store is asked ----
+    // ---- asking the store ----
 
     fn ask_the_store(&mut self) {
-        self.fire_timers();
+        self.lanes.fire_timers(self.parts.store.now());
         if Instant::now() < self.retry_at {
             return;
         }
         if self.settle.is_none() && !self.unsettled.is_empty() {
             self.begin_settle();
         }
-        if self.reload.is_none() && self.reload_wanted && self.reloaded_at.elapsed() >= SNAPSHOT_INTERVAL {
-            self.reload_wanted = false;
-            let (store, known) = (self.store.clone(), self.snapshot.version);
-            self.reload = Some(Box::pin(async move { store.snapshot(Some(known)).await }));
-        }
+        let store = &self.parts.store;
+        let known = self.parts.snapshot.version;
+        self.reload.begin_if_due(|| {
+            let store = store.clone();
+            async move { store.snapshot(Some(known)).await }
+        });
         if self.stopping {
             return;
         }
-        if self.claim.is_none() {
+        self.look.begin_if_due(|| {
+            let store = store.clone();
+            async move { store.waiting().await }
+        });
+        self.suspects.begin_if_due(|| {
+            let store = store.clone();
+            async move { store.suspects(SUSPECTS_LOOKED_AT).await }
+        });
+        if self.claim.is_none() && self.parts.lease.is_valid() && self.parts.snapshot.paused.is_none() {
             self.begin_claim();
-        }
-        if self.look.is_none() && self.look_wanted && self.looked_at.elapsed() >= LOOK_EVERYWHERE_INTERVAL {
-            self.look_wanted = false;
-            self.looked_at = Instant::now();
-            let store = self.store.clone();
-            self.look = Some(Box::pin(async move { store.waiting().await }));
-        }
-        if self.suspects_call.is_none()
-            && self.suspects_wanted
-            && self.suspects_at.elapsed() >= SUSPECTS_INTERVAL / 20
-        {
-            self.suspects_wanted = false;
-            self.suspects_at = Instant::now();
-            let store = self.store.clone();
-            self.suspects_call = Some(Box::pin(async move { store.suspects(SUSPECTS_LOOKED_AT).await }));
         }
     }
 
@@ -268,18 +193,19 @@ impl Dispatcher {
         self.settling = self.unsettled.drain(..count).collect();
         let settlements: Vec<Settlement> =
             self.settling.iter().map(|ended| ended.settlement.clone()).collect();
-        let store = self.store.clone();
-        self.settle = Some(Box::pin(async move { store.settle(settlements).await }));
+        let store = self.parts.store.clone();
+        self.settle.begin(async move { store.settle(settlements).await });
     }
 
     fn begin_claim(&mut self) {
-        if !self.lease.is_valid() || self.snapshot.paused.is_some() {
-            return;
-        }
-        let mut request =
-            ClaimRequest { node: self.lease.node(), batch: self.next_batch, wants: Vec::new(), alone: false };
-        self.want_trial(&mut request);
-        if !self.is_isolating() {
+        let mut request = ClaimRequest {
+            node: self.parts.lease.node(),
+            batch: self.next_batch,
+            wants: Vec::new(),
+            alone: false,
+        };
+        self.want_suspects(&mut request);
+        if !self.probation.wants_the_node_empty() {
             self.want_probes(&mut request);
             self.want_due(&mut request);
         }
@@ -287,33 +213,31 @@ impl Dispatcher {
             return;
         }
         self.next_batch += 1;
-        self.claim_reserved = request.wants.iter().map(|want| (want.endpoint, want.room)).collect();
-        let store = self.store.clone();
-        self.claim = Some(Box::pin(async move { store.claim(request).await }));
+        self.claiming = request.wants.clone();
+        let store = self.parts.store.clone();
+        self.claim.begin(async move { store.claim(request).await });
     }
 
     /// Shares the node's free room evenly among the endpoints in line.
     fn want_due(&mut self, request: &mut ClaimRequest) {
-        let now = self.store.now();
-        let mut left = CLAIM_MESSAGES_MAX.min(self.slots.free());
-        let in_turn = self.line.len().min(CLAIM_ENDPOINTS_MAX);
+        let now = self.parts.store.now();
+        let mut left = CLAIM_MESSAGES_MAX.min(self.parts.slots.free());
+        let in_turn = self.lanes.in_line().min(CLAIM_ENDPOINTS_MAX);
         let share = (left / in_turn.max(1) as u32).max(1);
         for _ in 0..in_turn {
             if left == 0 {
                 return;
             }
-            let Some(id) = self.line.pop_front() else { return };
-            let Some(lane) = self.lanes.get_mut(&id) else { continue };
-            lane.in_line = false;
+            let Some(id) = self.lanes.next_in_line() else { return };
+            let Some(lane) = self.lanes.get_mut(id) else { continue };
             match lane.permission(now) {
+                // What changes that wakes it again.
                 None => {}
-                Some(Permission::Wait { until }) => {
-                    lane.work = Work::At(until);
-                    self.timers.insert((until, id));
-                }
+                Some(Permission::Wait { until }) => self.lanes.wait_until(id, until),
                 Some(Permission::Probe) => self.take_probe(id, now),
                 Some(Permission::Deliver) => {
-                    let room = self.slots.reserve(&lane.slot, lane.concurrency.limit(), share.min(left));
+                    let limit = lane.concurrency.limit();
+                    let room = self.parts.slots.reserve(&lane.slot, limit, share.min(left));
                     // Without room it waits for one of its own attempts to end.
                     if room > 0 {
                         lane.work = Work::Asked;
@@ -325,16 +249,52 @@ impl Dispatcher {
         }
     }
 
-    /// Half-open circuits this node may probe: one message each.
+    /// One message for each half-open circuit whose probe this node holds.
     fn want_probes(&mut self, request: &mut ClaimRequest) {
-        while let Some(id) = self.probes.pop_front() {
-            let Some(lane) = self.lanes.get_mut(&id) else { continue };
-            if self.slots.reserve(&lane.slot, u32::MAX, 1) == 0 {
-                self.probes.push_front(id);
+        while let Some(id) = self.circuits.next_probe() {
+            let Some(lane) = self.lanes.get_mut(id) else { continue };
+            if self.parts.slots.reserve(&lane.slot, u32::MAX, 1) == 0 {
+                self.circuits.may_probe(id);
                 return;
             }
             lane.work = Work::Asked;
             request.wants.push(Want { endpoint: id, room: 1, pick: Pick::Probe });
+        }
+    }
+
+    /// The next suspects, when none is on trial; a claim with one that must be alone asks for nothing else.
+    fn want_suspects(&mut self, request: &mut ClaimRequest) {
+        let now = self.parts.store.now();
+        let lanes = &self.lanes;
+        let may_try = |suspect: &Suspect| {
+            lanes.get(suspect.endpoint).is_some_and(|lane| lane.permission(now) == Some(Permission::Deliver))
+        };
+        let is_last = |suspect: &Suspect| {
+            let lane = lanes.get(suspect.endpoint);
+            lane.is_some_and(|lane| !lane.policy.allows_another(suspect.budget_used + 1))
+        };
+        let was_filling = !self.probation.wants_the_node_empty();
+        let trial = self.probation.next_trial(now, self.parts.slots.is_idle(), may_try, is_last);
+        if was_filling && self.probation.wants_the_node_empty() {
+            self.publish_room();
+        }
+        let Some(trial) = trial else { return };
+        request.alone = trial.isolated;
+        let mut by_endpoint: HashMap<EndpointId, Vec<MessageId>> = HashMap::new();
+        for suspect in trial.suspects {
+            by_endpoint.entry(suspect.endpoint).or_default().push(suspect.id);
+        }
+        for (endpoint, mut ids) in by_endpoint {
+            let Some(lane) = self.lanes.get(endpoint) else { continue };
+            let limit = lane.endpoint.max_in_flight();
+            let room = self.parts.slots.reserve(&lane.slot, limit, ids.len() as u32);
+            ids.truncate(room as usize);
+            if room > 0 {
+                request.wants.push(Want { endpoint, room, pick: Pick::Suspects(ids) });
+            }
+        }
+        if request.wants.is_empty() && self.probation.claimed(|_| false) {
+            self.trial_is_over();
         }
     }
 
@@ -358,84 +318,92 @@ impl Dispatcher {
             if let Some(unblocked) = settled.unblocked {
                 self.wake(unblocked);
             }
-            self.trial_ended(settled.id);
-            if let Some(report) = ended.report {
-                self.tell(report, settled);
+            if self.probation.settled(settled.id) {
+                self.trial_is_over();
             }
+            ended.tell(settled, &self.parts.events);
         }
     }
 
     fn claim_answered(&mut self, claimed: Result<Claimed, StoreError>) {
-        let reserved = std::mem::take(&mut self.claim_reserved);
-        let claimed = match claimed {
-            Ok(claimed) => claimed,
-            Err(error) => {
-                self.store_failed("claim", &error);
-                for (id, room) in reserved {
-                    self.release(id, room);
-                    self.wake(id);
-                }
-                self.give_up_trial();
-                return;
-            }
-        };
-        self.backoff = STORE_BACKOFF_MIN;
+        let claiming = std::mem::take(&mut self.claiming);
+        let failed = claimed.is_err();
+        let claimed = claimed.unwrap_or_else(|error| {
+            self.store_failed("claim", &error);
+            Claimed::default()
+        });
         let mut got: HashMap<EndpointId, u32> = HashMap::new();
-        for claim in &claimed.claims {
-            *got.entry(claim.message.endpoint).or_default() += 1;
-        }
-        for (id, room) in reserved {
-            let used = got.get_mut(&id).map_or(0, |got| {
-                let used = room.min(*got);
-                *got -= used;
-                used
-            });
-            self.release(id, room - used);
-        }
-        self.trial_claimed(&claimed);
-        for (id, next) in claimed.next {
-            self.answered(id, next);
-        }
-        for claim in claimed.claims {
-            self.start(claim);
-        }
-    }
-
-    fn answered(&mut self, id: EndpointId, next: NextDue) {
-        let Some(lane) = self.lanes.get_mut(&id) else { return };
-        lane.answered(next);
-        match lane.work {
-            Work::Now => self.wake(id),
-            Work::At(due_at) => {
-                self.timers.insert((due_at, id));
+        claimed.claims.iter().for_each(|claim| *got.entry(claim.message.endpoint).or_default() += 1);
+        let mut asked_for_suspects = false;
+        for want in claiming {
+            let of_endpoint = got.entry(want.endpoint).or_default();
+            let used = want.room.min(*of_endpoint);
+            *of_endpoint -= used;
+            self.parts.slots.release(want.endpoint, want.room - used);
+            match want.pick {
+                Pick::Due if failed => self.wake(want.endpoint),
+                Pick::Due => {}
+                Pick::Probe if used == 0 => self.give_up_probe(want.endpoint),
+                Pick::Probe => {}
+                Pick::Suspects(_) => asked_for_suspects = true,
             }
-            Work::Asked | Work::Nothing => {}
         }
-        self.probe_found_nothing(id);
+        if asked_for_suspects {
+            let got = |id| claimed.claims.iter().any(|claim| claim.message.id == id);
+            if self.probation.claimed(got) {
+                self.trial_is_over();
+            }
+        }
+        claimed.next.iter().for_each(|(id, next)| self.lanes.answered(*id, *next));
+        claimed.claims.into_iter().for_each(|claim| self.start(claim));
     }
 
     fn reload_answered(&mut self, snapshot: Result<Option<Arc<Snapshot>>, StoreError>) {
-        self.reloaded_at = Instant::now();
         match snapshot {
             Ok(Some(snapshot)) => self.take_snapshot(snapshot),
             Ok(None) => {}
             Err(error) => {
-                self.reload_wanted = true;
+                self.reload.want();
                 self.store_failed("look at endpoints and settings", &error);
             }
         }
+    }
+
+    fn take_snapshot(&mut self, snapshot: Arc<Snapshot>) {
+        self.parts.snapshot = snapshot;
+        let accepts = self.accepts();
+        self.lanes.reconfigure(&self.parts.snapshot, &self.parts.environment, &self.parts.slots, accepts);
+        // What was resumed, enabled or reset may have work that was passed over.
+        self.look.want_now();
+        self.suspects.want();
     }
 
     fn look_answered(&mut self, waiting: Result<Vec<Waiting>, StoreError>) {
         match waiting {
             Ok(waiting) => waiting.into_iter().for_each(|waiting| self.due(waiting.endpoint, waiting.due_at)),
             Err(error) => {
-                self.look_wanted = true;
+                self.look.want();
                 self.store_failed("look for work", &error);
             }
         }
     }
 
+    fn suspects_answered(&mut self, found: Result<Vec<Suspect>, StoreError>) {
+        match found {
+            Ok(found) => self.probation.found(found),
+            Err(error) => {
+                self.suspects.want();
+                self.store_failed("look for suspects", &error);
+            }
+        }
+    }
+
+    fn trial_is_over(&mut self) {
+        self.suspects.want();
+        self.publish_room();
+    }
+
+    /// A failing store is an expected day: back off and go on.
     fn store_failed(&mut self, what: &str, error: &StoreError) {
         tracing::warn!(%error, "could not {what}; trying again in {:?}", self.backoff);
         self.retry_at = Instant::now() + self.backoff;
@@ -444,27 +412,25 @@ impl Dispatcher {
 
     // ---- attempts ----
 
+    /// The slot is reserved; from here on the claim ends in a settlement.
     fn start(&mut self, claim: Claim) {
         let id = claim.message.endpoint;
-        let now = self.store.now();
+        let now = self.parts.store.now();
+        let lane = self.lanes.get(id).filter(|_| !self.stopping && self.parts.lease.is_valid());
         let expired = claim.message.expires_at.is_some_and(|at| at <= now);
-        let Some(lane) = self.lanes.get(&id).filter(|_| !self.stopping && self.lease.is_valid() && !expired)
-        else {
-            let end = if expired { End::ExpiredUnstarted } else { End::Released };
-            self.release(id, 1);
-            let settlement = settlement::with_end(&claim, end);
-            self.unsettled.push(Ended { settlement, due_at: Some(now), report: None });
+        let Some(lane) = lane.filter(|_| !expired) else {
+            self.parts.slots.release(id, 1);
+            let ended = if expired { Ended::expired(&claim) } else { Ended::given_back(&claim, now) };
+            self.unsettled.push(ended);
             return;
         };
-        let longest = self.snapshot.settings.stale_recovery_timeout;
-        let timeout = lane
-            .endpoint
-            .protocol
-            .attempt_timeout(&lane.endpoint.config, &claim.message.options)
-            .min(longest);
+        let endpoint = &lane.endpoint;
+        let longest = self.parts.snapshot.settings.stale_recovery_timeout;
+        let timeout =
+            endpoint.protocol.attempt_timeout(&endpoint.config, &claim.message.options).min(longest);
         let attempt = Attempt {
             connection: lane.connection.clone(),
-            store: self.store.name(),
+            store: self.parts.store.name(),
             capture: self.capture(),
             timeout,
             started_at: now,
@@ -475,33 +441,25 @@ impl Dispatcher {
     }
 
     fn capture(&self) -> Capture {
-        let (on_success, on_failure) = match self.snapshot.settings.capture_response {
+        let settings = &self.parts.snapshot.settings;
+        let (on_success, on_failure) = match settings.capture_response {
             CaptureResponse::All => (true, true),
             CaptureResponse::Failures => (false, true),
             CaptureResponse::Off => (false, false),
         };
-        let bytes_max = self.snapshot.settings.response_body_max_bytes as usize;
-        Capture { on_success, on_failure, bytes_max }
+        Capture { on_success, on_failure, bytes_max: settings.response_body_max_bytes as usize }
     }
 
-    fn attempt_ended(&mut self, finished: Result<Finished, tokio::task::JoinError>) {
-        let finished = match finished {
-            Ok(finished) => finished,
-            Err(error) => {
-                assert!(!error.is_panic(), "an attempt catches the panics of its sink: {error}");
-                return;
-            }
-        };
+    fn attempt_ended(&mut self, finished: Result<Finished, JoinError>) {
+        let finished = finished.expect("an attempt catches the panics of its sink and is never aborted here");
         let id = finished.claim.message.endpoint;
-        self.release(id, 1);
-        let now = self.store.now();
-        let accepts = !self.stopping && self.trial_permits_others();
-        let Some(lane) = self.lanes.get_mut(&id) else {
-            // Its endpoint was dropped meanwhile, and its messages cancelled.
-            return;
-        };
+        self.parts.slots.release(id, 1);
+        let (now, accepts) = (self.parts.store.now(), self.accepts());
+        // An endpoint that was dropped meanwhile has no messages left to settle.
+        let Some(lane) = self.lanes.get_mut(id) else { return };
         lane.concurrency.observe(finished.load, finished.started_at, now);
-        let settings = &self.snapshot.settings;
+        lane.publish_room(accepts);
+        let settings = &self.parts.snapshot.settings;
         let next = lane.failures.observe(
             lane.circuit,
             finished.epoch,
@@ -510,71 +468,75 @@ impl Dispatcher {
             settings.circuit_breaker_threshold,
             settings.circuit_breaker_cooldown,
         );
-        lane.publish_room(accepts);
-        if lane.work == Work::Now && !lane.in_line {
-            lane.in_line = true;
-            self.line.push_back(id);
-        }
-        let ended = self.judge(finished, now);
+        let ended = Ended::attempted(finished, lane, settings, now, self.parts.events.anybody_listens());
         self.unsettled.push(ended);
+        self.lanes.has_room_again(id);
         if let Some(to) = next {
+            if to.state == (CircuitState::HalfOpen { probe: None }) {
+                // The probe told nothing: another message may.
+                self.wake(id);
+            }
             self.move_circuit(id, to);
         }
     }
 
-    fn judge(&self, finished: Finished, now: Timestamp) -> Ended {
-        let lane = &self.lanes[&finished.claim.message.endpoint];
-        let standing = Standing {
-            budget_used: finished.claim.budget_used(),
-            expires_at: finished.claim.message.expires_at,
-            auto_disable_on_gone: lane.endpoint.protocol.auto_disable_on_gone(&lane.endpoint.config),
-        };
-        let retry_max_delay = self.snapshot.settings.retry_max_delay;
-        let decide =
-            |policy| verdict(&finished.outcome, standing, policy, retry_max_delay, now, rand::random());
-        let verdict = match max_attempts_option(&finished.claim.message.options) {
-            None => decide(&lane.policy),
-            Some(max_attempts) => decide(&crate::retry::RetryPolicy { max_attempts, ..lane.policy.clone() }),
-        };
-        let due_at = match &verdict {
-            Verdict::Retry { due_at, .. } | Verdict::Spare { due_at } => Some(*due_at),
-            Verdict::Complete | Verdict::Dead { .. } | Verdict::Expire => None,
-        };
-        let settlement = settlement::of_attempt(&finished, verdict);
-        let report = self.events.anybody_listens().then(|| Report {
-            name: lane.endpoint.name.clone(),
-            attempt: finished.claim.attempt,
-            duration: finished.duration,
-            age: Duration::try_from(now.duration_since(finished.claim.message.created_at))
-                .unwrap_or_default(),
-            outcome: finished.outcome,
+    // ---- circuits ----
+
+    fn move_circuit(&mut self, id: EndpointId, to: Circuit) {
+        let Some(lane) = self.lanes.get_mut(id) else { return };
+        // A second transition would lose the swap; its attempt began under the old epoch anyway.
+        if !lane.circuit_moving {
+            lane.circuit_moving = true;
+            lane.publish_room(false);
+            self.circuits.begin(self.parts.store.clone(), id, lane.circuit, to);
+        }
+    }
+
+    /// The cooldown is over: whoever swaps first may try one message.
+    fn take_probe(&mut self, id: EndpointId, now: Timestamp) {
+        let Some(lane) = self.lanes.get(id) else { return };
+        let lease_until = now + lane.endpoint.timeout() + PROBE_LEASE_MARGIN;
+        let to = lane.circuit.probing(self.parts.lease.node(), lease_until);
+        self.move_circuit(id, to);
+    }
+
+    /// Nothing was there to probe with. The lane knows from the store when there will be.
+    fn give_up_probe(&mut self, id: EndpointId) {
+        if let Some(lane) = self.lanes.get(id)
+            && let CircuitState::HalfOpen { probe: Some(_) } = lane.circuit.state
+        {
+            self.move_circuit(id, lane.circuit.probe_given_up());
+        }
+    }
+
+    fn circuit_moved(&mut self, change: CircuitMove) {
+        let (id, accepts) = (change.endpoint, self.accepts());
+        let Some(lane) = self.lanes.get_mut(id) else { return };
+        lane.circuit_moving = false;
+        let moved = change.moved.unwrap_or_else(|error| {
+            tracing::warn!(%error, endpoint = %lane.endpoint.name, "could not move the circuit");
+            false
         });
-        Ended { settlement, due_at, report }
-    }
-
-    fn tell(&self, report: Report, settled: Settled) {
-        let Effect::Applied(state) = settled.effect else { return };
-        let (class, error, status) = match report.outcome {
-            Outcome::Delivered(receipt) => (None, None, receipt.status),
-            Outcome::Failed(failure) => (Some(failure.class), Some(failure.tagged()), failure.status),
-            Outcome::Lost { .. } => (None, None, None),
-        };
-        let happening = Happening::Attempted {
-            message: settled.id,
-            attempt: report.attempt,
-            state,
-            class,
-            error,
-            status,
-            duration: report.duration,
-            age: report.age,
-        };
-        self.events.tell_named(settled.endpoint, report.name, happening);
-    }
-
-    fn release(&self, id: EndpointId, count: u32) {
-        if let Some(lane) = self.lanes.get(&id) {
-            self.slots.release(&lane.slot, count);
+        if !moved {
+            // Another node was first: what it made of the circuit comes with the next snapshot.
+            self.reload.want();
+            self.lanes.has_room_again(id);
+            return;
+        }
+        lane.circuit = change.to;
+        lane.publish_room(accepts);
+        let (from, to) = (change.from.state.name(), change.to.state.name());
+        if from != to {
+            tracing::info!(endpoint = %lane.endpoint.name, "circuit {}", to.as_str());
+            let name = lane.endpoint.name.clone();
+            self.parts.events.tell_named(id, name, Happening::Circuit { from, to });
+        }
+        match change.to.state {
+            CircuitState::HalfOpen { probe: Some(_) } => self.circuits.may_probe(id),
+            CircuitState::Closed => self.wake(id),
+            CircuitState::Open { .. } | CircuitState::HalfOpen { probe: None } => {
+                self.lanes.has_room_again(id);
+            }
         }
     }
 
@@ -584,281 +546,50 @@ impl Dispatcher {
         match arrival {
             Arrival::Claimed(claim) => self.start(claim),
             Arrival::Pending(id) => self.wake(id),
-            Arrival::Outside => self.look_wanted = true,
-            Arrival::Reconfigured => self.reload_wanted = true,
+            Arrival::Outside => self.look.want(),
+            Arrival::Reconfigured => self.reload.want(),
         }
     }
 
     fn wake(&mut self, id: EndpointId) {
-        let Some(lane) = self.lanes.get_mut(&id) else {
-            // An endpoint made a moment ago: look again once it is known.
-            self.reload_wanted = true;
-            self.look_wanted = true;
-            return;
-        };
-        lane.work = Work::Now;
-        if !lane.in_line {
-            lane.in_line = true;
-            self.line.push_back(id);
+        if !self.lanes.wake(id) {
+            // Made a moment ago: its work is looked for once it is known.
+            self.reload.want();
         }
     }
 
     fn due(&mut self, id: EndpointId, due_at: Timestamp) {
-        if due_at <= self.store.now() {
-            return self.wake(id);
-        }
-        let Some(lane) = self.lanes.get_mut(&id) else { return self.wake(id) };
-        lane.due_at(due_at);
-        match lane.work {
-            Work::At(at) => _ = self.timers.insert((at, id)),
-            Work::Now => self.wake(id),
-            Work::Asked | Work::Nothing => {}
+        if !self.lanes.due(id, due_at, self.parts.store.now()) {
+            // Made a moment ago: its work is looked for once it is known.
+            self.reload.want();
         }
     }
 
-    fn fire_timers(&mut self) {
-        let now = self.store.now();
-        while let Some((due_at, id)) = self.timers.first().copied() {
-            if due_at > now {
-                return;
-            }
-            self.timers.pop_first();
-            if self.lanes.get(&id).is_some_and(|lane| lane.work == Work::At(due_at)) {
-                self.wake(id);
-            }
-        }
+    /// Senders may claim in the same breath as they insert.
+    fn accepts(&self) -> bool {
+        !self.stopping && self.parts.snapshot.paused.is_none() && !self.probation.wants_the_node_empty()
+    }
+
+    fn publish_room(&self) {
+        self.lanes.publish_room(self.accepts());
     }
 
     fn wake_at(&self) -> Instant {
-        let now = Instant::now();
-        let mut wake_at = now + TURN_INTERVAL;
-        let store_now = self.store.now();
-        let soonest = self.timers.first().map(|(due_at, _)| *due_at);
-        let suspect = self.suspects.iter().map(|suspect| suspect.due_at).filter(|at| *at > store_now).min();
-        for due_at in [soonest, suspect].into_iter().flatten() {
-            let ahead = Duration::try_from(due_at.duration_since(store_now)).unwrap_or_default();
-            wake_at = wake_at.min(now + ahead);
-        }
-        if self.reload_wanted {
-            wake_at = wake_at.min(self.reloaded_at + SNAPSHOT_INTERVAL);
-        }
-        if self.look_wanted {
-            wake_at = wake_at.min(self.looked_at + LOOK_EVERYWHERE_INTERVAL);
-        }
-        if self.suspects_wanted {
-            wake_at = wake_at.min(self.suspects_at + SUSPECTS_INTERVAL / 20);
-        }
-        if self.retry_at > now {
-            wake_at = wake_at.max(self.retry_at);
-        }
-        wake_at
-    }
-
-    fn take_snapshot(&mut self, snapshot: Arc<Snapshot>) {
-        let known: std::collections::HashSet<EndpointId> =
-            snapshot.endpoints.iter().map(|endpoint| endpoint.id).collect();
-        self.lanes.retain(|id, _| {
-            known.contains(id) || {
-                self.slots.forget(*id);
-                false
-            }
-        });
-        let accepts = snapshot.paused.is_none() && !self.stopping && self.trial_permits_others();
-        for endpoint in &snapshot.endpoints {
-            let lane = self.lanes.entry(endpoint.id).or_insert_with(|| {
-                let slot = self.slots.slot(endpoint.id);
-                Lane::new(endpoint.clone(), &snapshot.settings, &self.environment, slot)
-            });
-            lane.reconfigure(endpoint.clone(), &snapshot.settings, &self.environment);
-            lane.publish_room(accepts);
-        }
-        self.snapshot = snapshot;
-        // Whatever was resumed, enabled or reset may have work that was passed over.
-        self.look_wanted = true;
-        self.looked_at = self.looked_at.checked_sub(LOOK_EVERYWHERE_INTERVAL).unwrap_or(self.looked_at);
-    }
-
-    // ---- circuits ----
-
-    fn move_circuit(&mut self, id: EndpointId, to: Circuit) {
-        let Some(lane) = self.lanes.get_mut(&id) else { return };
-        lane.circuit_moving = true;
-        lane.publish_room(false);
-        let (store, from) = (self.store.clone(), lane.circuit);
-        self.circuit_moves.push(Box::pin(async move {
-            let moved = store.move_circuit(id, from.epoch, to).await;
-            CircuitMove { endpoint: id, from, to, moved }
-        }));
-    }
-
-    /// The cooldown is over: whoever swaps first may try one message.
-    fn take_probe(&mut self, id: EndpointId, now: Timestamp) {
-        let Some(lane) = self.lanes.get(&id) else { return };
-        let lease_until = now + lane.endpoint.timeout() + PROBE_LEASE_MARGIN;
-        let to = lane.circuit.probing(self.lease.node(), lease_until);
-        self.move_circuit(id, to);
-    }
-
-    fn circuit_moved(&mut self, change: CircuitMove) {
-        let accepts = !self.stopping && self.trial_permits_others();
-        let Some(lane) = self.lanes.get_mut(&change.endpoint) else { return };
-        lane.circuit_moving = false;
-        match change.moved {
-            Ok(true) => {
-                lane.circuit = change.to;
-                let (from, to) = (change.from.state.name(), change.to.state.name());
-                if from != to {
-                    tracing::info!(endpoint = %lane.endpoint.name, "circuit {}", to.as_str());
-                    self.events.tell_named(
-                        change.endpoint,
-                        lane.endpoint.name.clone(),
-                        Happening::Circuit { from, to },
-                    );
-                }
-                if matches!(change.to.state, CircuitState::HalfOpen { probe: Some(_) }) {
-                    self.probes.push_back(change.endpoint);
-                }
-            }
-            Ok(false) => self.reload_wanted = true,
-            Err(error) => {
-                self.reload_wanted = true;
-                self.store_failed("move a circuit", &error);
-            }
-        }
-        if let Some(lane) = self.lanes.get(&change.endpoint) {
-            lane.publish_room(accepts);
-        }
-        self.wake(change.endpoint);
-    }
-
-    /// A probe that claimed nothing goes back, or nobody could probe until its lease is over.
-    fn probe_found_nothing(&mut self, id: EndpointId) {
-        let Some(lane) = self.lanes.get(&id) else { return };
-        let ours = matches!(lane.circuit.state,
-            CircuitState::HalfOpen { probe: Some(probe) } if probe.node == self.lease.node());
-        if ours && !lane.circuit_moving && lane.slot.running() == 0 {
-            let to = lane.circuit.probe_given_up();
-            let work = lane.work;
-            self.move_circuit(id, to);
-            if let (Work::Nothing, Some(lane)) = (work, self.lanes.get_mut(&id)) {
-                lane.work = Work::Nothing;
-            }
-        }
-    }
-
-    // ---- probation ----
-
-    fn suspects_answered(&mut self, found: Result<Vec<Suspect>, StoreError>) {
-        match found {
-            Ok(found) => self.suspects = found,
-            Err(error) => {
-                self.suspects_wanted = true;
-                self.store_failed("look for suspects", &error);
-            }
-        }
-    }
-
-    /// Picks the next suspects when none is in flight, and waits for an empty node where one must be alone.
-    fn want_trial(&mut self, request: &mut ClaimRequest) {
-        if self.trial.is_none() && !self.suspects.is_empty() {
-            self.trial = self.pick_trial();
-            if self.is_isolating() {
-                self.close_lanes();
-            }
-        }
-        let Some(trial) = &self.trial else { return };
-        if !self.trial_running.is_empty() {
-            return;
-        }
-        if let Trial::Isolated(_) = trial {
-            if !self.slots.is_idle() {
-                return;
-            }
-            request.alone = true;
-        }
-        let mut by_endpoint: HashMap<EndpointId, Vec<MessageId>> = HashMap::new();
-        for suspect in trial.suspects() {
-            by_endpoint.entry(suspect.endpoint).or_default().push(suspect.id);
-        }
-        for (endpoint, mut ids) in by_endpoint {
-            let Some(lane) = self.lanes.get(&endpoint) else { continue };
-            let room = self.slots.reserve(&lane.slot, lane.endpoint.max_in_flight(), ids.len() as u32);
-            ids.truncate(room as usize);
-            if room > 0 {
-                self.trial_running.extend(&ids);
-                request.wants.push(Want { endpoint, room, pick: Pick::Suspects(ids) });
-            }
-        }
-        if self.trial_running.is_empty() {
-            self.give_up_trial();
-        }
-    }
-
-    fn pick_trial(&self) -> Option<Trial> {
-        let now = self.store.now();
-        let may_try = |suspect: &Suspect| {
-            let lane = self.lanes.get(&suspect.endpoint);
-            lane.is_some_and(|lane| lane.permission(now) == Some(Permission::Deliver))
-        };
-        let is_last = |suspect: &Suspect| {
-            let lane = self.lanes.get(&suspect.endpoint);
-            lane.is_some_and(|lane| !lane.policy.allows_another(suspect.budget_used + 1))
-        };
-        next_trial(&self.suspects, now, may_try, is_last)
-    }
-
-    /// Suspects that were not claimed after all are no longer waited for.
-    fn trial_claimed(&mut self, claimed: &Claimed) {
-        if self.trial.is_none() {
-            return;
-        }
-        let got = |id: &MessageId| claimed.claims.iter().any(|claim| claim.message.id == *id);
-        self.trial_running.retain(got);
-        if self.trial_running.is_empty() && !(self.is_isolating() && !self.slots.is_idle()) {
-            self.give_up_trial();
-        }
-    }
-
-    fn trial_ended(&mut self, id: MessageId) {
-        if self.trial.is_some() {
-            let before = self.trial_running.len();
-            self.trial_running.retain(|running| *running != id);
-            if before > 0 && self.trial_running.is_empty() {
-                self.give_up_trial();
-            }
-        }
-    }
-
-    fn give_up_trial(&mut self) {
-        let was_isolating = self.is_isolating();
-        self.trial = None;
-        self.trial_running.clear();
-        self.suspects.clear();
-        self.suspects_wanted = true;
-        if was_isolating {
-            let accepts = self.snapshot.paused.is_none() && !self.stopping;
-            self.lanes.values().for_each(|lane| lane.publish_room(accepts));
-        }
-    }
-
-    fn is_isolating(&self) -> bool {
-        matches!(self.trial, Some(Trial::Isolated(_)))
-    }
-
-    fn trial_permits_others(&self) -> bool {
-        !self.is_isolating()
-    }
-
-    fn close_lanes(&self) {
-        self.lanes.values().for_each(|lane| lane.publish_room(false));
+        let (now, store_now) = (Instant::now(), self.parts.store.now());
+        let from_store =
+            |at: Timestamp| now + Duration::try_from(at.duration_since(store_now)).unwrap_or_default();
+        let times = [
+            self.lanes.next_timer().map(from_store),
+            self.probation.next_due(store_now).map(from_store),
+            self.reload.wake_at(),
+            self.look.wake_at(),
+            self.suspects.wake_at(),
+        ];
+        let soonest = times.into_iter().flatten().fold(now + TURN_INTERVAL, Instant::min);
+        soonest.max(self.retry_at)
     }
 
     // ---- the end ----
-
-    fn begin_to_stop(&mut self) {
-        self.stopping = true;
-        self.close_lanes();
-    }
 
     fn is_drained(&self) -> bool {
         self.attempts.is_empty() && self.claim.is_none() && self.settle.is_none() && self.unsettled.is_empty()
@@ -866,38 +597,20 @@ impl Dispatcher {
 
     /// What is still running is cut off: leaving the store gives its claims back.
     async fn finish(mut self) {
-        self.close_lanes();
         self.attempts.shutdown().await;
-        if let Some(settle) = self.settle.take() {
-            let settled = settle.await;
+        if !self.settle.is_none() {
+            let settled = self.settle.answer().await;
             self.settle_answered(settled);
         }
-        if let Some(claim) = self.claim.take() {
-            let claimed = claim.await;
+        if !self.claim.is_none() {
+            let claimed = self.claim.answer().await;
             self.claim_answered(claimed);
         }
         let settlements: Vec<Settlement> = self.unsettled.drain(..).map(|ended| ended.settlement).collect();
         if !settlements.is_empty()
-            && let Err(error) = self.store.settle(settlements).await
+            && let Err(error) = self.parts.store.settle(settlements).await
         {
             tracing::warn!(%error, "could not settle the last attempts; they are made again after the restart");
         }
-        self.pulse.0.store(0, Relaxed);
     }
-}
-
-/// The answer to a call, once there is one; never while none is under way.
-async fn answer<T>(call: &mut Call<T>) -> Result<T, StoreError> {
-    match call {
-        None => std::future::pending().await,
-        Some(under_way) => {
-            let answer = under_way.await;
-            *call = None;
-            answer
-        }
-    }
-}
-
-fn far_ahead() -> Instant {
-    Instant::now() + Duration::from_secs(86_400)
 }

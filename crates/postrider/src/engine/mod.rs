@@ -20,10 +20,14 @@ use crate::store::{Hello, Store};
 pub use events::{Event, Happening};
 
 mod dispatcher;
+mod lanes;
 mod lane;
+mod circuits;
+mod errand;
 mod slots;
 mod concurrency;
 mod attempt;
+mod ended;
 mod settlement;
 mod probation;
 mod lease;

@@ -63,8 +63,9 @@ pub fn value(name: &HeaderName, text: &str) -> Result<HeaderValue, String> {
     if name == http::header::HOST && !is_authority(text) {
         return Err("must be a host name with an optional port".to_owned());
     }
-    // The parser lets bytes above 127 through, but receivers disagree about what they mean.
-    HeaderValue::from_str(text).map_err(|_| "must be visible ASCII characters, spaces and tabs".to_owned())
+    // The parser lets other alphabets through, but receivers disagree about what their bytes mean.
+    let parsed = HeaderValue::from_str(text).ok().filter(|_| text.is_ascii());
+    parsed.ok_or_else(|| "must be visible ASCII characters, spaces and tabs".to_owned())
 }
 
 pub fn is_secret(name: &str) -> bool {

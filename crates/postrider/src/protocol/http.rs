@@ -1,6 +1,6 @@
 //! Keys of the http protocol and the rules of their values.
 
-use http::{HeaderValue, Method};
+use http::Method;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::{Map, Value};
@@ -137,7 +137,7 @@ fn password(text: &str) -> Result<(), String> {
 }
 
 fn token(text: &str) -> Result<(), String> {
-    let visible = HeaderValue::from_str(text).is_ok() && !text.contains([' ', '\t']);
+    let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
     match visible && !text.is_empty() {
         true => Ok(()),
         false => Err("must be visible ASCII characters without spaces".to_owned()),

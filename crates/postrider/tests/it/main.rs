@@ -1,1 +1,3 @@
+mod domain;
+mod store;
 mod sinks;

@@ -167,8 +167,8 @@ fn about(delivery: &Delivery, headers: &mut HeaderMap) {
 fn content_type(message: &Message) -> Result<HeaderValue, Failure> {
     match message.content_type.as_str() {
         JSON => Ok(HeaderValue::from_static(JSON)),
-        other => HeaderValue::from_str(other)
-            .map_err(|_| Failure::permanent("content_type: cannot be sent as a header")),
+        other => headers::value(&CONTENT_TYPE, other)
+            .map_err(|rule| Failure::permanent(format!("content_type: {rule}"))),
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::tz::Offset;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::keys::{self, Key};
+use super::keys::{self, Key, Place};
 use super::row::{at, micros_of};
 use super::writer::Write;
 use super::{send, storage_error};
@@ -119,8 +119,8 @@ pub(super) struct Leaving {
     pub(super) id: MessageId,
     pub(super) endpoint: EndpointId,
     pub(super) created_at: i64,
-    pub(super) attempts: u32,
     pub(super) has_idempotency_key: bool,
+    pub(super) place: Place,
     pub(super) key: Option<Key>,
 }
 
@@ -159,7 +159,7 @@ pub(super) fn leave(
     if leaving.has_idempotency_key && state == State::Completed && !settings.idempotency_retention.is_zero() {
         reserve_key(write, leaving.id)?;
     }
-    if settings.attempt_log == AttemptLog::Off && leaving.attempts > 1 {
+    if settings.attempt_log == AttemptLog::Off {
         forget_attempts(write, leaving.id)?;
     }
     remove(write, leaving)
@@ -174,8 +174,9 @@ pub(super) fn remove(write: &mut Write<'_>, leaving: &Leaving) -> Result<Option<
         .map_err(storage_error)?;
     write.counts.queued(leaving.endpoint, -1);
     match &leaving.key {
-        Some(key) => keys::advance(write, key),
-        None => Ok(None),
+        // Who was behind its key lets nobody go: another one of the key is active, or the key is held.
+        Some(key) if leaving.place != Place::Blocked => keys::advance(write, key),
+        Some(_) | None => Ok(None),
     }
 }
 

@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::keys::Place;
 use super::row::{self, MESSAGE_COLUMNS, at, micros_of};
 use super::writer::Write;
-use super::{archive, storage_error};
+use super::{archive, nodes, storage_error};
 use crate::breaker::CircuitState;
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::message::{Claim, Fence, MessageId, State};
@@ -18,6 +18,7 @@ const PROBE_SCAN_MAX: usize = 1000;
 const EXPIRED_PER_WANT_MAX: usize = 256;
 
 pub(super) fn claim(write: &mut Write<'_>, request: &ClaimRequest) -> Result<Claimed> {
+    nodes::check_live(write, request.node)?;
     let mut claimed = Claimed::default();
     for want in &request.wants {
         let next = claim_want(write, request, want, &mut claimed.claims)?;
@@ -122,7 +123,11 @@ fn claim_probe(
     if room == 0 {
         return Ok(NextDue::Now);
     }
-    let Some(id) = fewest_attempts(write, endpoint.id).map_err(storage_error)? else {
+    let mut found = fewest_attempts(write, endpoint.id).map_err(storage_error)?;
+    if found.is_none() {
+        found = suspect_to_probe(write, endpoint.id, request.alone).map_err(storage_error)?;
+    }
+    let Some(id) = found else {
         let due = earliest_due(write.conn, endpoint.id).map_err(storage_error)?;
         return Ok(due.map_or(NextDue::Nothing, NextDue::At));
     };
@@ -283,6 +288,25 @@ fn fewest_attempts(write: &Write<'_>, endpoint: EndpointId) -> rusqlite::Result<
         }
     }
     Ok(best.map(|(_, id)| MessageId(id)))
+}
+
+/// When only suspects are left to probe with, or the circuit would stay half-open until something new is
+/// sent. One that was lost twice is claimed alone only.
+fn suspect_to_probe(
+    write: &Write<'_>,
+    endpoint: EndpointId,
+    alone: bool,
+) -> rusqlite::Result<Option<MessageId>> {
+    write
+        .conn
+        .prepare_cached(
+            "SELECT id FROM _postrider_queue INDEXED BY _postrider_queue_suspect
+             WHERE place = 3 AND endpoint_id = ?1 AND due_at <= ?2 AND (expires_at IS NULL OR expires_at > ?2)
+               AND (losses < 2 OR ?3)
+             ORDER BY attempts, due_at LIMIT 1",
+        )?
+        .query_row(params![endpoint.0, micros_of(write.now), alone], |row| row.get(0).map(MessageId))
+        .optional()
 }
 
 /// How much of `room` the rate limit leaves, and when the next one may go.

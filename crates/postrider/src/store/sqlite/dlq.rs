@@ -29,12 +29,10 @@ pub(super) fn bury(
 ) -> Result<Option<EndpointId>> {
     let errors = last_errors(write.conn, id).map_err(storage_error)?;
     let errors = serde_json::to_string(&errors).expect("attempt errors are always JSON");
-    let (endpoint, attempts, created_at): (i64, u32, i64) = write
+    let (endpoint, created_at): (i64, i64) = write
         .conn
-        .prepare_cached("SELECT endpoint_id, attempts, created_at FROM _postrider_queue WHERE id = ?1")
-        .and_then(|mut statement| {
-            statement.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
-        })
+        .prepare_cached("SELECT endpoint_id, created_at FROM _postrider_queue WHERE id = ?1")
+        .and_then(|mut statement| statement.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?))))
         .map_err(storage_error)?;
     let endpoint = EndpointId(endpoint);
     let holds = key.is_some()
@@ -61,8 +59,8 @@ pub(super) fn bury(
         .map_err(storage_error)?;
     write.counts.dead(endpoint, 1);
     write.counts.dlq_bytes(endpoint, bytes);
-    let leaving =
-        Leaving { id, endpoint, created_at, attempts, has_idempotency_key: false, key: key.cloned() };
+    let (has_idempotency_key, place, key) = (false, Place::Claimed, key.cloned());
+    let leaving = Leaving { id, endpoint, created_at, has_idempotency_key, place, key };
     archive::remove(write, &leaving)
 }
 
@@ -256,6 +254,27 @@ pub(super) fn release_key(write: &mut Write<'_>, key: &str, endpoint: Option<&st
         events::log(write, "key.released", Some(key), &json!({ "heads": held.len() }))?;
     }
     Ok(held.len() as u64)
+}
+
+/// Every key that waits for a dead head of this endpoint goes on: in the global scope others wait behind it.
+pub(super) fn release_all(write: &mut Write<'_>, endpoint: EndpointId) -> Result<()> {
+    let held: Vec<Key> = write
+        .conn
+        .prepare_cached(
+            "UPDATE _postrider_dlq SET holds_key = 0 WHERE holds_key = 1 AND endpoint_id = ?1
+             RETURNING key_scope, ordering_key",
+        )
+        .and_then(|mut statement| {
+            statement
+                .query_map([endpoint.0], |row| Ok(Key { scope: row.get(0)?, key: row.get(1)? }))?
+                .collect()
+        })
+        .map_err(storage_error)?;
+    for key in held {
+        let unblocked = keys::advance_if_idle(write, &key)?;
+        write.tell_pending(unblocked);
+    }
+    Ok(())
 }
 
 fn key_of(conn: &Connection, dlq_id: i64) -> Result<Option<Key>> {

@@ -6,16 +6,15 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Value, json};
 
-use super::archive::{self, Leaving};
 use super::row::{at, micros_of, object, optional_at};
 use super::writer::Write;
-use super::{events, settle, storage_error};
+use super::{dlq, events, settle, storage_error};
 use crate::breaker::{Circuit, CircuitState, Probe};
 use crate::endpoint::{
     CheckedEndpoint, DisabledBy, Endpoint, EndpointChange, EndpointId, EndpointOptions, NewEndpoint,
 };
 use crate::error::StoreError;
-use crate::message::{MessageId, NodeId, State};
+use crate::message::{MessageId, NodeId};
 use crate::protocol::Protocol;
 use crate::retry::RetryOverrides;
 use crate::store::{Arrival, Result};
@@ -170,13 +169,11 @@ fn has_keyed_messages(conn: &Connection, endpoint: EndpointId) -> Result<bool> {
 /// Cancels up to [`DROP_BATCH`] messages of the endpoint and drops it when none is left; true when done.
 pub(super) fn drop(write: &mut Write<'_>, name: &str, force: bool) -> Result<bool> {
     let id = load_by_name(write.conn, name)?.id;
-    let queued: Vec<(i64, i64)> = write
+    let queued: Vec<i64> = write
         .conn
-        .prepare_cached("SELECT id, place FROM _postrider_queue WHERE endpoint_id = ?1 ORDER BY id LIMIT ?2")
+        .prepare_cached("SELECT id FROM _postrider_queue WHERE endpoint_id = ?1 ORDER BY id LIMIT ?2")
         .and_then(|mut statement| {
-            statement
-                .query_map(params![id.0, DROP_BATCH as i64 + 1], |row| Ok((row.get(0)?, row.get(1)?)))?
-                .collect()
+            statement.query_map(params![id.0, DROP_BATCH as i64 + 1], |row| row.get(0))?.collect()
         })
         .map_err(storage_error)?;
     if !queued.is_empty() && !force {
@@ -184,20 +181,13 @@ pub(super) fn drop(write: &mut Write<'_>, name: &str, force: bool) -> Result<boo
             "endpoint {name:?} has messages; force the drop to cancel them, or let them be delivered first"
         )));
     }
-    for (message, _) in queued.iter().take(DROP_BATCH) {
-        // One in flight is given back first: its late result finds nothing to change.
-        settle::release(write, MessageId(*message))?;
-        let leaving: Leaving = settle::pending(write, MessageId(*message))?;
-        let unblocked = archive::leave(write, &leaving, State::Cancelled, None)?;
-        write.tell_pending(unblocked);
+    for message in queued.iter().take(DROP_BATCH) {
+        settle::cancel_by_force(write, MessageId(*message))?;
     }
     if queued.len() > DROP_BATCH {
         return Ok(false);
     }
-    write
-        .conn
-        .execute("UPDATE _postrider_dlq SET holds_key = 0 WHERE endpoint_id = ?1 AND holds_key = 1", [id.0])
-        .map_err(storage_error)?;
+    dlq::release_all(write, id)?;
     write
         .conn
         .execute(

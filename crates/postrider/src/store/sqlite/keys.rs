@@ -109,13 +109,12 @@ pub(super) fn advance_if_idle(write: &mut Write<'_>, key: &Key) -> Result<Option
     if has_claimed(write, key)? { Ok(None) } else { advance(write, key) }
 }
 
-/// Looks through the claimed messages, of which there are never more than a node can run.
 pub(super) fn has_claimed(write: &Write<'_>, key: &Key) -> Result<bool> {
     write
         .conn
         .prepare_cached(
-            "SELECT EXISTS (SELECT 1 FROM _postrider_queue INDEXED BY _postrider_queue_claimed
-                            WHERE place = 2 AND key_scope = ?1 AND ordering_key = ?2)",
+            "SELECT EXISTS (SELECT 1 FROM _postrider_queue INDEXED BY _postrider_queue_current
+                            WHERE key_scope = ?1 AND ordering_key = ?2 AND place <> 1 AND place = 2)",
         )
         .and_then(|mut statement| statement.query_row(params![key.scope, key.key], |row| row.get(0)))
         .map_err(storage_error)

@@ -122,6 +122,16 @@ pub(super) fn heartbeat(write: &mut Write<'_>, node: NodeId) -> Result<()> {
     Ok(())
 }
 
+/// What a node claims after it was judged would be lost at once, so it gets nothing.
+pub(super) fn check_live(write: &Write<'_>, node: NodeId) -> Result<()> {
+    let live: bool = write
+        .conn
+        .prepare_cached("SELECT EXISTS (SELECT 1 FROM _postrider_nodes WHERE id = ?1 AND state = 'live')")
+        .and_then(|mut statement| statement.query_row([node.0], |row| row.get(0)))
+        .map_err(storage_error)?;
+    if live { Ok(()) } else { Err(StoreError::Conflict(format!("node {} lost its lease", node.0))) }
+}
+
 /// A clean stop: what the node still holds goes back, its attempts uncounted.
 pub(super) fn leave(write: &mut Write<'_>, node: NodeId) -> Result<()> {
     let held = write

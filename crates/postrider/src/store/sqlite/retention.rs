@@ -165,24 +165,30 @@ fn clean_archive(write: &mut Write<'_>, limit: usize) -> Result<usize> {
     Ok(done)
 }
 
-/// Retained as long as the archive. Ids grow with time, so the oldest are the lowest.
+/// Retained as long as the archive, and while their message is queued. Ids grow with time, so the oldest are the lowest.
 fn clean_attempts(write: &mut Write<'_>, limit: usize) -> Result<usize> {
     let before = months_ago(write.now, write.known.settings().archive_retention_months);
-    oldest_first(write, "_postrider_attempts", "started_at", before, limit)
+    write
+        .conn
+        .prepare_cached(
+            "DELETE FROM _postrider_attempts WHERE id IN
+               (SELECT id FROM (SELECT id, started_at FROM _postrider_attempts attempt
+                                WHERE NOT EXISTS (SELECT 1 FROM _postrider_queue WHERE id = attempt.message_id)
+                                ORDER BY id LIMIT ?2)
+                WHERE started_at <= ?1)",
+        )
+        .and_then(|mut statement| statement.execute(params![before, limit as i64]))
+        .map_err(storage_error)
 }
 
 fn clean_event_log(write: &mut Write<'_>, limit: usize) -> Result<usize> {
     let before = days_ago(write.now, write.known.settings().event_log_retention_days);
-    oldest_first(write, "_postrider_event_log", "at", before, limit)
-}
-
-fn oldest_first(write: &Write<'_>, table: &str, column: &str, before: i64, limit: usize) -> Result<usize> {
     write
         .conn
-        .prepare_cached(&format!(
-            "DELETE FROM {table} WHERE id IN
-               (SELECT id FROM (SELECT id, {column} AS at FROM {table} ORDER BY id LIMIT ?2) WHERE at <= ?1)"
-        ))
+        .prepare_cached(
+            "DELETE FROM _postrider_event_log WHERE id IN
+               (SELECT id FROM (SELECT id, at FROM _postrider_event_log ORDER BY id LIMIT ?2) WHERE at <= ?1)",
+        )
         .and_then(|mut statement| statement.execute(params![before, limit as i64]))
         .map_err(storage_error)
 }

@@ -11,7 +11,7 @@ use super::writer::Write;
 use super::{archive, claim, storage_error};
 use crate::clock::truncated;
 use crate::endpoint::Endpoint;
-use crate::error::{Invalid, StoreError};
+use crate::error::StoreError;
 use crate::message::{Claim, Fence, Message, MessageId, NewMessage, NodeId, Sent, State};
 use crate::store::{Arrival, Result};
 
@@ -22,8 +22,8 @@ const DIRECT_BATCH: i64 = 0;
 pub(super) fn send(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<Vec<Sent>> {
     let limit = write.known.settings().max_batch_messages;
     if messages.len() as u64 > limit {
-        let rule = format!("at most {limit} in one batch (max_batch_messages); there are {}", messages.len());
-        return Err(Invalid::new("messages", rule).into());
+        let (field, setting) = ("messages", "max_batch_messages");
+        return Err(StoreError::TooLarge { field, bytes: messages.len() as u64, limit, setting });
     }
     messages.iter().map(|message| send_one(write, message)).collect()
 }

@@ -207,7 +207,7 @@ fn standing(write: &Write<'_>, id: MessageId) -> Result<Option<Standing>> {
         .conn
         .prepare_cached(
             "SELECT place, node_id, batch, key_scope, ordering_key, losses, delivered_late, endpoint_id, created_at,
-                    attempts, idempotency_key IS NOT NULL
+                    idempotency_key IS NOT NULL
              FROM _postrider_queue WHERE id = ?1",
         )
         .and_then(|mut statement| {
@@ -226,8 +226,8 @@ fn standing(write: &Write<'_>, id: MessageId) -> Result<Option<Standing>> {
                             id,
                             endpoint: EndpointId(row.get(7)?),
                             created_at: row.get(8)?,
-                            attempts: row.get(9)?,
-                            has_idempotency_key: row.get(10)?,
+                            has_idempotency_key: row.get(9)?,
+                            place: Place::from_column(row.get(0)?),
                             key: key.clone(),
                         },
                         key,
@@ -257,6 +257,24 @@ pub(super) fn pending(write: &Write<'_>, id: MessageId) -> Result<Leaving> {
 pub(super) fn cancel(write: &mut Write<'_>, id: MessageId) -> Result<()> {
     let leaving = pending(write, id)?;
     let unblocked = archive::leave(write, &leaving, State::Cancelled, None)?;
+    write.tell_pending(unblocked);
+    Ok(())
+}
+
+/// Its endpoint goes away, so even one in flight is given back and cancelled: its late result finds nothing
+/// to change.
+pub(super) fn cancel_by_force(write: &mut Write<'_>, id: MessageId) -> Result<()> {
+    let Some(standing) = standing(write, id)? else { return Ok(()) };
+    let state = if standing.delivered_late { State::Completed } else { State::Cancelled };
+    write
+        .conn
+        .prepare_cached(
+            "UPDATE _postrider_queue SET place = 1, attempts = attempts - 1, node_id = 0, batch = 0, alone = 0,
+               started_at = 0 WHERE id = ?1 AND place = 2",
+        )
+        .and_then(|mut statement| statement.execute([id.0]))
+        .map_err(storage_error)?;
+    let unblocked = archive::leave(write, &standing.leaving, state, None)?;
     write.tell_pending(unblocked);
     Ok(())
 }

@@ -18,8 +18,3 @@ CREATE TABLE IF NOT EXISTS {table} (
   options TEXT,
   payload BLOB
 );
-CREATE TRIGGER IF NOT EXISTS {table}_cancelled BEFORE INSERT ON {table}
-WHEN NEW.status = 'cancelled' AND EXISTS (SELECT 1 FROM _postrider_queue WHERE id = NEW.id AND place = 2)
-BEGIN
-  SELECT RAISE(ABORT, '55000 a message that is processing cannot be cancelled');
-END;

@@ -1,0 +1,128 @@
+//! Encrypted deliveries, to receivers that can prove who they are.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use postrider::sink::{Sink, connect_with};
+use postrider::verdict::Class;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use serde_json::{Value, json};
+use tokio_rustls::TlsAcceptor;
+
+use super::gate::Answers;
+use super::server::{Server, Speaks, status};
+use super::support::*;
+
+/// An authority of certificates that nobody but the test trusts.
+pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    pub(super) fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    pub(super) fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    pub(super) fn acceptor(&self, name: &str, protocols: &[&str]) -> TlsAcceptor {
+        let key = KeyPair::generate().unwrap();
+        let certificate =
+            CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.0).unwrap();
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.der().clone()], key)
+            .unwrap();
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        TlsAcceptor::from(Arc::new(config))
+    }
+}
+
+pub(super) async fn serve(acceptor: TlsAcceptor) -> Server {
+    Server::start_at(loopback(), Speaks::Http1, Some(acceptor), |_| status(200)).await
+}
+
+fn loopback() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// `receiver.test` is the server, however often it is asked for.
+pub(super) fn named_sink(server: &Server, host: &str, more: Value) -> Arc<dyn Sink> {
+    let mut config = object(json!({"url": format!("https://{host}:{}/", server.address.port())}));
+    config.extend(object(more));
+    let answers = Answers::new(&[&["127.0.0.1"][..]; 100]);
+    connect_with(&endpoint("http", Value::Object(config)), &open_environment(), answers).unwrap()
+}
+
+#[tokio::test]
+async fn a_certificate_of_the_given_authority_is_trusted() {
+    let authority = Authority::new();
+    let server = serve(authority.acceptor("receiver.test", &["http/1.1"])).await;
+    for host in ["receiver.test", "receiver.test.", "RECEIVER.test"] {
+        let sink = named_sink(&server, host, json!({"tls": {"ca": authority.pem()}}));
+        for number in 0..3 {
+            sink.deliver(&delivery(message(number, "{}"))).await.unwrap();
+        }
+    }
+    assert_eq!((server.received().len(), server.connections()), (9, 3));
+}
+
+#[tokio::test]
+async fn a_certificate_can_be_made_out_to_an_address() {
+    let authority = Authority::new();
+    let server = serve(authority.acceptor("127.0.0.1", &[])).await;
+    let sink = named_sink(&server, "127.0.0.1", json!({"tls": {"ca": authority.pem()}}));
+    sink.deliver(&delivery(message(1, "{}"))).await.unwrap();
+}
+
+#[tokio::test]
+async fn another_authority_or_another_name_is_refused_before_anything_is_sent() {
+    let authority = Authority::new();
+    let server = serve(authority.acceptor("receiver.test", &[])).await;
+    let sinks = [
+        named_sink(&server, "receiver.test", json!({"tls": {"ca": Authority::new().pem()}})),
+        named_sink(&server, "other.test", json!({"tls": {"ca": authority.pem()}})),
+    ];
+    for sink in sinks {
+        let failure = sink.deliver(&delivery(message(1, "{}"))).await.unwrap_err();
+        assert_eq!(failure.class, Class::Retryable);
+        assert_says(&failure, "certificate");
+    }
+    assert!(server.received().is_empty());
+}
+
+#[tokio::test]
+async fn a_receiver_that_does_not_speak_tls_is_retryable() {
+    let server = Server::ok().await;
+    let sink = named_sink(&server, "receiver.test", json!({"tls": {"ca": Authority::new().pem()}}));
+    let failure = sink.deliver(&delivery(message(1, "{}"))).await.unwrap_err();
+    assert_eq!(failure.class, Class::Retryable);
+    assert_says(&failure, "TLS handshake with receiver.test failed");
+}
+
+#[tokio::test]
+async fn a_redirect_never_leaves_encryption() {
+    let authority = Authority::new();
+    let plain = Server::ok().await;
+    let location = plain.url("/");
+    let redirect = move |_: &super::server::Received| {
+        let mut response = status(307);
+        response.headers_mut().insert("location", location.parse().unwrap());
+        response
+    };
+    let acceptor = authority.acceptor("receiver.test", &[]);
+    let server = Server::start_at(loopback(), Speaks::Http1, Some(acceptor), redirect).await;
+    let sink =
+        named_sink(&server, "receiver.test", json!({"tls": {"ca": authority.pem()}, "max_redirects": 5}));
+    let failure = sink.deliver(&delivery(message(1, "{}"))).await.unwrap_err();
+    assert_eq!(failure.class, Class::Permanent);
+    assert_says(&failure, "unencrypted");
+    assert!(plain.received().is_empty());
+}
