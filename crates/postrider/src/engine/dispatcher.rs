@@ -265,6 +265,12 @@ impl Dispatcher {
     /// The next suspects, when none is on trial; a claim with one that must be alone asks for nothing else.
     fn want_suspects(&mut self, request: &mut ClaimRequest) {
         let now = self.parts.store.now();
+        for endpoint in self.probation.due_endpoints(now) {
+            // Suspects can probe a circuit too, when nothing else is there to do it.
+            if self.lanes.get(endpoint).is_some_and(|lane| lane.permission(now) == Some(Permission::Probe)) {
+                self.wake(endpoint);
+            }
+        }
         let lanes = &self.lanes;
         let may_try = |suspect: &Suspect| {
             lanes.get(suspect.endpoint).is_some_and(|lane| lane.permission(now) == Some(Permission::Deliver))

@@ -3,6 +3,7 @@
 
 use jiff::Timestamp;
 
+use crate::endpoint::EndpointId;
 use crate::message::MessageId;
 use crate::store::{PROBATION_BATCH, Suspect};
 
@@ -90,6 +91,10 @@ impl Probation {
         self.keep(|message| message != id)
     }
 
+    pub(super) fn due_endpoints(&self, now: Timestamp) -> Vec<EndpointId> {
+        self.suspects.iter().filter(|suspect| suspect.due_at <= now).map(|suspect| suspect.endpoint).collect()
+    }
+
     /// When the next suspect comes due.
     pub(super) fn next_due(&self, now: Timestamp) -> Option<Timestamp> {
         self.suspects.iter().map(|suspect| suspect.due_at).filter(|due_at| *due_at > now).min()
@@ -117,7 +122,6 @@ impl Probation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::EndpointId;
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).expect("in range")

@@ -125,7 +125,7 @@ fn claim_probe(
     }
     let mut found = fewest_attempts(write, endpoint.id).map_err(storage_error)?;
     if found.is_none() {
-        found = suspect_to_probe(write, endpoint.id, request.alone).map_err(storage_error)?;
+        found = suspect_to_probe(write, endpoint.id).map_err(storage_error)?;
     }
     let Some(id) = found else {
         let due = earliest_due(write.conn, endpoint.id).map_err(storage_error)?;
@@ -291,21 +291,16 @@ fn fewest_attempts(write: &Write<'_>, endpoint: EndpointId) -> rusqlite::Result<
 }
 
 /// When only suspects are left to probe with, or the circuit would stay half-open until something new is
-/// sent. One that was lost twice is claimed alone only.
-fn suspect_to_probe(
-    write: &Write<'_>,
-    endpoint: EndpointId,
-    alone: bool,
-) -> rusqlite::Result<Option<MessageId>> {
+/// sent. It is not alone, so it cannot die of losing its lease here.
+fn suspect_to_probe(write: &Write<'_>, endpoint: EndpointId) -> rusqlite::Result<Option<MessageId>> {
     write
         .conn
         .prepare_cached(
             "SELECT id FROM _postrider_queue INDEXED BY _postrider_queue_suspect
              WHERE place = 3 AND endpoint_id = ?1 AND due_at <= ?2 AND (expires_at IS NULL OR expires_at > ?2)
-               AND (losses < 2 OR ?3)
              ORDER BY attempts, due_at LIMIT 1",
         )?
-        .query_row(params![endpoint.0, micros_of(write.now), alone], |row| row.get(0).map(MessageId))
+        .query_row(params![endpoint.0, micros_of(write.now)], |row| row.get(0).map(MessageId))
         .optional()
 }
 
