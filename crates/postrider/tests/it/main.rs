@@ -1,3 +1,4 @@
 mod domain;
 mod store;
 mod sinks;
+mod engine;

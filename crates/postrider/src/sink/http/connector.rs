@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use hyper::client::conn::{http1, http2};
+use futures_util::future::Either;
+use hyper::body::Incoming;
+use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -13,8 +15,8 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use url::Host;
 
-use super::origin::Origin;
-use super::{Body, tls};
+use super::origin::{Origin, as_http2};
+use super::{Body, Request, tls};
 use crate::protocol::seconds;
 use crate::sink::net::{self, Gate};
 use crate::verdict::Failure;
@@ -52,15 +54,46 @@ pub(super) enum Connection {
 }
 
 pub(super) struct Http1 {
-    pub(super) sender: http1::SendRequest<Body>,
+    sender: http1::SendRequest<Body>,
     _driver: Driver,
 }
 
 /// Shared by all requests to an origin.
 #[derive(Clone)]
 pub(super) struct Http2Connection {
-    pub(super) sender: http2::SendRequest<Body>,
+    sender: http2::SendRequest<Body>,
     _driver: Arc<Driver>,
+}
+
+/// The answer, or the error with the request in it if not a byte of that was written.
+type Sent = Result<http::Response<Incoming>, TrySendError<Request>>;
+
+impl Connection {
+    pub(super) fn send(&mut self, request: Request, origin: &Origin) -> impl Future<Output = Sent> + use<> {
+        match self {
+            Self::Http1(connection) => Either::Left(connection.sender.try_send_request(request)),
+            Self::Http2(connection) => {
+                Either::Right(connection.sender.try_send_request(as_http2(request, origin)))
+            }
+        }
+    }
+}
+
+impl Http1 {
+    pub(super) fn is_ready(&self) -> bool {
+        self.sender.is_ready()
+    }
+
+    /// False when it was closed.
+    pub(super) async fn ready(&mut self) -> bool {
+        self.sender.ready().await.is_ok()
+    }
+}
+
+impl Http2Connection {
+    pub(super) fn is_open(&self) -> bool {
+        !self.sender.is_closed()
+    }
 }
 
 /// The task that moves a connection's bytes; it ends with its owner, whatever the receiver does.
