@@ -54,7 +54,8 @@ pub use outbox::{send_batch_in, send_in};
 /// How long a transaction of another process may keep the writer waiting.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const STATEMENTS_CACHED: usize = 256;
-const WRITER_CACHE_KIB: i64 = 32 * 1024;
+/// The ends of the queue and the inner pages of its trees; the rest is in the page cache of the system.
+const WRITER_CACHE_KIB: i64 = 16 * 1024;
 const READERS_MAX: usize = 4;
 
 /// How to open a store file.
