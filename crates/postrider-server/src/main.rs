@@ -1,1 +1,20 @@
-fn main() {}
+//! The binary `postrider`: a node with its HTTP API, and the commands around it.
+
+use std::process::ExitCode;
+
+mod api;
+mod bench;
+mod cli;
+mod config;
+mod demo;
+mod failure;
+mod logging;
+mod output;
+mod send_values;
+mod serve;
+mod store_url;
+mod view;
+
+fn main() -> ExitCode {
+    cli::main()
+}

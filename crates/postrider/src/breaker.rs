@@ -123,6 +123,8 @@ pub enum Sign {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Failures {
     consecutive: u32,
+    /// The epoch they were counted in; those of another one are forgotten.
+    epoch: i64,
 }
 
 impl Failures {
@@ -138,6 +140,9 @@ impl Failures {
     ) -> Option<Circuit> {
         if begun_epoch != circuit.epoch {
             return None;
+        }
+        if self.epoch != circuit.epoch {
+            *self = Self { consecutive: 0, epoch: circuit.epoch };
         }
         match (circuit.state, sign) {
             (CircuitState::Closed, Sign::Healthy) => {

@@ -42,7 +42,8 @@ pub enum StoreError {
         "the queue is full: {queued} messages of {limit} ({scope}); try again later or raise max_queue_size"
     )]
     QueueFull { queued: u64, limit: u64, scope: String },
-    #[error("{field}: {bytes} bytes are more than {setting} allows, which is {limit}")]
+    /// `bytes` is a number of messages where a batch is too large.
+    #[error("{field}: {bytes} is more than {setting} allows, which is {limit}")]
     TooLarge { field: &'static str, bytes: u64, limit: u64, setting: &'static str },
     /// Expected on a bad day: try again, nothing was changed.
     #[error("the store is not available now: {0}")]

@@ -12,6 +12,7 @@ pub mod retry;
 pub mod verdict;
 pub mod breaker;
 pub mod rate;
+pub mod send;
 pub mod clock;
 pub mod error;
 pub mod store;
@@ -27,3 +28,8 @@ pub use store::{Operate, Store};
 
 /// The SQLite that the store is built with, so that callers can share a transaction with it.
 pub use rusqlite;
+
+/// The examples of the README are doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

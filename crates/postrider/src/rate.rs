@@ -1,6 +1,5 @@
 //! A rate limit as a virtual schedule: one timestamp says how far ahead of itself an endpoint is. Pure.
 
-
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
@@ -81,20 +80,26 @@ impl RateLimit {
     /// `position` is where the last grant left the schedule; None before the first.
     pub fn grant(&self, position: Option<Timestamp>, now: Timestamp, wanted: u32) -> Grant {
         let now_us = now.as_microsecond();
-        let step = (self.interval.micros() / i64::from(self.limit)).max(1);
-        let span = step * i64::from(self.burst.unwrap_or(self.limit));
+        let span = self.micros_for(self.burst.unwrap_or(self.limit));
         // A schedule in the far future can only come from a clock that jumped back.
         let start = position.map_or(now_us, |at| at.as_microsecond()).clamp(now_us, now_us + span);
-        let free = (now_us + span - start) / step;
-        let granted = free.clamp(0, i64::from(wanted));
-        let end = start + granted * step;
+        let free = (now_us + span - start) * i64::from(self.limit) / self.interval.micros();
+        let granted = free.clamp(0, i64::from(wanted)) as u32;
+        let end = start + self.micros_for(granted);
         let at = |micros: i64| Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
-        Grant { granted: granted as u32, position: at(end), next_at: at((end + step - span).max(now_us)) }
+        Grant { granted, position: at(end), next_at: at((end + self.micros_for(1) - span).max(now_us)) }
     }
 
     /// Puts back grants that found no message.
     pub fn give_back(&self, position: Timestamp, unused: u32) -> Timestamp {
-        let step = (self.interval.micros() / i64::from(self.limit)).max(1);
-        Timestamp::from_microsecond(position.as_microsecond() - step * i64::from(unused)).unwrap_or(position)
+        // Rounded down, so that giving back never makes room that was not taken.
+        let back = i64::from(unused) * self.interval.micros() / i64::from(self.limit);
+        Timestamp::from_microsecond(position.as_microsecond() - back).unwrap_or(position)
+    }
+
+    /// How far `count` messages move the schedule. Rounded up, so that the limit is never exceeded.
+    fn micros_for(&self, count: u32) -> i64 {
+        let (interval, limit) = (self.interval.micros(), i64::from(self.limit));
+        (i64::from(count) * interval + limit - 1) / limit
     }
 }

@@ -45,6 +45,12 @@ impl RetryPolicy {
         Duration::from_secs_f64(drawn.clamp(0.0, cap))
     }
 
+    /// The same policy with a message's own limit of attempts, when it has one.
+    #[must_use]
+    pub fn limited_to(&self, own: Option<u32>) -> Self {
+        Self { max_attempts: own.unwrap_or(self.max_attempts), ..self.clone() }
+    }
+
     /// `used` attempts are spent and the last one failed: is another one allowed?
     pub fn allows_another(&self, used: u32) -> bool {
         self.max_attempts == 0 || used < self.max_attempts
@@ -58,7 +64,8 @@ impl RetryPolicy {
         let base = self.base_delay.as_secs_f64();
         let n = f64::from(n);
         match self.backoff {
-            Backoff::Exponential => base * self.multiplier.powf(n),
+            // Bounded before it is multiplied: nothing times infinity is no number.
+            Backoff::Exponential => base * self.multiplier.powf(n).min(f64::MAX),
             Backoff::Linear => base + n * self.increment.as_secs_f64(),
             Backoff::Fixed => base,
             Backoff::Quadratic => (n + 1.0) * (n + 1.0) * base,

@@ -118,6 +118,10 @@ pub enum Verdict {
         /// Hold back the whole endpoint until then (`Retry-After`).
         hold_endpoint_until: Option<Timestamp>,
     },
+    /// Lost with others around it on its last attempt: tried again, alone, and this one is not counted.
+    Spare {
+        due_at: Timestamp,
+    },
     Dead {
         reason: DeadReason,
         disable_endpoint: bool,
@@ -156,10 +160,14 @@ pub fn verdict(
         Outcome::Failed(failure) => Some(failure),
         Outcome::Lost { .. } => None,
     };
-    match failure.map_or(Class::Retryable, |failure| failure.class) {
-        Class::Gone => {
-            Verdict::Dead { reason: DeadReason::Gone, disable_endpoint: standing.auto_disable_on_gone }
-        }
+    let class = failure.map_or(Class::Retryable, |failure| failure.class);
+    // What a 410 says about the endpoint must not be lost with the message that heard it.
+    let disables = class == Class::Gone && standing.auto_disable_on_gone;
+    if standing.expires_at.is_some_and(|at| at <= now) && !disables {
+        return Verdict::Expire;
+    }
+    match class {
+        Class::Gone => Verdict::Dead { reason: DeadReason::Gone, disable_endpoint: disables },
         Class::Permanent => Verdict::Dead { reason: DeadReason::Permanent, disable_endpoint: false },
         Class::Retryable => {
             let asked = failure.and_then(|failure| failure.retry_after);
@@ -177,16 +185,15 @@ fn retry_or_dead(
     now: Timestamp,
     dice: f64,
 ) -> Verdict {
-    if standing.expires_at.is_some_and(|at| at <= now) {
-        return Verdict::Expire;
-    }
-    // Only a message that was alone can die of lost leases: the others get one more attempt, alone.
-    let spared = matches!(outcome, Outcome::Lost { alone: false });
-    if !spared && !policy.allows_another(standing.budget_used) {
-        return Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false };
-    }
     let asked = asked.map(|delay| delay.min(RETRY_AFTER_MAX));
     let delay = asked.unwrap_or_else(|| policy.delay(standing.budget_used.saturating_sub(1), dice));
+    if !policy.allows_another(standing.budget_used) {
+        // Only a message that was alone can die of lost leases, or poison would take its neighbours along.
+        return match outcome {
+            Outcome::Lost { alone: false } => Verdict::Spare { due_at: now + delay },
+            _ => Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false },
+        };
+    }
     Verdict::Retry {
         due_at: now + delay,
         hold_endpoint_until: asked.map(|delay| now + delay.min(retry_max_delay)),

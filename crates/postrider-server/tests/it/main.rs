@@ -1,1 +1,27 @@
+//! The binary as people meet it: over HTTP, on the command line, killed and started again.
 
+mod api;
+mod chaos;
+mod cli;
+mod delivery;
+mod demo;
+mod docs;
+mod http;
+mod node;
+mod poison;
+mod receiver;
+mod serve;
+
+use std::time::{Duration, Instant};
+
+/// Asks again and again until there is an answer; a test that waits too long fails with `what`.
+fn eventually<T>(within: Duration, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + within;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "not within {within:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,25 +1,53 @@
 //! The engine: claims what is due, attempts it, settles it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use tokio::sync::{Notify, broadcast, mpsc};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use self::dispatcher::{Dispatcher, Parts};
+use self::events::Events;
+use self::janitor::Janitor;
+use self::lease::{Began, Lease, LeaseKeeper};
+use self::slots::Slots;
 use crate::error::StoreError;
 use crate::sink::Environment;
-use crate::store::Store;
+use crate::store::{Hello, Store};
 
 pub use events::{Event, Happening};
 
+mod dispatcher;
+mod lanes;
+mod lane;
+mod circuits;
+mod errand;
+mod slots;
+mod concurrency;
+mod attempt;
+mod ended;
+mod settlement;
+mod probation;
+mod lease;
+mod janitor;
 mod events;
 
-pub const IN_FLIGHT_DEFAULT: usize = 1024;
+pub const IN_FLIGHT_DEFAULT: u32 = 1024;
 pub const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
+
+/// Lost claims judged in one transaction.
+const LOST_CLAIMS_MAX: usize = 250;
+/// A dispatcher that has not turned for this long is stuck.
+const PULSE_LOST: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Shown to people: `host:pid` or what they chose.
     pub node_name: String,
     /// Attempts running at once on this node, over all endpoints.
-    pub max_in_flight: usize,
+    pub max_in_flight: u32,
     /// How long a clean stop waits for running attempts.
     pub drain_timeout: Duration,
     pub environment: Environment,
@@ -37,23 +65,98 @@ impl Default for EngineOptions {
 }
 
 /// A running node.
-pub struct Engine {}
+pub struct Engine {
+    store: Arc<dyn Store>,
+    lease: Arc<Lease>,
+    events: Events,
+    pulse: Arc<Pulse>,
+    stop_dispatcher: CancellationToken,
+    stop_upkeep: CancellationToken,
+    dispatcher: JoinHandle<()>,
+    upkeep: Vec<JoinHandle<()>>,
+}
 
 impl Engine {
-    pub async fn start(_store: Arc<dyn Store>, _options: EngineOptions) -> Result<Self, StoreError> {
-        Ok(Self {})
+    pub async fn start(store: Arc<dyn Store>, options: EngineOptions) -> Result<Self, StoreError> {
+        let slots = Arc::new(Slots::new(options.max_in_flight));
+        let (arrivals, inbox) = mpsc::unbounded_channel();
+        let hello =
+            Hello { name: options.node_name.clone(), arrivals: arrivals.clone(), direct: slots.clone() };
+        let began = Began::now();
+        let node = store.join(hello).await?;
+        let snapshot = store.snapshot(None).await?.expect("a snapshot of no known version is always given");
+        let lease = Arc::new(Lease::new(node, began, snapshot.settings.node_lease));
+        let (events, pulse, suspects) = (Events::new(), Arc::new(Pulse::new()), Arc::new(Notify::new()));
+        let (stop_dispatcher, stop_upkeep) = (CancellationToken::new(), CancellationToken::new());
+
+        let keeper = LeaseKeeper {
+            store: store.clone(),
+            lease: lease.clone(),
+            name: options.node_name,
+            arrivals,
+            slots: slots.clone(),
+            events: events.clone(),
+            suspects: suspects.clone(),
+            snapshot: snapshot.clone(),
+        };
+        let upkeep = vec![
+            tokio::spawn(keeper.run(stop_upkeep.clone())),
+            tokio::spawn(Janitor { store: store.clone() }.run(stop_upkeep.clone())),
+        ];
+        let dispatcher = Dispatcher::new(Parts {
+            store: store.clone(),
+            environment: Arc::new(options.environment),
+            slots,
+            lease: lease.clone(),
+            events: events.clone(),
+            pulse: pulse.clone(),
+            snapshot,
+        });
+        let dispatcher =
+            tokio::spawn(dispatcher.run(inbox, suspects, stop_dispatcher.clone(), options.drain_timeout));
+        Ok(Self { store, lease, events, pulse, stop_dispatcher, stop_upkeep, dispatcher, upkeep })
     }
 
     /// What happens from now on. A slow reader misses events, it never slows the engine.
-    pub fn events(&self) -> tokio::sync::broadcast::Receiver<Event> {
-        tokio::sync::broadcast::channel(1).1
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
     }
 
-    /// The dispatcher made a turn, and the lease was confirmed, within the last seconds.
+    /// The dispatcher turned within the last seconds, and the lease is confirmed.
     pub fn is_progressing(&self) -> bool {
-        true
+        !self.dispatcher.is_finished() && self.pulse.is_felt() && self.lease.is_valid()
     }
 
     /// Stops claiming, waits for running attempts up to `drain_timeout`, gives the rest back.
-    pub async fn stop(self) {}
+    pub async fn stop(self) {
+        self.stop_dispatcher.cancel();
+        if let Err(error) = self.dispatcher.await {
+            tracing::error!(%error, "the dispatcher ended badly");
+        }
+        self.stop_upkeep.cancel();
+        for task in self.upkeep {
+            let _ = task.await;
+        }
+        if let Err(error) = self.store.leave(self.lease.node()).await {
+            tracing::warn!(%error, "could not leave the store; its claims are taken over after the lease");
+        }
+    }
+}
+
+/// When the dispatcher last turned, in milliseconds since the engine started.
+struct Pulse(AtomicU64, tokio::time::Instant);
+
+impl Pulse {
+    fn new() -> Self {
+        Self(AtomicU64::new(0), tokio::time::Instant::now())
+    }
+
+    fn beat(&self) {
+        self.0.store(self.1.elapsed().as_millis() as u64, Relaxed);
+    }
+
+    fn is_felt(&self) -> bool {
+        let last = Duration::from_millis(self.0.load(Relaxed));
+        self.1.elapsed().saturating_sub(last) < PULSE_LOST
+    }
 }

@@ -215,7 +215,7 @@ pub enum NextDue {
 }
 
 /// How a claim ends.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Settlement {
     pub id: MessageId,
     pub endpoint: EndpointId,
@@ -223,7 +223,7 @@ pub struct Settlement {
     pub end: End,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum End {
     /// An attempt was made, or its lease was lost.
     Attempted { verdict: Verdict, record: AttemptRecord },
@@ -294,6 +294,8 @@ pub struct Suspect {
     pub due_at: Timestamp,
     /// Attempts of the current budget used so far.
     pub budget_used: u32,
+    /// Its own limit, when it has one.
+    pub max_attempts: Option<u32>,
 }
 
 /// How many once-lost messages may be in flight on one node at a time.

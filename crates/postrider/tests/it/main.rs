@@ -1,1 +1,4 @@
+mod domain;
+mod store;
 mod sinks;
+mod engine;

@@ -1,0 +1,112 @@
+//! Who may speak to an API without tokens: this machine, by a loopback name. A page in a browser that
+//! rebinds its own name to 127.0.0.1 sends that name as Host, and other sites send their Origin.
+
+use std::net::IpAddr;
+
+use axum::http::{Request, StatusCode, Uri};
+use http::header::{HOST, HeaderMap, ORIGIN};
+
+use super::problem::Problem;
+
+pub(super) fn check<B>(request: &Request<B>) -> Result<(), Problem> {
+    // In absolute form (`GET http://name/ HTTP/1.1`) the authority stands for the Host.
+    let host = match request.uri().authority() {
+        Some(authority) => Some(authority.as_str()),
+        None => single(request.headers(), HOST),
+    };
+    if !host.is_some_and(is_loopback_authority) {
+        return Err(refused("the Host header must be a loopback name or address, such as localhost:7171"));
+    }
+    if request.headers().contains_key(ORIGIN) {
+        let origin = single(request.headers(), ORIGIN);
+        if !origin.is_some_and(is_loopback_origin) {
+            return Err(refused(
+                "requests from other origins are refused: the Origin header is not loopback",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn refused(detail: &str) -> Problem {
+    Problem::new(StatusCode::FORBIDDEN, "forbidden", "Only this machine may use the API").detail(detail)
+}
+
+/// None when it is missing, given twice, or not text.
+fn single(headers: &HeaderMap, name: http::HeaderName) -> Option<&str> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next()?.to_str().ok()?;
+    values.next().is_none().then_some(value)
+}
+
+fn is_loopback_origin(origin: &str) -> bool {
+    let Ok(uri) = origin.parse::<Uri>() else { return false };
+    matches!(uri.scheme_str(), Some("http" | "https"))
+        && uri.authority().is_some_and(|authority| is_loopback_authority(authority.as_str()))
+}
+
+fn is_loopback_authority(authority: &str) -> bool {
+    let host = match authority.strip_prefix('[') {
+        Some(rest) => match rest.split_once(']') {
+            Some((host, port)) if port.is_empty() || is_port(port) => host,
+            _ => return false,
+        },
+        None => match authority.rsplit_once(':') {
+            Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+            Some(_) => return false,
+            None => authority,
+        },
+    };
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+fn is_port(text: &str) -> bool {
+    text.strip_prefix(':').is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(host: Option<&str>, origin: Option<&str>) -> bool {
+        let mut request = Request::builder().uri("/livez");
+        if let Some(host) = host {
+            request = request.header(HOST, host);
+        }
+        if let Some(origin) = origin {
+            request = request.header(ORIGIN, origin);
+        }
+        check(&request.body(()).expect("a request")).is_ok()
+    }
+
+    #[test]
+    fn only_loopback_hosts_pass() {
+        for good in ["localhost", "LOCALHOST:7171", "127.0.0.1:80", "127.9.9.9", "[::1]:7171", "[::1]"] {
+            assert!(verdict(Some(good), None), "{good}");
+        }
+        let bad = [
+            "evil.example",
+            "127.0.0.1.evil.example",
+            "localhost.evil:80",
+            "10.0.0.1",
+            "",
+            "[::2]:1",
+            "a@localhost",
+        ];
+        for bad in bad {
+            assert!(!verdict(Some(bad), None), "{bad}");
+        }
+        assert!(!verdict(None, None), "no Host at all");
+    }
+
+    #[test]
+    fn only_loopback_origins_pass() {
+        for good in ["http://localhost:3000", "https://127.0.0.1", "http://[::1]:8080"] {
+            assert!(verdict(Some("localhost"), Some(good)), "{good}");
+        }
+        for bad in ["http://evil.example", "null", "file://", "http://localhost.evil.example", "localhost"] {
+            assert!(!verdict(Some("localhost"), Some(bad)), "{bad}");
+        }
+    }
+}

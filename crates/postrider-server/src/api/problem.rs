@@ -1,0 +1,149 @@
+//! RFC 9457 problem documents: every error of the API looks like this.
+
+use axum::body::Body;
+use axum::http::{Response, StatusCode};
+use axum::response::IntoResponse;
+use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use postrider::{Invalid, StoreError};
+use serde::Serialize;
+
+/// A full queue drains in seconds or not at all; asking more often than this helps nobody.
+const RETRY_AFTER_FULL_SECONDS: u32 = 5;
+const RETRY_AFTER_UNAVAILABLE_SECONDS: u32 = 1;
+
+#[derive(Debug, Serialize)]
+pub(super) struct Problem {
+    #[serde(rename = "type")]
+    kind: String,
+    title: &'static str,
+    #[serde(serialize_with = "as_number")]
+    status: StatusCode,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
+    /// The field that broke a rule, as a path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    field: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sqlstate: Option<&'static str>,
+    #[serde(skip)]
+    retry_after_seconds: Option<u32>,
+}
+
+impl Problem {
+    pub(super) fn new(status: StatusCode, kind: &str, title: &'static str) -> Self {
+        Self {
+            kind: format!("urn:postrider:problem:{kind}"),
+            title,
+            status,
+            detail: None,
+            field: None,
+            sqlstate: None,
+            retry_after_seconds: None,
+        }
+    }
+
+    pub(super) fn invalid(field: impl Into<String>, rule: impl Into<String>) -> Self {
+        StoreError::Invalid(Invalid::new(field, rule)).into()
+    }
+
+    pub(super) fn bad_json(error: &serde_json::Error) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "bad-json", "The body is not the JSON that is asked for")
+            .detail(error.to_string())
+    }
+
+    pub(super) fn too_large(limit: u64, setting: &str) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The request is too large")
+            .detail(format!("the body is larger than {setting} allows, which is {limit} bytes"))
+            .sqlstate("54000")
+    }
+
+    #[must_use]
+    pub(super) fn detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    #[must_use]
+    fn field(mut self, field: impl Into<String>) -> Self {
+        self.field = Some(field.into());
+        self
+    }
+
+    #[must_use]
+    fn sqlstate(mut self, sqlstate: &'static str) -> Self {
+        self.sqlstate = Some(sqlstate);
+        self
+    }
+
+    #[must_use]
+    fn retry_after(mut self, seconds: u32) -> Self {
+        self.retry_after_seconds = Some(seconds);
+        self
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        let problem = match &error {
+            StoreError::Invalid(invalid) => {
+                Self::new(StatusCode::UNPROCESSABLE_ENTITY, "bad-value", "A value breaks a rule")
+                    .field(invalid.field.clone())
+            }
+            StoreError::Unknown { .. } => {
+                Self::new(StatusCode::NOT_FOUND, "unknown", "What was asked for does not exist")
+            }
+            StoreError::Disabled { .. } => {
+                Self::new(StatusCode::CONFLICT, "endpoint-disabled", "The endpoint is disabled")
+            }
+            StoreError::IdempotencyConflict { .. } => Self::new(
+                StatusCode::CONFLICT,
+                "idempotency-conflict",
+                "The idempotency key belongs to another payload",
+            )
+            .field("idempotency_key"),
+            StoreError::Exists { .. } => Self::new(StatusCode::CONFLICT, "exists", "The name is taken"),
+            StoreError::Conflict(_) => {
+                Self::new(StatusCode::CONFLICT, "conflict", "That cannot be done in its present state")
+            }
+            StoreError::QueueFull { .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "queue-full", "The queue is full")
+                    .retry_after(RETRY_AFTER_FULL_SECONDS)
+            }
+            StoreError::TooLarge { field, .. } => {
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The request is too large")
+                    .field(*field)
+            }
+            StoreError::Unavailable(_) => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "store-unavailable",
+                "The store is not available now",
+            )
+            .retry_after(RETRY_AFTER_UNAVAILABLE_SECONDS),
+            StoreError::Unusable(_) => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "store-unusable", "The store needs a person")
+            }
+        };
+        if problem.status.is_server_error() {
+            tracing::warn!(%error, "A request could not be served");
+        }
+        problem.detail(error.to_string()).sqlstate(error.sqlstate())
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response<Body> {
+        let document = serde_json::to_vec(&self).expect("a problem becomes JSON");
+        let mut response = Response::new(Body::from(document));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(seconds) = self.retry_after_seconds {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+fn as_number<S: serde::Serializer>(status: &StatusCode, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u16(status.as_u16())
+}

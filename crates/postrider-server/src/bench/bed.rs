@@ -1,0 +1,102 @@
+//! A store with a paused endpoint and a backlog, delivered by an engine in this process.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use postrider::sink::Environment;
+use postrider::store::sqlite::SqliteOptions;
+use postrider::{Engine, EngineOptions, NewEndpoint, NewMessage, Operate, SqliteStore, Store};
+use serde_json::{Map, Value};
+
+use super::partner::Partner;
+use crate::failure::Failure;
+
+pub(super) const HEALTHY: &str = "healthy";
+const BATCH: u32 = 1000;
+/// For the whole of one delivery; far above what a target allows.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+pub(super) struct Bed {
+    pub(super) store: Arc<SqliteStore>,
+}
+
+/// About 200 bytes, as the targets say.
+pub(super) fn payload(number: u32) -> String {
+    let filler = "0123456789abcdef".repeat(9);
+    format!(r#"{{"number":{number},"kind":"bench","filler":"{filler}"}}"#)
+}
+
+impl Bed {
+    pub(super) async fn open(file: PathBuf) -> Result<Self, Failure> {
+        let store = tokio::task::spawn_blocking(move || SqliteStore::open(SqliteOptions::node(file)))
+            .await
+            .expect("opening a store does not panic")?;
+        store.configure(vec![("max_queue_size".to_owned(), "0".to_owned())]).await?;
+        Ok(Self { store: Arc::new(store) })
+    }
+
+    pub(super) async fn create_endpoint(&self, name: &str, url: String) -> Result<(), Failure> {
+        let mut config = Map::new();
+        config.insert("url".to_owned(), Value::String(url));
+        let protocol = "http".to_owned();
+        let endpoint =
+            NewEndpoint { name: name.to_owned(), protocol, config, retry_policy: None, options: None };
+        self.store.create_endpoint(endpoint).await?;
+        Ok(())
+    }
+
+    pub(super) async fn create_paused(&self, name: &str, url: String) -> Result<(), Failure> {
+        self.create_endpoint(name, url).await?;
+        self.store.set_endpoint_paused(name, true).await?;
+        Ok(())
+    }
+
+    /// Fills the queue; `keys` 0 means no ordering keys.
+    pub(super) async fn fill(&self, name: &str, count: u32, keys: u32) -> Result<(), Failure> {
+        let mut from = 0;
+        while from < count {
+            let to = (from + BATCH).min(count);
+            let batch = (from..to).map(|number| message(name, number, keys)).collect();
+            self.store.send_batch(batch).await?;
+            from = to;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn start_engine(&self, drain_timeout: Duration) -> Result<Engine, Failure> {
+        let environment = Environment { allow_internal: true, ..Environment::default() };
+        let options = EngineOptions { environment, drain_timeout, ..EngineOptions::default() };
+        Ok(Engine::start(Arc::clone(&self.store) as Arc<dyn Store>, options).await?)
+    }
+
+    /// Messages a second from resuming the healthy endpoint until all its `count` messages arrived
+    /// and are settled in the store.
+    pub(super) async fn deliver(&self, partner: &mut Partner, count: u32) -> Result<f64, Failure> {
+        partner.reset().await?;
+        let began = Instant::now();
+        self.store.set_endpoint_paused(HEALTHY, false).await?;
+        partner.until_counted(u64::from(count), PATIENCE).await?;
+        self.until_settled(began + PATIENCE).await?;
+        Ok(f64::from(count) / began.elapsed().as_secs_f64())
+    }
+
+    async fn until_settled(&self, deadline: Instant) -> Result<(), Failure> {
+        loop {
+            let status = self.store.status().await?;
+            let healthy = status.endpoints.iter().find(|endpoint| endpoint.name == HEALTHY);
+            match healthy.map_or(0, |endpoint| endpoint.pending + endpoint.processing) {
+                0 => return Ok(()),
+                open if Instant::now() >= deadline => {
+                    return Err(Failure::failed(format!("{open} messages arrived and were never settled")));
+                }
+                _ => tokio::time::sleep(Duration::from_millis(2)).await,
+            }
+        }
+    }
+}
+
+fn message(endpoint: &str, number: u32, keys: u32) -> NewMessage {
+    let message = NewMessage::new(endpoint, payload(number));
+    if keys == 0 { message } else { message.ordering_key(format!("key-{}", number % keys)) }
+}

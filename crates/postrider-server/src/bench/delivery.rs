@@ -1,0 +1,105 @@
+//! Delivery of a backlog, against the bare loop and against a plain backlog.
+
+use std::time::Duration;
+
+use super::bed::{Bed, HEALTHY, payload};
+use super::lab::{Lab, discard};
+use super::load::{self, CONNECTIONS, Load, Until};
+use super::report::{Row, Target, median};
+use crate::failure::Failure;
+
+const DRAIN: Duration = Duration::from_secs(5);
+
+pub(super) async fn backlog(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+    let (mut bare, mut delivered) = (Vec::new(), Vec::new());
+    for round in 0..lab.scale.rounds {
+        lab.say_round(round, "the bare loop");
+        bare.push(bare_loop(lab).await?);
+        lab.say_round(round, "a backlog");
+        delivered.push(deliver(lab, lab.scale.backlog, 0).await?);
+    }
+    Ok(vec![Row {
+        name: "delivery of a backlog",
+        measured: median(&delivered),
+        unit: "/s",
+        yardstick: Some(("bare loop", median(&bare))),
+        target: Target::RatioAtLeast(0.45),
+        note: format!("{} messages, {CONNECTIONS} in flight", lab.scale.backlog),
+    }])
+}
+
+pub(super) async fn deep_backlog(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+    lab.say("a plain backlog, before");
+    let mut plain = vec![deliver(lab, lab.scale.backlog, 0).await?];
+    lab.say("the deep backlog");
+    let deep = deliver(lab, lab.scale.deep_backlog, 0).await?;
+    lab.say("a plain backlog, after");
+    plain.push(deliver(lab, lab.scale.backlog, 0).await?);
+    Ok(vec![Row {
+        name: "delivery of a deep backlog",
+        measured: deep,
+        unit: "/s",
+        yardstick: Some(("plain backlog", plain.iter().sum::<f64>() / plain.len() as f64)),
+        target: Target::RatioAtLeast(0.80),
+        note: format!("{} messages against {}", lab.scale.deep_backlog, lab.scale.backlog),
+    }])
+}
+
+pub(super) async fn thousand_keys(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+    let (mut plain, mut keyed) = (Vec::new(), Vec::new());
+    for round in 0..lab.scale.rounds {
+        lab.say_round(round, "without keys");
+        plain.push(deliver(lab, lab.scale.backlog, 0).await?);
+        lab.say_round(round, "with 1000 keys");
+        keyed.push(deliver(lab, lab.scale.backlog, 1000).await?);
+    }
+    Ok(vec![Row {
+        name: "delivery with 1000 ordering keys",
+        measured: median(&keyed),
+        unit: "/s",
+        yardstick: Some(("without keys", median(&plain))),
+        target: Target::RatioAtLeast(0.60),
+        note: format!("{} messages", lab.scale.backlog),
+    }])
+}
+
+pub(super) async fn single_key(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+    let mut rates = Vec::new();
+    for round in 0..lab.scale.rounds {
+        lab.say_round(round, "one key");
+        rates.push(deliver(lab, lab.scale.single_key, 1).await?);
+    }
+    Ok(vec![Row {
+        name: "delivery of one ordering key",
+        measured: median(&rates),
+        unit: "/s",
+        yardstick: None,
+        target: Target::AtLeast(2000.0),
+        note: format!("{} messages, one after the other", lab.scale.single_key),
+    }])
+}
+
+/// As many requests as the backlog has messages, with the same payload, from this process.
+async fn bare_loop(lab: &mut Lab) -> Result<f64, Failure> {
+    let load = Load {
+        authority: lab.partner.authority(),
+        path: "/count".to_owned(),
+        body: payload(0),
+        connections: CONNECTIONS,
+        until: Until::Requests(u64::from(lab.scale.backlog)),
+    };
+    load::run(&load).await?.rate(200)
+}
+
+async fn deliver(lab: &mut Lab, count: u32, keys: u32) -> Result<f64, Failure> {
+    let file = lab.new_file();
+    let bed = Bed::open(file.clone()).await?;
+    bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
+    bed.fill(HEALTHY, count, keys).await?;
+    let engine = bed.start_engine(DRAIN).await?;
+    let rate = bed.deliver(&mut lab.partner, count).await?;
+    engine.stop().await;
+    drop(bed);
+    discard(&file);
+    Ok(rate)
+}

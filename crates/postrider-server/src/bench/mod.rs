@@ -1,0 +1,110 @@
+//! `postrider bench`: what this machine does, against yardsticks measured in the same run.
+
+use console::style;
+
+use lab::Lab;
+use report::{Report, Row};
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::store_url::StoreUrl;
+
+mod bed;
+mod delivery;
+mod footprint;
+mod lab;
+mod latency;
+mod load;
+mod neighbours;
+mod node;
+mod partner;
+mod plain;
+mod receiver;
+mod report;
+mod send;
+
+pub(crate) use receiver::run as receiver;
+
+#[derive(clap::Args)]
+pub(crate) struct BenchArgs {
+    /// Run only these scenarios; may be given several times
+    #[arg(long, value_name = "NAME", value_enum)]
+    only: Vec<Scenario>,
+
+    /// A tenth of the messages and fewer rounds: for a first look, not for figures
+    #[arg(long)]
+    quick: bool,
+
+    /// Exit with 1 when a target is missed
+    #[arg(long)]
+    check: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Scenario {
+    BatchSend,
+    HttpSend,
+    #[value(name = "deliver_100k")]
+    Deliver100k,
+    #[value(name = "deliver_1m")]
+    Deliver1m,
+    #[value(name = "deliver_1000_keys")]
+    Deliver1000Keys,
+    SingleKey,
+    Latency,
+    BadNeighbours,
+    IdleEndpoints,
+    Idle,
+    Memory,
+}
+
+impl Scenario {
+    fn name(self) -> String {
+        clap::ValueEnum::to_possible_value(&self).expect("no scenario is hidden").get_name().to_owned()
+    }
+
+    async fn run(self, lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+        match self {
+            Self::BatchSend => send::batch(lab).await,
+            Self::HttpSend => send::over_http(lab).await,
+            Self::Deliver100k => delivery::backlog(lab).await,
+            Self::Deliver1m => delivery::deep_backlog(lab).await,
+            Self::Deliver1000Keys => delivery::thousand_keys(lab).await,
+            Self::SingleKey => delivery::single_key(lab).await,
+            Self::Latency => latency::run(lab).await,
+            Self::BadNeighbours => neighbours::bad(lab).await,
+            Self::IdleEndpoints => neighbours::idle(lab).await,
+            Self::Idle => footprint::idle(lab).await,
+            Self::Memory => footprint::under_load(lab).await,
+        }
+    }
+}
+
+/// `place`: measured is the disk this store is on; the store itself is not touched.
+pub(crate) async fn run(
+    arguments: BenchArgs,
+    place: Option<StoreUrl>,
+    output: Output,
+) -> Result<(), Failure> {
+    if cfg!(debug_assertions) {
+        let warning = "this is a debug build: its figures say nothing; use `cargo run --release -- bench`";
+        eprintln!("{} {warning}", style("warning:").yellow().bold().for_stderr());
+    }
+    let scenarios = match arguments.only.as_slice() {
+        [] => <Scenario as clap::ValueEnum>::value_variants(),
+        only => only,
+    };
+    let mut lab = Lab::open(place.as_ref(), arguments.quick, scenarios.len(), output).await?;
+    let mut report = Report::new(arguments.quick);
+    for scenario in scenarios {
+        lab.begin(&scenario.name());
+        report.add(&scenario.name(), scenario.run(&mut lab).await?);
+    }
+    lab.close();
+    output.document(|| report.json().to_string(), || report.text(output));
+    if arguments.check && !report.misses().is_empty() {
+        return Err(Failure::failed(format!("missed: {}", report.misses().join(", "))));
+    }
+    Ok(())
+}

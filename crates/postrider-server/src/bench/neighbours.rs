@@ -1,0 +1,108 @@
+//! What others cost a healthy endpoint: one that is dead, one that takes five seconds, thousands idle.
+
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use tokio::net::TcpListener;
+
+use super::bed::{Bed, HEALTHY};
+use super::lab::{Lab, discard};
+use super::report::{Row, Target, median};
+use crate::failure::Failure;
+
+/// Attempts to the slow endpoint are still running at the end; nobody waits for them.
+const DRAIN: Duration = Duration::from_millis(100);
+const CREATED_AT_ONCE: usize = 500;
+
+pub(super) async fn bad(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for round in 0..lab.scale.rounds {
+        lab.say_round(round, "the healthy one alone");
+        alone.push(deliver_alone(lab).await?);
+        lab.say_round(round, "beside a dead and a slow one");
+        beside.push(deliver_beside_bad(lab).await?);
+    }
+    Ok(vec![Row {
+        name: "healthy beside a dead and a 5-second endpoint",
+        measured: median(&beside),
+        unit: "/s",
+        yardstick: Some(("alone", median(&alone))),
+        target: Target::RatioAtLeast(0.85),
+        note: format!("{} messages to each", lab.scale.neighbour_backlog),
+    }])
+}
+
+pub(super) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+    let crowd = lab.new_file();
+    lab.say("creating idle endpoints");
+    create_crowd(lab, &crowd).await?;
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for round in 0..lab.scale.rounds {
+        lab.say_round(round, "the healthy one alone");
+        alone.push(deliver_alone(lab).await?);
+        lab.say_round(round, "beside idle ones");
+        let bed = Bed::open(crowd.clone()).await?;
+        beside.push(deliver(lab, &bed).await?);
+    }
+    discard(&crowd);
+    Ok(vec![Row {
+        name: "healthy beside idle endpoints",
+        measured: median(&beside),
+        unit: "/s",
+        yardstick: Some(("alone", median(&alone))),
+        target: Target::RatioAtLeast(0.85),
+        note: format!("{} idle endpoints", lab.scale.idle_endpoints),
+    }])
+}
+
+async fn deliver_alone(lab: &mut Lab) -> Result<f64, Failure> {
+    let file = lab.new_file();
+    let bed = Bed::open(file.clone()).await?;
+    bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
+    let rate = deliver(lab, &bed).await?;
+    drop(bed);
+    discard(&file);
+    Ok(rate)
+}
+
+async fn deliver_beside_bad(lab: &mut Lab) -> Result<f64, Failure> {
+    let file = lab.new_file();
+    let bed = Bed::open(file.clone()).await?;
+    bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
+    bed.create_endpoint("dead", format!("http://{}/", refusing_address().await?)).await?;
+    bed.create_endpoint("slow", lab.partner.url("/slow")).await?;
+    bed.fill("dead", lab.scale.neighbour_backlog, 0).await?;
+    bed.fill("slow", lab.scale.neighbour_backlog, 0).await?;
+    let rate = deliver(lab, &bed).await?;
+    drop(bed);
+    discard(&file);
+    Ok(rate)
+}
+
+async fn deliver(lab: &mut Lab, bed: &Bed) -> Result<f64, Failure> {
+    use postrider::Operate;
+    bed.store.set_endpoint_paused(HEALTHY, true).await?;
+    bed.fill(HEALTHY, lab.scale.neighbour_backlog, 0).await?;
+    let engine = bed.start_engine(DRAIN).await?;
+    let rate = bed.deliver(&mut lab.partner, lab.scale.neighbour_backlog).await;
+    engine.stop().await;
+    rate
+}
+
+async fn create_crowd(lab: &Lab, file: &Path) -> Result<(), Failure> {
+    let bed = Bed::open(file.to_owned()).await?;
+    bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
+    let names: Vec<String> = (0..lab.scale.idle_endpoints).map(|number| format!("idle-{number}")).collect();
+    for some in names.chunks(CREATED_AT_ONCE) {
+        let url = lab.partner.url("/count");
+        try_join_all(some.iter().map(|name| bed.create_endpoint(name, url.clone()))).await?;
+    }
+    Ok(())
+}
+
+/// A port nobody listens on: it was free a moment ago.
+async fn refusing_address() -> Result<std::net::SocketAddr, Failure> {
+    let failed = |error| Failure::failed(format!("cannot find a free port: {error}"));
+    TcpListener::bind("127.0.0.1:0").await.and_then(|listener| listener.local_addr()).map_err(failed)
+}

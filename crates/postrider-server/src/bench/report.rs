@@ -1,0 +1,179 @@
+//! What was measured, against what, and whether the target is met.
+
+use serde_json::{Value, json};
+
+use crate::output::Output;
+
+#[derive(Debug)]
+pub(super) struct Row {
+    pub(super) name: &'static str,
+    pub(super) measured: f64,
+    pub(super) unit: &'static str,
+    /// What it is compared with, in words and in the same unit.
+    pub(super) yardstick: Option<(&'static str, f64)>,
+    pub(super) target: Target,
+    pub(super) note: String,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target {
+    /// Measured divided by the yardstick.
+    RatioAtLeast(f64),
+    AtLeast(f64),
+    Below(f64),
+    /// Measured minus the yardstick.
+    AboveYardstickBelow(f64),
+}
+
+impl Row {
+    fn ratio(&self) -> Option<f64> {
+        let (_, yardstick) = self.yardstick?;
+        (yardstick > 0.0).then(|| self.measured / yardstick)
+    }
+
+    pub(super) fn passes(&self) -> bool {
+        match self.target {
+            Target::RatioAtLeast(least) => self.ratio().is_some_and(|ratio| ratio >= least),
+            Target::AtLeast(least) => self.measured >= least,
+            Target::Below(most) => self.measured < most,
+            Target::AboveYardstickBelow(most) => {
+                self.yardstick.is_some_and(|(_, yardstick)| self.measured - yardstick < most)
+            }
+        }
+    }
+
+    fn target_text(&self) -> String {
+        match self.target {
+            Target::RatioAtLeast(least) => format!("≥ {:.0} %", least * 100.0),
+            Target::AtLeast(least) => format!("≥ {} {}", figure(least), self.unit),
+            Target::Below(most) => format!("< {} {}", figure(most), self.unit),
+            Target::AboveYardstickBelow(most) => format!("< {} {} above", figure(most), self.unit),
+        }
+    }
+
+    fn json(&self, scenario: &str) -> Value {
+        json!({
+            "scenario": scenario,
+            "name": self.name,
+            "measured": self.measured,
+            "unit": self.unit,
+            "yardstick": self.yardstick.map(|(_, value)| value),
+            "yardstick_is": self.yardstick.map(|(name, _)| name),
+            "ratio": self.ratio(),
+            "target": self.target_text(),
+            "pass": self.passes(),
+            "note": self.note,
+        })
+    }
+
+    fn cells(&self, scenario: &str) -> Vec<String> {
+        vec![
+            scenario.to_owned(),
+            self.name.to_owned(),
+            format!("{} {}", figure(self.measured), self.unit),
+            self.yardstick
+                .map_or("-".to_owned(), |(name, value)| format!("{} {} {name}", figure(value), self.unit)),
+            self.ratio().map_or("-".to_owned(), |ratio| format!("{:.0} %", ratio * 100.0)),
+            self.target_text(),
+            if self.passes() { "pass" } else { "MISS" }.to_owned(),
+            self.note.clone(),
+        ]
+    }
+}
+
+pub(super) struct Report {
+    quick: bool,
+    rows: Vec<(String, Row)>,
+}
+
+impl Report {
+    pub(super) fn new(quick: bool) -> Self {
+        Self { quick, rows: Vec::new() }
+    }
+
+    pub(super) fn add(&mut self, scenario: &str, rows: Vec<Row>) {
+        self.rows.extend(rows.into_iter().map(|row| (scenario.to_owned(), row)));
+    }
+
+    pub(super) fn misses(&self) -> Vec<String> {
+        self.rows.iter().filter(|(_, row)| !row.passes()).map(|(scenario, _)| scenario.clone()).collect()
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let rows: Vec<Value> = self.rows.iter().map(|(scenario, row)| row.json(scenario)).collect();
+        let cores = std::thread::available_parallelism().map_or(0, usize::from);
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "release_build": !cfg!(debug_assertions),
+            "quick": self.quick,
+            "cores": cores,
+            "misses": self.misses(),
+            "rows": rows,
+        })
+    }
+
+    pub(super) fn text(&self, output: Output) -> String {
+        let header = ["scenario", "what", "measured", "yardstick", "ratio", "target", "", "note"];
+        let rows = self.rows.iter().map(|(scenario, row)| row.cells(scenario)).collect();
+        let mut text = output.table(&header, rows);
+        if self.quick {
+            text.push_str("\n--quick: too few messages and rounds for figures to quote");
+        }
+        text
+    }
+}
+
+/// Three digits are as much as a noisy machine can vouch for.
+fn figure(value: f64) -> String {
+    match value.abs() {
+        large if large >= 1000.0 => {
+            let whole = format!("{value:.0}");
+            let split = whole.len().saturating_sub(3);
+            format!("{} {}", &whole[..split], &whole[split..])
+        }
+        middle if middle >= 100.0 => format!("{value:.0}"),
+        small if small >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+pub(super) fn median(values: &[f64]) -> f64 {
+    percentile(values, 0.5)
+}
+
+/// 0 when there are no values.
+pub(super) fn percentile(values: &[f64], part: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = (sorted.len() as f64 * part).ceil() as usize;
+    sorted.get(at.saturating_sub(1)).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_were_measured() {
+        let values = [5.0, 1.0, 4.0, 2.0, 3.0];
+        assert_eq!(median(&values), 3.0);
+        assert_eq!(percentile(&values, 0.99), 5.0);
+        assert_eq!(percentile(&[], 0.5), 0.0);
+    }
+
+    #[test]
+    fn a_row_passes_by_its_own_kind_of_target() {
+        let row = |target| Row {
+            name: "x",
+            measured: 50.0,
+            unit: "/s",
+            yardstick: Some(("bare", 100.0)),
+            target,
+            note: String::new(),
+        };
+        assert!(row(Target::RatioAtLeast(0.5)).passes() && !row(Target::RatioAtLeast(0.51)).passes());
+        assert!(row(Target::AtLeast(50.0)).passes() && !row(Target::AtLeast(51.0)).passes());
+        assert!(row(Target::Below(51.0)).passes() && !row(Target::Below(50.0)).passes());
+        assert!(row(Target::AboveYardstickBelow(1.0)).passes());
+    }
+}

@@ -1,0 +1,95 @@
+//! Sending: batches through the library, and single messages over HTTP.
+
+use std::time::Instant;
+
+use postrider::{NewMessage, Operate};
+
+use super::bed::{Bed, HEALTHY, payload};
+use super::lab::{Lab, discard};
+use super::load::{CONNECTIONS, Load, Until};
+use super::node::Node;
+use super::plain::Plain;
+use super::report::{Row, Target, median};
+use crate::failure::Failure;
+
+const BATCH: u32 = 1000;
+
+pub(super) async fn batch(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+    let (file, plain_file) = (lab.new_file(), lab.new_file());
+    let bed = Bed::open(file.clone()).await?;
+    bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
+    bed.fill(HEALTHY, 1, 0).await?;
+    let mut plain = Plain::like(&file, &plain_file)?;
+    let batches = lab.scale.batches;
+    let (mut plain_rates, mut rates) = (Vec::new(), Vec::new());
+    for round in 0..lab.scale.rounds {
+        lab.say_round(round, "plain SQLite");
+        let began = Instant::now();
+        plain = tokio::task::spawn_blocking(move || {
+            for _ in 0..batches {
+                plain.insert(BATCH)?;
+            }
+            Ok::<_, Failure>(plain)
+        })
+        .await
+        .expect("the yardstick does not panic")?;
+        plain_rates.push(f64::from(batches * BATCH) / began.elapsed().as_secs_f64());
+        lab.say_round(round, "send_batch");
+        let began = Instant::now();
+        for _ in 0..batches {
+            bed.store.send_batch(messages()).await?;
+        }
+        rates.push(f64::from(batches * BATCH) / began.elapsed().as_secs_f64());
+    }
+    drop(bed);
+    discard(&file);
+    discard(&plain_file);
+    Ok(vec![Row {
+        name: "library send in batches of 1000",
+        measured: median(&rates),
+        unit: "/s",
+        yardstick: Some(("plain SQLite", median(&plain_rates))),
+        target: Target::RatioAtLeast(0.50),
+        note: "fully durable, endpoint paused".to_owned(),
+    }])
+}
+
+fn messages() -> Vec<NewMessage> {
+    (0..BATCH).map(|number| NewMessage::new(HEALTHY, payload(number))).collect()
+}
+
+pub(super) async fn over_http(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+    let file = lab.new_file();
+    let bed = Bed::open(file.clone()).await?;
+    bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
+    drop(bed);
+    let node = Node::start(&file).await?;
+    let (mut empty, mut sends) = (Vec::new(), Vec::new());
+    for round in 0..lab.scale.rounds {
+        lab.say_round(round, "an empty 202");
+        empty.push(post(lab, &node, "/bench/empty").await?);
+        lab.say_round(round, "POST …/messages");
+        sends.push(post(lab, &node, &format!("/v1/endpoints/{HEALTHY}/messages")).await?);
+    }
+    node.stop().await;
+    discard(&file);
+    Ok(vec![Row {
+        name: "POST …/messages",
+        measured: median(&sends),
+        unit: "/s",
+        yardstick: Some(("empty 202", median(&empty))),
+        target: Target::RatioAtLeast(0.40),
+        note: format!("{CONNECTIONS} connections, one message a request, endpoint paused"),
+    }])
+}
+
+async fn post(lab: &mut Lab, node: &Node, path: &str) -> Result<f64, Failure> {
+    let load = Load {
+        authority: node.authority.clone(),
+        path: path.to_owned(),
+        body: payload(0),
+        connections: CONNECTIONS,
+        until: Until::Seconds(lab.scale.http_seconds),
+    };
+    lab.partner.load(load).await?.rate(202)
+}

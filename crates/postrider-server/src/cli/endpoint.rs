@@ -1,0 +1,229 @@
+//! `postrider endpoint …`: create, look at and change endpoints.
+
+use clap::{Args, Subcommand};
+use postrider::endpoint::EndpointChange;
+use postrider::{Endpoint, Invalid, NewEndpoint, Operate};
+use serde_json::{Map, Value, json};
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::store_url::StoreUrl;
+use crate::{send_values, view};
+
+/// How many endpoints are read at a time when all are listed.
+const PAGE: usize = 500;
+
+#[derive(Subcommand)]
+pub(crate) enum EndpointCommand {
+    /// Make an endpoint: postrider endpoint create shop http --url https://example.org/hook
+    Create(CreateArgs),
+    /// List them all
+    List,
+    /// Show one, without its secrets
+    Show { name: String },
+    /// Change what is given; the rest stays
+    Alter(AlterArgs),
+    /// Remove one; refused while it has messages
+    Drop {
+        name: String,
+        /// Cancel the messages it still has
+        #[arg(long)]
+        force: bool,
+    },
+    /// Accept sends again, and deliver
+    Enable { name: String },
+    /// Refuse sends; what is pending stays
+    Disable { name: String },
+    /// Accept sends and deliver nothing
+    Pause { name: String },
+    /// Deliver again
+    Resume { name: String },
+    /// Close its circuit by hand
+    Reset { name: String },
+}
+
+#[derive(Args)]
+pub(crate) struct CreateArgs {
+    /// Letters, digits, '-', '_' and '.'
+    name: String,
+    /// http or file
+    protocol: String,
+    #[command(flatten)]
+    policy: PolicyArgs,
+}
+
+#[derive(Args)]
+pub(crate) struct AlterArgs {
+    name: String,
+    #[command(flatten)]
+    policy: PolicyArgs,
+}
+
+#[derive(Args)]
+struct PolicyArgs {
+    /// Where an http endpoint's messages go; short for --endpoint-config '{"url":…}'
+    #[arg(long)]
+    url: Option<String>,
+    /// File a file endpoint appends to; short for --endpoint-config '{"path":…}'
+    #[arg(long)]
+    path: Option<String>,
+    /// The protocol's configuration as a JSON object
+    #[arg(long, value_name = "JSON")]
+    endpoint_config: Option<String>,
+    /// Retry policy as a JSON object, such as {"max_attempts":5,"backoff":"fixed"}
+    #[arg(long, value_name = "JSON")]
+    retry_policy: Option<String>,
+    /// Options as a JSON object, such as {"max_in_flight":8,"on_dead":"hold"}
+    #[arg(long, value_name = "JSON")]
+    options: Option<String>,
+}
+
+pub(super) async fn run(command: EndpointCommand, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+    let store = url.open_tool().await?;
+    match command {
+        EndpointCommand::Create(arguments) => {
+            let config = arguments.policy.config(None)?.unwrap_or_default();
+            let endpoint = store
+                .create_endpoint(NewEndpoint {
+                    name: arguments.name,
+                    protocol: arguments.protocol,
+                    config,
+                    retry_policy: arguments.policy.retry_policy()?,
+                    options: arguments.policy.options()?,
+                })
+                .await?;
+            show(&endpoint, &format!("endpoint {} is there", endpoint.name), output);
+        }
+        EndpointCommand::List => list(&*store, output).await?,
+        EndpointCommand::Show { name } => {
+            let endpoint = store.endpoint(&name).await?;
+            let text = serde_json::to_string_pretty(&view::endpoint(&endpoint)).expect("JSON");
+            show(&endpoint, &text, output);
+        }
+        EndpointCommand::Alter(arguments) => {
+            let current = store.endpoint(&arguments.name).await?;
+            let change = EndpointChange {
+                config: arguments.policy.config(Some(current.config))?,
+                retry_policy: arguments.policy.retry_policy()?,
+                options: arguments.policy.options()?,
+            };
+            if change.config.is_none() && change.retry_policy.is_none() && change.options.is_none() {
+                return Err(Failure::usage("nothing to change was given; see --help"));
+            }
+            let endpoint = store.alter_endpoint(&arguments.name, change).await?;
+            show(&endpoint, &format!("endpoint {} is changed", endpoint.name), output);
+        }
+        EndpointCommand::Drop { name, force } => {
+            store.drop_endpoint(&name, force).await?;
+            done(&name, "dropped", output);
+        }
+        EndpointCommand::Enable { name } => {
+            store.set_endpoint_enabled(&name, true).await?;
+            done(&name, "enabled", output);
+        }
+        EndpointCommand::Disable { name } => {
+            store.set_endpoint_enabled(&name, false).await?;
+            done(&name, "disabled", output);
+        }
+        EndpointCommand::Pause { name } => {
+            store.set_endpoint_paused(&name, true).await?;
+            done(&name, "paused", output);
+        }
+        EndpointCommand::Resume { name } => {
+            store.set_endpoint_paused(&name, false).await?;
+            done(&name, "resumed", output);
+        }
+        EndpointCommand::Reset { name } => {
+            store.reset_circuit(&name).await?;
+            done(&name, "reset", output);
+        }
+    }
+    Ok(())
+}
+
+async fn list(store: &dyn Operate, output: Output) -> Result<(), Failure> {
+    let mut endpoints: Vec<Endpoint> = Vec::new();
+    loop {
+        let after = endpoints.last().map(|endpoint| endpoint.name.clone());
+        let page = store.endpoints(after.as_deref(), PAGE).await?;
+        let last = page.len() < PAGE;
+        endpoints.extend(page);
+        if last {
+            break;
+        }
+    }
+    output.document(
+        || {
+            let items: Vec<Value> = endpoints.iter().map(view::endpoint).collect();
+            json!({ "items": items, "next": null }).to_string()
+        },
+        || {
+            if endpoints.is_empty() {
+                return "no endpoints yet; `postrider endpoint create` makes one".to_owned();
+            }
+            let rows = endpoints.iter().map(row).collect();
+            output.table(&["endpoint", "protocol", "state", "circuit", "destination"], rows)
+        },
+    );
+    Ok(())
+}
+
+fn row(endpoint: &Endpoint) -> Vec<String> {
+    let state = match (endpoint.disabled, endpoint.paused) {
+        (Some(by), _) => format!("disabled ({})", json!(by).as_str().unwrap_or_default()),
+        (None, true) => "paused".to_owned(),
+        (None, false) => "enabled".to_owned(),
+    };
+    let config = endpoint.protocol.redacted(&endpoint.config);
+    let destination = ["url", "path"].iter().find_map(|key| config.get(*key)?.as_str());
+    vec![
+        endpoint.name.to_string(),
+        endpoint.protocol.as_str().to_owned(),
+        state,
+        endpoint.circuit.state.name().as_str().to_owned(),
+        destination.unwrap_or("-").to_owned(),
+    ]
+}
+
+fn show(endpoint: &Endpoint, text: &str, output: Output) {
+    output.document(|| view::endpoint(endpoint).to_string(), || text.to_owned());
+}
+
+fn done(name: &str, what: &str, output: Output) {
+    output.document(
+        || json!({ "endpoint": name, "done": what }).to_string(),
+        || format!("endpoint {name} is {what}"),
+    );
+}
+
+impl PolicyArgs {
+    /// `--url` and `--path` change one key of what is there; `--endpoint-config` replaces all of it.
+    fn config(&self, current: Option<Map<String, Value>>) -> Result<Option<Map<String, Value>>, Failure> {
+        let whole =
+            self.endpoint_config.as_deref().map(|text| send_values::options("config", text)).transpose()?;
+        if whole.is_none() && self.url.is_none() && self.path.is_none() {
+            return Ok(None);
+        }
+        let replaces = whole.is_some();
+        let mut config = whole.or(current).unwrap_or_default();
+        for (key, value) in [("url", &self.url), ("path", &self.path)] {
+            let Some(value) = value else { continue };
+            if config.insert(key.to_owned(), value.clone().into()).is_some() && replaces {
+                return Err(Invalid::new(format!("config.{key}"), "is given twice").into());
+            }
+        }
+        Ok(Some(config))
+    }
+
+    fn retry_policy(&self) -> Result<Option<Value>, Failure> {
+        Ok(self.retry_policy.as_deref().map(|text| json_value("retry_policy", text)).transpose()?)
+    }
+
+    fn options(&self) -> Result<Option<Value>, Failure> {
+        Ok(self.options.as_deref().map(|text| json_value("options", text)).transpose()?)
+    }
+}
+
+fn json_value(field: &str, text: &str) -> Result<Value, Invalid> {
+    serde_json::from_str(text).map_err(|error| Invalid::new(field, format!("is not JSON: {error}")))
+}

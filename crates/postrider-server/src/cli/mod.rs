@@ -1,0 +1,157 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::{LogFormat, RawConfig};
+use crate::failure::{Exit, Failure};
+use crate::output::Output;
+use crate::store_url::StoreUrl;
+use crate::{bench, demo, logging, serve};
+
+mod endpoint;
+mod migrate;
+mod send;
+mod status;
+
+const EVERYWHERE: &str = "For every command";
+
+const AFTER_HELP: &str = "\
+Try `postrider demo` first: it needs nothing and cleans up after itself.
+
+Exit codes: 0 done, 1 failed, 2 asked for wrongly, 3 the store cannot be reached or used,
+4 refused (unknown, conflict, bad value, full). With --json, errors are JSON on stderr.";
+
+const BENCH_HELP: &str = "\
+Its own stores are made in a folder beside --store, by default the current folder, and removed
+afterwards: what is measured is that disk. The store itself is not touched.";
+
+/// Reliable delivery out of your database: commit a message with your data, Postrider gets it delivered.
+#[derive(Parser)]
+#[command(name = "postrider", version, after_help = AFTER_HELP, max_term_width = 100)]
+struct Cli {
+    /// Where the messages are [default: sqlite:postrider.db]
+    #[arg(long, global = true, env = "POSTRIDER_STORE", hide_env_values = true, value_name = "URL", help_heading = EVERYWHERE)]
+    store: Option<String>,
+
+    /// TOML file with the settings of `serve`; flags and environment win over it
+    #[arg(long, global = true, env = "POSTRIDER_CONFIG", hide_env_values = true, value_name = "FILE", help_heading = EVERYWHERE)]
+    config: Option<PathBuf>,
+
+    /// Answer in JSON
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a node: the engine that delivers, and the HTTP API
+    Serve(ServeArgs),
+    /// Create the store, or bring an older one up to date
+    Migrate {
+        /// Give the store a new id, after a restore or a clone: ids of two stores must never be equal
+        #[arg(long)]
+        new_store_id: bool,
+    },
+    /// See it work: a temporary store, a receiver that misbehaves, and an account at the end
+    Demo(demo::DemoArgs),
+    /// Measure it on this machine, against yardsticks measured in the same run
+    #[command(after_help = BENCH_HELP)]
+    Bench(bench::BenchArgs),
+    /// Send one message
+    Send(send::SendArgs),
+    /// Create, look at and change endpoints
+    #[command(subcommand)]
+    Endpoint(endpoint::EndpointCommand),
+    /// Show what is queued and how the endpoints are
+    Status,
+    /// The other process of `bench`: counts what arrives, and generates load
+    #[command(hide = true)]
+    BenchReceiver,
+}
+
+#[derive(clap::Args)]
+struct ServeArgs {
+    #[command(flatten)]
+    config: RawConfig,
+
+    #[arg(long, hide = true)]
+    bench_route: bool,
+}
+
+pub(crate) fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse_arguments(&error),
+    };
+    let json = cli.json;
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.print(json);
+            failure.exit.into()
+        }
+    }
+}
+
+/// Help and version are answers; anything else is a mistake, told in JSON if that was asked for.
+fn refuse_arguments(error: &clap::Error) -> ExitCode {
+    let json = std::env::args_os().any(|argument| argument == "--json");
+    if error.use_stderr() && json {
+        Failure::usage(error.to_string().trim().trim_start_matches("error: ")).print(true);
+    } else {
+        let _ = error.print();
+    }
+    if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS }
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    let file = match &cli.config {
+        Some(path) => RawConfig::from_file(path)?,
+        None => RawConfig::default(),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
+    let result = runtime.block_on(dispatch(cli, file));
+    // What is still running (a stalled receiver of the demo) must not hold the process.
+    runtime.shutdown_background();
+    result
+}
+
+async fn dispatch(cli: Cli, file: RawConfig) -> Result<(), Failure> {
+    let output = Output::new(cli.json);
+    let store = || StoreUrl::or_default(cli.store.as_deref().or(file.store.as_deref()));
+    match cli.command {
+        Command::Serve(arguments) => {
+            let mut given = arguments.config;
+            given.store = cli.store;
+            let config = given.over(file).check()?;
+            logging::start(config.log_format, "info")?;
+            serve::run(config, serve::Extras { bench_route: arguments.bench_route }).await
+        }
+        Command::BenchReceiver => bench::receiver().await,
+        command => {
+            logging::start(LogFormat::Text, "error")?;
+            match command {
+                Command::Migrate { new_store_id } => migrate::run(new_store_id, &store()?, output).await,
+                Command::Demo(arguments) => demo::run(arguments, output).await,
+                Command::Bench(arguments) => {
+                    let place =
+                        cli.store.as_deref().map(|url| StoreUrl::or_default(Some(url))).transpose()?;
+                    bench::run(arguments, place, output).await
+                }
+                Command::Send(arguments) => send::run(arguments, &store()?, output).await,
+                Command::Endpoint(command) => endpoint::run(command, &store()?, output).await,
+                Command::Status => status::run(&store()?, output).await,
+                Command::Serve(_) | Command::BenchReceiver => unreachable!("handled above"),
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! `postrider status`: what is queued, and how the endpoints are.
+
+use jiff::Timestamp;
+use postrider::Operate;
+use postrider::store::{EndpointStatus, StoreStatus};
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::store_url::StoreUrl;
+use crate::view;
+
+pub(super) async fn run(url: &StoreUrl, output: Output) -> Result<(), Failure> {
+    let status = url.open_tool().await?.status().await?;
+    output.document(
+        || serde_json::to_string(&status).expect("figures become JSON"),
+        || text(url, &status, output, Timestamp::now()),
+    );
+    Ok(())
+}
+
+fn text(url: &StoreUrl, status: &StoreStatus, output: Output, now: Timestamp) -> String {
+    let mut lines = vec![format!(
+        "{url}: {} pending, {} processing, {} dead{}",
+        status.pending,
+        status.processing,
+        status.dead,
+        status
+            .oldest_pending
+            .map_or(String::new(), |at| format!("; the oldest waits {}", view::age(at, now))),
+    )];
+    if let Some(reason) = &status.paused {
+        lines.push(format!("everything is paused: {reason}"));
+    }
+    if status.endpoints.is_empty() {
+        lines.push("no endpoints yet; `postrider endpoint create` makes one".to_owned());
+    } else {
+        let rows = status.endpoints.iter().map(|endpoint| row(endpoint, now)).collect();
+        lines.push(String::new());
+        lines.push(output.table(
+            &["endpoint", "protocol", "state", "circuit", "pending", "processing", "dead", "oldest"],
+            rows,
+        ));
+    }
+    lines.join("\n")
+}
+
+fn row(endpoint: &EndpointStatus, now: Timestamp) -> Vec<String> {
+    let state = match (endpoint.enabled, endpoint.paused) {
+        (false, _) => "disabled",
+        (true, true) => "paused",
+        (true, false) => "enabled",
+    };
+    vec![
+        endpoint.name.clone(),
+        endpoint.protocol.clone(),
+        state.to_owned(),
+        endpoint.circuit.as_str().to_owned(),
+        endpoint.pending.to_string(),
+        endpoint.processing.to_string(),
+        endpoint.dead.to_string(),
+        endpoint.oldest_pending.map_or("-".to_owned(), |at| view::age(at, now)),
+    ]
+}

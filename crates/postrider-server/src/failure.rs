@@ -1,0 +1,126 @@
+//! Why a command did not do what was asked, and the exit code that says so.
+
+use std::process::ExitCode;
+
+use postrider::{Invalid, StoreError};
+use serde::Serialize;
+
+/// Documented in `docs/cli.md`; scripts rely on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// It was tried and did not work.
+    Failed = 1,
+    /// It was asked for wrongly: flags, environment, config file.
+    Usage = 2,
+    /// The store cannot be reached or used.
+    Store = 3,
+    /// The store said no: unknown, conflict, bad value, full.
+    Refused = 4,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        ExitCode::from(exit as u8)
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Failure {
+    #[serde(skip)]
+    pub(crate) exit: Exit,
+    pub(crate) error: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) field: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) sqlstate: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) hint: Option<String>,
+}
+
+impl Failure {
+    fn new(exit: Exit, error: impl Into<String>) -> Self {
+        Self { exit, error: error.into(), field: None, sqlstate: None, hint: None }
+    }
+
+    pub(crate) fn failed(error: impl Into<String>) -> Self {
+        Self::new(Exit::Failed, error)
+    }
+
+    pub(crate) fn usage(error: impl Into<String>) -> Self {
+        Self::new(Exit::Usage, error)
+    }
+
+    pub(crate) fn store(error: impl Into<String>) -> Self {
+        Self::new(Exit::Store, error)
+    }
+
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// On stderr, for a person or as one line of JSON.
+    pub(crate) fn print(&self, json: bool) {
+        if json {
+            let code = self.exit as u8;
+            let mut object = serde_json::to_value(self).expect("strings become JSON");
+            object["exit_code"] = code.into();
+            eprintln!("{object}");
+            return;
+        }
+        eprintln!("{} {}", console::style("error:").red().bold().for_stderr(), self.error);
+        if let Some(hint) = &self.hint {
+            eprintln!("{} {hint}", console::style("hint:").cyan().bold().for_stderr());
+        }
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        let (exit, field, hint) = match &error {
+            StoreError::Invalid(invalid) => (Exit::Refused, Some(invalid.field.clone()), None),
+            StoreError::Unknown { what: "endpoint", .. } => {
+                (Exit::Refused, None, Some("`postrider endpoint list` shows which there are"))
+            }
+            StoreError::Unknown { .. } => (Exit::Refused, None, None),
+            StoreError::Disabled { .. } => {
+                (Exit::Refused, None, Some("`postrider endpoint enable NAME` enables it"))
+            }
+            StoreError::IdempotencyConflict { .. } => (
+                Exit::Refused,
+                Some("idempotency_key".to_owned()),
+                Some("send the same payload again, or use another key"),
+            ),
+            StoreError::Exists { .. } => {
+                (Exit::Refused, None, Some("`postrider endpoint alter NAME` changes the one there is"))
+            }
+            StoreError::Conflict(_) | StoreError::QueueFull { .. } => (Exit::Refused, None, None),
+            StoreError::TooLarge { field, .. } => (Exit::Refused, Some((*field).to_owned()), None),
+            StoreError::Unavailable(_) => (Exit::Store, None, Some("nothing was changed; try again")),
+            StoreError::Unusable(_) => (Exit::Store, None, None),
+        };
+        Self {
+            exit,
+            error: error.to_string(),
+            field,
+            sqlstate: Some(error.sqlstate()),
+            hint: hint.map(str::to_owned),
+        }
+    }
+}
+
+impl From<Invalid> for Failure {
+    fn from(invalid: Invalid) -> Self {
+        StoreError::Invalid(invalid).into()
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        match error.downcast::<StoreError>() {
+            Ok(error) => error.into(),
+            Err(error) => Self::failed(format!("{error:#}")),
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Logs go to stderr: stdout belongs to what a command was asked for.
+
+use tracing_subscriber::EnvFilter;
+
+use crate::config::LogFormat;
+use crate::failure::Failure;
+
+/// `POSTRIDER_LOG` takes a level or a filter such as `info,postrider=debug`.
+const FILTER: &str = "POSTRIDER_LOG";
+
+pub(crate) fn start(format: LogFormat, default_filter: &str) -> Result<(), Failure> {
+    let written = std::env::var(FILTER).ok().filter(|text| !text.is_empty());
+    let filter = EnvFilter::try_new(written.as_deref().unwrap_or(default_filter))
+        .map_err(|error| Failure::usage(format!("{FILTER}: {error}")))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => builder.with_ansi(console::colors_enabled_stderr()).init(),
+        LogFormat::Json => builder.json().flatten_event(true).init(),
+    }
+    Ok(())
+}

@@ -1,0 +1,188 @@
+//! A node: engine and API over one store, until a signal stops it.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, RwLock};
+
+use console::style;
+use postrider::engine::{Event, Happening};
+use postrider::{Engine, Operate, State, Store};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+use tokio_util::sync::CancellationToken;
+
+use crate::api::{self, Api};
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::store_url::StoreUrl;
+
+/// Exit code of a process that a second signal ended: 128 + SIGINT, as shells count.
+const EXIT_AT_ONCE: i32 = 130;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Extras {
+    /// `POST /bench/empty`, for `postrider bench` only.
+    pub(crate) bench_route: bool,
+}
+
+pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
+    let mut signals = Signals::new()?;
+    warn_of_unknown_variables();
+    let created = !config.store.exists();
+    let store = config.store.open_node(config.migrate).await?;
+    let listener = TcpListener::bind(config.listen)
+        .await
+        .map_err(|error| Failure::failed(format!("cannot listen on {}: {error}", config.listen)))?;
+    let address = listener
+        .local_addr()
+        .map_err(|error| Failure::failed(format!("the listener has no address: {error}")))?;
+    let engine = Engine::start(Arc::clone(&store) as Arc<dyn Store>, config.engine.clone()).await?;
+    tokio::spawn(log_happenings(engine.events()));
+    let node = Arc::new(Node::new(engine));
+
+    let asked = Arc::clone(&node);
+    let api = Api::new(store as Arc<dyn Operate>, move || asked.is_progressing());
+    let mut router = api::router(api);
+    if extras.bench_route {
+        router = api::with_empty_route(router);
+    }
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn(api::serve(listener, router, stop.clone()));
+    greet(&config.store, created, address);
+    tracing::info!(store = %config.store, %address, node = config.engine.node_name, "Postrider is ready");
+
+    let name = signals.next().await;
+    tracing::info!(signal = name, drain_timeout = ?config.engine.drain_timeout, "Stopping");
+    stop.cancel();
+    let drained = async {
+        let (_, ()) = tokio::join!(tokio::time::timeout(config.engine.drain_timeout, serving), node.stop());
+    };
+    tokio::select! {
+        () = drained => tracing::info!("Stopped; what was not delivered stays in the store"),
+        name = signals.next() => {
+            tracing::warn!(signal = name, "Stopping at once; claims go back when the lease runs out");
+            std::process::exit(EXIT_AT_ONCE);
+        }
+    }
+    Ok(())
+}
+
+/// The engine while it runs. Stopping takes it out, so whoever asks later is told no.
+struct Node(RwLock<Option<Engine>>);
+
+impl Node {
+    fn new(engine: Engine) -> Self {
+        Self(RwLock::new(Some(engine)))
+    }
+
+    fn is_progressing(&self) -> bool {
+        let engine = self.0.read().expect("nothing panics while it holds the engine");
+        engine.as_ref().is_some_and(Engine::is_progressing)
+    }
+
+    async fn stop(&self) {
+        let engine = self.0.write().expect("nothing panics while it holds the engine").take();
+        if let Some(engine) = engine {
+            engine.stop().await;
+        }
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, Failure> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))
+        };
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// What needs a person is logged; what goes well is counted elsewhere.
+async fn log_happenings(mut events: Receiver<Event>) {
+    loop {
+        match events.recv().await {
+            Ok(event) => log(&event),
+            Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+fn log(event: &Event) {
+    let endpoint = &*event.endpoint_name;
+    match &event.happening {
+        Happening::Attempted { message, attempt, state: State::Dead, error, status, .. } => {
+            tracing::warn!(endpoint, %message, attempt, status, error, "A message is dead; it is in the DLQ");
+        }
+        Happening::Attempted { message, attempt, state, class, error, status, duration, age } => {
+            let class = class.map(|class| class.as_str());
+            tracing::debug!(endpoint, %message, attempt, %state, class, error, status, ?duration, ?age, "An attempt ended");
+        }
+        Happening::Lost { message, state } => {
+            tracing::warn!(endpoint, %message, %state, "A claim was lost with its node");
+        }
+        Happening::Circuit { from, to } => {
+            tracing::warn!(endpoint, from = from.as_str(), to = to.as_str(), "The circuit moved");
+        }
+    }
+}
+
+/// Shown to a person who started it by hand; a service manager gets the log line only.
+fn greet(store: &StoreUrl, created: bool, address: SocketAddr) {
+    if !console::user_attended_stderr() {
+        return;
+    }
+    let label = |text: &str| style(format!("{text:<8}")).dim().for_stderr();
+    let made = if created { "  (new)" } else { "" };
+    eprintln!();
+    eprintln!("  {} {}", style("postrider").bold().for_stderr(), env!("CARGO_PKG_VERSION"));
+    eprintln!();
+    eprintln!("  {}{store}{made}", label("store"));
+    eprintln!("  {}http://{address}/v1", label("api"));
+    eprintln!("  {}http://{address}/readyz", label("health"));
+    eprintln!("  {}Ctrl-C waits for running attempts; twice ends at once", label("stop"));
+    eprintln!();
+}
+
+/// A mistyped variable would be ignored in silence. It is not refused, because others set variables
+/// with this prefix too (service discovery).
+fn warn_of_unknown_variables() {
+    const KNOWN: [&str; 12] = [
+        "POSTRIDER_STORE",
+        "POSTRIDER_CONFIG",
+        "POSTRIDER_LISTEN",
+        "POSTRIDER_MIGRATE",
+        "POSTRIDER_ALLOW_INTERNAL",
+        "POSTRIDER_ALLOW_NET",
+        "POSTRIDER_SECRETS_DIR",
+        "POSTRIDER_FILE_ROOT",
+        "POSTRIDER_MAX_IN_FLIGHT",
+        "POSTRIDER_DRAIN_TIMEOUT",
+        "POSTRIDER_LOG_FORMAT",
+        "POSTRIDER_LOG",
+    ];
+    for (name, _) in std::env::vars_os() {
+        let Some(name) = name.to_str() else { continue };
+        let ours = name.starts_with("POSTRIDER_") && !name.starts_with("POSTRIDER_SECRET_");
+        if ours && !KNOWN.contains(&name) {
+            tracing::warn!(
+                variable = name,
+                known = KNOWN.join(", "),
+                "This environment variable is not known"
+            );
+        }
+    }
+}

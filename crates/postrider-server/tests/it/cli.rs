@@ -1,0 +1,154 @@
+//! The command line: help that reads well, answers for people and programs, exit codes.
+
+use std::io::Write;
+use std::process::{Output, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::node::Home;
+
+fn told(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+    let code = output.status.code().map_or("signal".to_owned(), |code| code.to_string());
+    format!("exit {code}\n--- stdout\n{}\n--- stderr\n{}", text(&output.stdout), text(&output.stderr))
+}
+
+fn with_endpoint() -> Home {
+    let home = Home::new();
+    home.json(&["migrate"]);
+    home.json(&["endpoint", "create", "shop", "http", "--url", "https://example.org/hook"]);
+    home
+}
+
+#[test]
+fn help_reads_well() {
+    let home = Home::new();
+    let commands: [&[&str]; 7] = [
+        &["--help"],
+        &["serve", "--help"],
+        &["send", "--help"],
+        &["endpoint", "--help"],
+        &["endpoint", "create", "--help"],
+        &["demo", "--help"],
+        &["bench", "--help"],
+    ];
+    let text: Vec<String> = commands
+        .iter()
+        .map(|command| format!("$ postrider {}\n{}", command.join(" "), told(&home.run(command))))
+        .collect();
+    insta::assert_snapshot!(text.join("\n\n"));
+}
+
+#[test]
+fn errors_say_what_to_do_and_exit_codes_say_which_kind() {
+    let empty = Home::new();
+    let home = with_endpoint();
+    let cases: [(&Home, &[&str]); 14] = [
+        (&home, &["frobnicate"]),
+        (&home, &["send", "shop", "{}", "--json", "--nope"]),
+        (&empty, &["status"]),
+        (&empty, &["status", "--json"]),
+        (&home, &["send", "nowhere", "{}"]),
+        (&home, &["send", "nowhere", "{}", "--json"]),
+        (&home, &["send", "shop", "{oops"]),
+        (&home, &["send", "shop", "{}", "--priority", "11"]),
+        (&home, &["send", "shop", "{}", "--scheduled-at", "soon"]),
+        (&home, &["send", "shop", "@missing.json"]),
+        (&home, &["endpoint", "create", "shop", "http", "--url", "https://example.org/"]),
+        (&home, &["endpoint", "alter", "shop"]),
+        (&home, &["endpoint", "drop", "nowhere"]),
+        (&home, &["status", "--store", "postgres://localhost/x"]),
+    ];
+    let text: Vec<String> = cases
+        .iter()
+        .map(|(home, command)| format!("$ postrider {}\n{}", command.join(" "), told(&home.run(command))))
+        .collect();
+    insta::assert_snapshot!(text.join("\n\n"));
+}
+
+#[test]
+fn a_mistyped_store_is_not_created() {
+    let home = Home::new();
+    assert_eq!(home.run(&["status"]).status.code(), Some(3));
+    assert!(!home.store_file().exists());
+}
+
+#[test]
+fn an_endpoint_goes_through_its_life() {
+    let home = with_endpoint();
+    let show = || home.json(&["endpoint", "show", "shop"]);
+    home.json(&["endpoint", "pause", "shop"]);
+    assert_eq!(show()["paused"], true);
+    home.json(&["endpoint", "resume", "shop"]);
+    home.json(&["endpoint", "disable", "shop"]);
+    assert_eq!((&show()["enabled"], &show()["disabled_by"]), (&json!(false), &json!("operator")));
+    home.json(&["endpoint", "enable", "shop"]);
+    home.json(&["endpoint", "reset", "shop"]);
+    home.json(&[
+        "endpoint",
+        "alter",
+        "shop",
+        "--endpoint-config",
+        r#"{"url":"https://example.org/b","timeout":3}"#,
+    ]);
+    home.json(&[
+        "endpoint",
+        "alter",
+        "shop",
+        "--url",
+        "https://example.org/c",
+        "--retry-policy",
+        r#"{"max_attempts":2}"#,
+    ]);
+    let altered = show();
+    assert_eq!(
+        altered["config"],
+        json!({ "url": "https://example.org/c", "timeout": 3 }),
+        "the timeout stays"
+    );
+    assert_eq!(altered["retry_policy"], json!({ "max_attempts": 2 }));
+    home.json(&["send", "shop", "{}"]);
+    assert_eq!(home.run(&["endpoint", "drop", "shop"]).status.code(), Some(4), "it has a message");
+    home.json(&["endpoint", "drop", "shop", "--force"]);
+    assert_eq!(home.json(&["endpoint", "list"])["items"], json!([]));
+}
+
+#[test]
+fn a_payload_comes_from_the_line_a_file_or_stdin() {
+    let home = with_endpoint();
+    std::fs::write(home.path().join("order.json"), r#"{"from":"file"}"#).expect("a file");
+    assert_eq!(home.json(&["send", "shop", r#"{"from":"line"}"#])["id"], 1);
+    assert_eq!(home.json(&["send", "shop", "@order.json"])["id"], 2);
+    for (id, arguments) in [(3, ["send", "shop", "-", "--json"].as_slice()), (4, &["send", "shop", "--json"])]
+    {
+        let mut child =
+            home.command(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        child.stdin.take().expect("stdin").write_all(br#"{"from":"stdin"}"#).expect("it reads");
+        let answer: Value =
+            serde_json::from_slice(&child.wait_with_output().expect("it ends").stdout).expect("JSON");
+        assert_eq!(answer["id"], id);
+    }
+}
+
+#[test]
+fn text_in_a_pipe_is_plain() {
+    let home = with_endpoint();
+    let mut text =
+        vec![told(&home.run(&["send", "shop", "{}", "--scheduled-at", "+1h", "--idempotency-key", "k"]))];
+    text.push(told(&home.run(&["send", "shop", "{}", "--idempotency-key", "k"])));
+    text.push(told(&home.run(&["endpoint", "list"])));
+    text.push(told(&home.run(&["endpoint", "pause", "shop"])));
+    text.push(told(&home.run(&["status"])).replace(['0', '1', '2', '3', '4'], "#"));
+    insta::assert_snapshot!(text.join("\n\n"));
+}
+
+#[test]
+fn a_new_store_id_is_given_when_asked() {
+    let home = Home::new();
+    let first = home.json(&["migrate"]);
+    let again = home.json(&["migrate"]);
+    let renewed = home.json(&["migrate", "--new-store-id"]);
+    assert_eq!((&first["created"], &again["created"]), (&json!(true), &json!(false)));
+    assert_eq!(first["store"], again["store"]);
+    assert_ne!(first["store"], renewed["store"]);
+}

@@ -1,0 +1,101 @@
+//! The examples in README.md and docs/ are run as they stand there.
+//!
+//! A block after `<!-- run -->` is run by sh, in a fresh folder with a running node; `7171` stands for
+//! its port. A block after `<!-- prints -->` is what the last one has to print; `…` stands for anything.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::node::Home;
+use crate::receiver::Receiver;
+
+struct Example {
+    line: usize,
+    script: String,
+    prints: Option<String>,
+}
+
+#[test]
+fn the_examples_in_the_documentation_work() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut files = vec![root.join("README.md")];
+    let folder = std::fs::read_dir(root.join("docs")).expect("the docs");
+    files.extend(
+        folder
+            .map(|entry| entry.expect("an entry").path())
+            .filter(|path| path.extension().is_some_and(|e| e == "md")),
+    );
+    let mut count = 0;
+    for file in files {
+        count += run_all(&file);
+    }
+    assert!(count >= 5, "only {count} examples were found");
+}
+
+fn run_all(file: &PathBuf) -> usize {
+    let examples = examples(&std::fs::read_to_string(file).expect("a page"));
+    if examples.is_empty() {
+        return 0;
+    }
+    let receiver = Receiver::start(|_| Some(200));
+    let home = Home::new();
+    let node = home.start();
+    for example in &examples {
+        let script = example
+            .script
+            .replace("127.0.0.1:7171", &node.address.to_string())
+            .replace("http://127.0.0.1:9000/hook", &receiver.url());
+        let at = format!("{}:{}\n{script}", file.display(), example.line);
+        let binaries = Path::new(env!("CARGO_BIN_EXE_postrider")).parent().expect("a folder");
+        let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap_or_default());
+        let output = Command::new("sh")
+            .args(["-euc", &script])
+            .current_dir(home.path())
+            .env("PATH", path)
+            .output()
+            .expect("sh runs");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{at}\nfailed: {printed}{said}");
+        if let Some(expected) = &example.prints {
+            assert!(matches(expected, &printed), "{at}\nexpected:\n{expected}\nprinted:\n{printed}{said}");
+        }
+    }
+    examples.len()
+}
+
+fn examples(page: &str) -> Vec<Example> {
+    let mut examples: Vec<Example> = Vec::new();
+    let mut lines = page.lines().enumerate();
+    while let Some((number, line)) = lines.next() {
+        let (run, prints) = (line.trim() == "<!-- run -->", line.trim() == "<!-- prints -->");
+        if !run && !prints {
+            continue;
+        }
+        let fence = lines.next().map(|(_, line)| line).unwrap_or_default();
+        assert!(fence.starts_with("```"), "line {number}: a block has to follow");
+        let body: Vec<&str> =
+            lines.by_ref().map(|(_, line)| line).take_while(|line| *line != "```").collect();
+        let body = body.join("\n");
+        if run {
+            examples.push(Example { line: number + 1, script: body, prints: None });
+        } else {
+            examples.last_mut().expect("something was run before").prints = Some(body);
+        }
+    }
+    examples
+}
+
+/// White space counts as one blank, `…` as anything.
+fn matches(expected: &str, printed: &str) -> bool {
+    let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (expected, printed) = (squeeze(expected), squeeze(printed));
+    let mut parts: Vec<&str> = expected.split('…').map(str::trim).collect();
+    let last = parts.pop().unwrap_or_default();
+    let Some((first, middle)) = parts.split_first() else {
+        return printed == last;
+    };
+    let Some(rest) = printed.strip_prefix(first) else { return false };
+    let rest = middle.iter().try_fold(rest, |rest, part| rest.find(part).map(|at| &rest[at + part.len()..]));
+    rest.is_some_and(|rest| rest.ends_with(last))
+}

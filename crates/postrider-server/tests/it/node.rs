@@ -1,0 +1,184 @@
+//! A real `postrider` process on a temporary store.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::eventually;
+use crate::http::{Answer, Client};
+
+const READY_WITHIN: Duration = Duration::from_secs(30);
+
+/// A folder with a store, and nothing of this machine's environment.
+pub(crate) struct Home {
+    folder: TempDir,
+}
+
+impl Home {
+    pub(crate) fn new() -> Self {
+        Self { folder: tempfile::tempdir().expect("a temporary folder") }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn store_file(&self) -> PathBuf {
+        self.path().join("postrider.db")
+    }
+
+    /// `postrider …` in this folder, where the default store is.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("POSTRIDER_") {
+                command.env_remove(name);
+            }
+        }
+        command.args(arguments).current_dir(self.path()).stdin(Stdio::null()).env("NO_COLOR", "1");
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the binary runs")
+    }
+
+    /// Runs it with `--json` and expects success.
+    #[track_caller]
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.run(&[arguments, &["--json"]].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("JSON on stdout")
+    }
+
+    pub(crate) fn start(&self) -> Node {
+        self.start_with(&["--allow-internal"])
+    }
+
+    pub(crate) fn start_with(&self, arguments: &[&str]) -> Node {
+        Node::start(
+            self.command(
+                &[&["serve", "--listen", "127.0.0.1:0", "--log-format", "json"], arguments].concat(),
+            ),
+        )
+    }
+}
+
+pub(crate) struct Node {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    log: mpsc::Receiver<Value>,
+}
+
+impl Node {
+    fn start(mut command: Command) -> Self {
+        let mut child =
+            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the binary starts");
+        let stderr = child.stderr.take().expect("stderr is piped");
+        let (lines, log) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let line = serde_json::from_str(&line).unwrap_or(Value::String(line));
+                let _ = lines.send(line);
+            }
+        });
+        let mut node = Self { child, address: SocketAddr::from(([127, 0, 0, 1], 0)), log };
+        node.address = node.until_ready();
+        node
+    }
+
+    fn until_ready(&self) -> SocketAddr {
+        let mut seen = Vec::new();
+        loop {
+            let Ok(line) = self.log.recv_timeout(READY_WITHIN) else {
+                panic!("the node did not become ready: {seen:?}");
+            };
+            if line["message"] == "Postrider is ready" {
+                return line["address"].as_str().expect("an address").parse().expect("an address");
+            }
+            seen.push(line);
+        }
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(self.address).expect("the node listens")
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.client().send("GET", path, &[], b"").expect("an answer")
+    }
+
+    pub(crate) fn post(&self, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        self.client().send("POST", path, headers, body).expect("an answer")
+    }
+
+    #[track_caller]
+    pub(crate) fn create_endpoint(&self, endpoint: Value) {
+        self.post("/v1/endpoints", &[], endpoint.to_string().as_bytes()).expect(201);
+    }
+
+    #[track_caller]
+    pub(crate) fn send(&self, endpoint: &str, headers: &[(&str, &str)], payload: &str) -> i64 {
+        let path = format!("/v1/endpoints/{endpoint}/messages");
+        let answer = self.post(&path, headers, payload.as_bytes()).expect(202).json();
+        answer["id"].as_i64().expect("an id")
+    }
+
+    /// Waits until the message is in this state, and gives its story.
+    #[track_caller]
+    pub(crate) fn until(&self, id: i64, state: &str) -> Value {
+        let mut last = json!(null);
+        let deadline = std::time::Instant::now() + Duration::from_secs(30);
+        while std::time::Instant::now() < deadline {
+            last = self.get(&format!("/v1/messages/{id}")).expect(200).json();
+            if last["state"] == state {
+                return last;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("message {id} did not become {state}: {last:#}");
+    }
+
+    /// SIGKILL: nothing of the node gets to say goodbye.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("it ran");
+        self.child.wait().expect("it is ours");
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().expect("sh runs").success());
+    }
+
+    pub(crate) fn until_exit(&mut self, within: Duration) -> ExitStatus {
+        eventually(within, "the node ends", || self.child.try_wait().expect("it is ours"))
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("it is ours").is_some()
+    }
+
+    /// What it logged so far, and what it still logs before it ends.
+    pub(crate) fn messages_logged(&self) -> Vec<String> {
+        let text = |line: Value| line["message"].as_str().map(str::to_owned);
+        std::iter::from_fn(|| self.log.recv_timeout(Duration::from_secs(2)).ok()).filter_map(text).collect()
+    }
+
+    /// For a test that kills it from elsewhere.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,159 @@
+//! A node's beginning and end: what it refuses to start with, and how it stops.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::node::Home;
+use crate::receiver::Receiver;
+
+/// Runs `serve`, expects it to end by itself, and gives exit code and stderr.
+fn refused(home: &Home, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut child = home
+        .command(&[&["serve"], arguments].concat())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let status = (0..500).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        child.try_wait().expect("it is ours")
+    });
+    child.kill().expect("it is ours");
+    let output = child.wait_with_output().expect("it ended");
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    (status.unwrap_or_else(|| panic!("it did not end: {text}")).code(), text)
+}
+
+#[test]
+fn a_signal_stops_it_cleanly() {
+    for signal in ["TERM", "INT"] {
+        let home = Home::new();
+        let mut node = home.start();
+        node.signal(signal);
+        assert!(node.until_exit(Duration::from_secs(10)).success());
+        let log = node.messages_logged();
+        assert!(log.iter().any(|line| line.starts_with("Stopped")), "{log:?}");
+    }
+}
+
+#[test]
+fn a_clean_stop_waits_for_the_attempt_that_runs() {
+    let receiver = Receiver::start(|_| {
+        std::thread::sleep(Duration::from_millis(700));
+        Some(200)
+    });
+    let home = Home::new();
+    let mut node = home.start();
+    node.create_endpoint(json!({ "name": "slow", "protocol": "http", "config": { "url": receiver.url() } }));
+    let id = node.send("slow", &[], "{}");
+    node.until(id, "processing");
+    node.signal("TERM");
+    assert!(node.until_exit(Duration::from_secs(15)).success());
+    assert_eq!(home.start().until(id, "completed")["attempt_count"], 1);
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let receiver = Receiver::start(|_| {
+        std::thread::sleep(Duration::from_secs(8));
+        Some(200)
+    });
+    let home = Home::new();
+    let mut node = home.start();
+    node.create_endpoint(json!({ "name": "slow", "protocol": "http", "config": { "url": receiver.url() } }));
+    let id = node.send("slow", &[], "{}");
+    node.until(id, "processing");
+    node.signal("TERM");
+    let stopping = node.messages_logged();
+    assert!(stopping.iter().any(|line| line == "Stopping"), "{stopping:?}");
+    node.signal("TERM");
+    assert_eq!(node.until_exit(Duration::from_secs(2)).code(), Some(130));
+}
+
+#[test]
+fn one_file_has_one_node() {
+    let home = Home::new();
+    let _first = home.start();
+    let (code, text) = refused(&home, &["--listen", "127.0.0.1:0"]);
+    assert_eq!(code, Some(3), "{text}");
+    assert!(text.contains("another node is running on postrider.db"), "{text}");
+}
+
+#[test]
+fn tools_work_beside_a_running_node() {
+    let home = Home::new();
+    let node = home.start();
+    home.json(&["endpoint", "create", "shop", "http", "--url", "http://127.0.0.1:9/"]);
+    home.json(&["endpoint", "pause", "shop"]);
+    let sent = home.json(&["send", "shop", "{}"]);
+    assert_eq!(node.get(&format!("/v1/messages/{}", sent["id"])).expect(200).json()["endpoint"], "shop");
+    assert_eq!(home.json(&["status"])["pending"], 1);
+}
+
+#[test]
+fn a_store_of_a_newer_version_is_left_alone() {
+    let home = Home::new();
+    home.json(&["migrate"]);
+    let connection = rusqlite::Connection::open(home.store_file()).expect("the store's file");
+    connection
+        .execute("UPDATE _postrider_meta SET value = 99 WHERE name = 'schema_version'", [])
+        .expect("the version");
+    drop(connection);
+    for arguments in [["--listen", "127.0.0.1:0"].as_slice(), &["--listen", "127.0.0.1:0", "--migrate"]] {
+        let (code, text) = refused(&home, arguments);
+        assert_eq!(code, Some(3), "{text}");
+        assert!(text.contains("schema version 99, newer than this build's"), "{text}");
+    }
+}
+
+#[test]
+fn what_it_cannot_start_with_is_said_in_a_sentence() {
+    let home = Home::new();
+    std::fs::write(home.path().join("bad.toml"), "listen = '127.0.0.1:0'\nlisten_on = 'x'\n")
+        .expect("a file");
+    let cases: [&[&str]; 8] = [
+        &["--listen", "0.0.0.0:7171"],
+        &["--listen", "here"],
+        &["--config", "bad.toml"],
+        &["--config", "missing.toml"],
+        &["--allow-net", "10.0.0.0/33"],
+        &["--file-root", "nowhere"],
+        &["--max-in-flight", "0"],
+        &["--drain-timeout", "soon"],
+    ];
+    let mut text = String::new();
+    for arguments in cases {
+        let (code, said) = refused(&home, arguments);
+        text.push_str(&format!("$ postrider serve {}\nexit {code:?}\n{said}\n\n", arguments.join(" ")));
+    }
+    insta::assert_snapshot!(text);
+    assert!(!home.store_file().exists(), "nothing was created");
+}
+
+#[test]
+fn flags_beat_environment_beats_file() {
+    let home = Home::new();
+    std::fs::write(home.path().join("p.toml"), "store = 'sqlite:file.db'\nlisten = '0.0.0.0:1'\n")
+        .expect("a file");
+    let started = |environment: &[(&str, &str)], arguments: &[&str]| {
+        let mut command = home.command(&[&["serve", "--config", "p.toml"], arguments].concat());
+        command.envs(environment.iter().copied());
+        let output = command.output().expect("it ends");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(started(&[], &[]).contains("0.0.0.0:1 can be reached"), "the file is read");
+    let text = started(&[("POSTRIDER_LISTEN", "0.0.0.0:2")], &[]);
+    assert!(text.contains("0.0.0.0:2 can be reached"), "{text}");
+    let text = started(&[("POSTRIDER_LISTEN", "0.0.0.0:2")], &["--listen", "0.0.0.0:3"]);
+    assert!(text.contains("0.0.0.0:3 can be reached"), "{text}");
+}
+
+#[test]
+fn a_port_in_use_is_said() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = taken.local_addr().expect("an address").to_string();
+    let (code, text) = refused(&Home::new(), &["--listen", &address]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains(&format!("cannot listen on {address}")), "{text}");
+}

@@ -1,0 +1,116 @@
+//! One try: connect if need be, deliver under one deadline, survive a panicking sink.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use jiff::Timestamp;
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+
+use super::concurrency::Load;
+use crate::breaker::Sign;
+use crate::endpoint::Endpoint;
+use crate::message::Claim;
+use crate::sink::{self, Capture, Delivery, Environment, Sink};
+use crate::verdict::{Failure, Outcome, Receipt};
+
+/// A sink that is connected by the first attempt that needs it, and anew after every change of config.
+pub(super) struct Connection {
+    pub(super) endpoint: Arc<Endpoint>,
+    environment: Arc<Environment>,
+    sink: OnceCell<Arc<dyn Sink>>,
+}
+
+impl Connection {
+    pub(super) fn new(endpoint: Arc<Endpoint>, environment: Arc<Environment>) -> Self {
+        Self { endpoint, environment, sink: OnceCell::new() }
+    }
+
+    async fn sink(&self) -> Result<&Arc<dyn Sink>, Failure> {
+        let connect = async || {
+            let (endpoint, environment) = (self.endpoint.clone(), self.environment.clone());
+            // Reads secrets and certificates from files.
+            tokio::task::spawn_blocking(move || sink::connect(&endpoint, &environment))
+                .await
+                .unwrap_or_else(|_| Err(Failure::retryable("connecting the sink panicked")))
+        };
+        self.sink.get_or_try_init(connect).await
+    }
+}
+
+pub(super) struct Attempt {
+    pub(super) claim: Claim,
+    pub(super) connection: Arc<Connection>,
+    pub(super) store: Arc<str>,
+    pub(super) capture: Capture,
+    pub(super) timeout: Duration,
+    pub(super) started_at: Timestamp,
+    /// The circuit's epoch when it began.
+    pub(super) epoch: i64,
+}
+
+pub(super) struct Finished {
+    pub(super) claim: Claim,
+    pub(super) outcome: Outcome,
+    pub(super) load: Load,
+    pub(super) sign: Sign,
+    pub(super) started_at: Timestamp,
+    pub(super) duration: Duration,
+    pub(super) epoch: i64,
+}
+
+impl Attempt {
+    pub(super) async fn run(self) -> Finished {
+        let began = Instant::now();
+        let delivery = Delivery {
+            message: self.claim.message.clone(),
+            store: self.store,
+            attempt: self.claim.attempt,
+            capture: self.capture,
+            now: self.started_at,
+        };
+        let deliver = AssertUnwindSafe(deliver(&self.connection, &delivery)).catch_unwind();
+        let (result, timed_out) = match tokio::time::timeout(self.timeout, deliver).await {
+            Ok(Ok(result)) => (result, false),
+            Ok(Err(_panic)) => (Err(Failure::retryable("the sink panicked")), false),
+            Err(_elapsed) => {
+                (Err(Failure::retryable(format!("timed out after {} s", self.timeout.as_secs_f64()))), true)
+            }
+        };
+        Finished {
+            claim: self.claim,
+            load: load(&result, timed_out),
+            sign: sign(&result),
+            outcome: match result {
+                Ok(receipt) => Outcome::Delivered(receipt),
+                Err(failure) => Outcome::Failed(failure),
+            },
+            started_at: self.started_at,
+            duration: began.elapsed(),
+            epoch: self.epoch,
+        }
+    }
+}
+
+async fn deliver(connection: &Connection, delivery: &Delivery) -> Result<Receipt, Failure> {
+    connection.sink().await?.deliver(delivery).await
+}
+
+fn load(result: &Result<Receipt, Failure>, timed_out: bool) -> Load {
+    match result {
+        Ok(_) => Load::Fine,
+        Err(_) if timed_out => Load::Overloaded,
+        Err(Failure { status: Some(429 | 500..=599), .. }) => Load::Overloaded,
+        Err(_) => Load::Unknown,
+    }
+}
+
+fn sign(result: &Result<Receipt, Failure>) -> Sign {
+    match result {
+        Ok(_) => Sign::Healthy,
+        Err(failure) if failure.counts_for_breaker() => Sign::Failing,
+        Err(_) => Sign::Neutral,
+    }
+}

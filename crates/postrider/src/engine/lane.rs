@@ -1,0 +1,119 @@
+//! What the dispatcher knows of one endpoint.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::attempt::Connection;
+use super::concurrency::Concurrency;
+use super::slots::Slot;
+use crate::breaker::{Circuit, CircuitState, Failures, Permission};
+use crate::endpoint::Endpoint;
+use crate::retry::RetryPolicy;
+use crate::settings::Settings;
+use crate::sink::Environment;
+use crate::store::NextDue;
+
+pub(super) struct Lane {
+    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) policy: RetryPolicy,
+    pub(super) connection: Arc<Connection>,
+    pub(super) circuit: Circuit,
+    pub(super) failures: Failures,
+    pub(super) concurrency: Concurrency,
+    pub(super) slot: Arc<Slot>,
+    pub(super) work: Work,
+    /// It stands in the dispatcher's line of endpoints to claim for.
+    pub(super) in_line: bool,
+    /// A transition of its circuit is on its way to the store; nothing is claimed meanwhile.
+    pub(super) circuit_moving: bool,
+}
+
+/// What is known of an endpoint's due messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Some may be due now.
+    Now,
+    /// The store is being asked. Whatever arrives meanwhile makes it `Now` again, so no wake-up is lost.
+    Asked,
+    At(Timestamp),
+    Nothing,
+}
+
+impl Lane {
+    pub(super) fn new(
+        endpoint: Arc<Endpoint>,
+        settings: &Settings,
+        environment: &Arc<Environment>,
+        slot: Arc<Slot>,
+    ) -> Self {
+        Self {
+            policy: endpoint.retry_policy(settings),
+            connection: Arc::new(Connection::new(endpoint.clone(), environment.clone())),
+            circuit: endpoint.circuit,
+            failures: Failures::default(),
+            concurrency: Concurrency::up_to(endpoint.max_in_flight()),
+            slot,
+            work: Work::Nothing,
+            in_line: false,
+            circuit_moving: false,
+            endpoint,
+        }
+    }
+
+    /// Takes over what people changed. A circuit is newer when its epoch is.
+    pub(super) fn reconfigure(
+        &mut self,
+        endpoint: Arc<Endpoint>,
+        settings: &Settings,
+        environment: &Arc<Environment>,
+    ) {
+        if endpoint.revision != self.endpoint.revision {
+            self.connection = Arc::new(Connection::new(endpoint.clone(), environment.clone()));
+        }
+        if endpoint.circuit.epoch > self.circuit.epoch {
+            self.circuit = endpoint.circuit;
+        }
+        self.policy = endpoint.retry_policy(settings);
+        self.concurrency.set_max(endpoint.max_in_flight());
+        self.endpoint = endpoint;
+    }
+
+    /// What may be done for this endpoint now, as far as people and the circuit are concerned.
+    pub(super) fn permission(&self, now: Timestamp) -> Option<Permission> {
+        if self.circuit_moving || !self.endpoint.is_open_for_delivery() {
+            return None;
+        }
+        Some(self.circuit.permission(now))
+    }
+
+    /// Lets senders claim directly, or keeps them out.
+    pub(super) fn publish_room(&self, node_accepts: bool) {
+        let open = node_accepts
+            && !self.circuit_moving
+            && self.endpoint.is_open_for_delivery()
+            && self.circuit.state == CircuitState::Closed;
+        self.slot.set_limit(if open { self.concurrency.limit() } else { 0 });
+    }
+
+    pub(super) fn answered(&mut self, next: NextDue) {
+        if self.work == Work::Asked {
+            self.work = match next {
+                NextDue::Now => Work::Now,
+                NextDue::At(due_at) => Work::At(due_at),
+                NextDue::Nothing => Work::Nothing,
+            };
+        }
+    }
+
+    /// A message of this endpoint becomes due then.
+    pub(super) fn due_at(&mut self, due_at: Timestamp) {
+        self.work = match self.work {
+            Work::Now => Work::Now,
+            // The answer under way was made before this message went back.
+            Work::Asked => Work::Now,
+            Work::At(earlier) => Work::At(earlier.min(due_at)),
+            Work::Nothing => Work::At(due_at),
+        };
+    }
+}

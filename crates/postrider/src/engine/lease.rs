@@ -1,0 +1,170 @@
+//! The node's own lease: heartbeats confirm it, and no attempt starts without it. The same task judges the
+//! claims of nodes that lost theirs.
+
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::events::{Events, Happening};
+use super::slots::Slots;
+use super::{LOST_CLAIMS_MAX, settlement};
+use crate::endpoint::EndpointId;
+use crate::error::StoreError;
+use crate::message::{LostClaim, NodeId};
+use crate::protocol::max_attempts_option;
+use crate::store::{Arrival, Effect, Hello, Settlement, Snapshot, Store};
+use crate::verdict::{Outcome, Standing, verdict};
+
+/// Heartbeats in one lease: two may fail before it runs out.
+const HEARTBEATS_PER_LEASE: u32 = 3;
+
+/// Who this node is, and until when it may start attempts.
+pub(super) struct Lease {
+    node: AtomicI64,
+    valid_until: Mutex<(Instant, SystemTime)>,
+}
+
+impl Lease {
+    pub(super) fn new(node: NodeId, began: Began, lease: Duration) -> Self {
+        Self {
+            node: AtomicI64::new(node.0),
+            valid_until: Mutex::new((began.monotonic + lease, began.wall + lease)),
+        }
+    }
+
+    pub(super) fn node(&self) -> NodeId {
+        NodeId(self.node.load(Relaxed))
+    }
+
+    /// By the monotonic clock, which a step of the wall clock cannot stretch, and by the wall clock, which
+    /// goes on while the machine sleeps.
+    pub(super) fn is_valid(&self) -> bool {
+        let (monotonic, wall) = *self.valid_until.lock().expect("nobody panics while holding the lease");
+        Instant::now() < monotonic && SystemTime::now() < wall
+    }
+
+    fn confirm(&self, node: NodeId, began: Began, lease: Duration) {
+        self.node.store(node.0, Relaxed);
+        *self.valid_until.lock().expect("nobody panics while holding the lease") =
+            (began.monotonic + lease, began.wall + lease);
+    }
+}
+
+/// Taken before the store is asked: the lease counts from there, not from the answer.
+#[derive(Clone, Copy)]
+pub(super) struct Began {
+    monotonic: Instant,
+    wall: SystemTime,
+}
+
+impl Began {
+    pub(super) fn now() -> Self {
+        Self { monotonic: Instant::now(), wall: SystemTime::now() }
+    }
+}
+
+pub(super) struct LeaseKeeper {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) lease: Arc<Lease>,
+    pub(super) name: String,
+    pub(super) arrivals: mpsc::UnboundedSender<Arrival>,
+    pub(super) slots: Arc<Slots>,
+    pub(super) events: Events,
+    /// Told when messages were put on probation.
+    pub(super) suspects: Arc<Notify>,
+    pub(super) snapshot: Arc<Snapshot>,
+}
+
+impl LeaseKeeper {
+    pub(super) async fn run(mut self, stop: CancellationToken) {
+        loop {
+            if let Err(error) = self.turn().await {
+                tracing::warn!(%error, "the store did not confirm the lease; trying again");
+            }
+            let pause = self.snapshot.settings.node_lease / HEARTBEATS_PER_LEASE;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    async fn turn(&mut self) -> Result<(), StoreError> {
+        if let Some(snapshot) = self.store.snapshot(Some(self.snapshot.version)).await? {
+            self.snapshot = snapshot;
+        }
+        self.heartbeat().await?;
+        self.judge_lost_claims().await
+    }
+
+    async fn heartbeat(&self) -> Result<(), StoreError> {
+        let began = Began::now();
+        let node = self.lease.node();
+        let lease = self.snapshot.settings.node_lease;
+        match self.store.heartbeat(node).await {
+            Ok(()) => self.lease.confirm(node, began, lease),
+            Err(StoreError::Conflict(_)) => {
+                tracing::warn!(node = node.0, "this node lost its lease and joins anew");
+                self.store.leave(node).await?;
+                let began = Began::now();
+                let node = self.store.join(self.hello()).await?;
+                self.lease.confirm(node, began, lease);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn hello(&self) -> Hello {
+        Hello { name: self.name.clone(), arrivals: self.arrivals.clone(), direct: self.slots.clone() }
+    }
+
+    /// A lost claim goes through the same decision as a failed attempt.
+    async fn judge_lost_claims(&self) -> Result<(), StoreError> {
+        loop {
+            let lost = self.store.lost_claims(LOST_CLAIMS_MAX).await?;
+            if lost.is_empty() {
+                return Ok(());
+            }
+            let more = lost.len() == LOST_CLAIMS_MAX;
+            let settlements = lost.iter().filter_map(|claim| self.judge(claim)).collect();
+            for settled in self.store.settle(settlements).await? {
+                if let Effect::Applied(state) = settled.effect {
+                    self.events.tell(&self.snapshot, settled.endpoint, || Happening::Lost {
+                        message: settled.id,
+                        state,
+                    });
+                }
+                let _ = settled.unblocked.map(|endpoint| self.arrivals.send(Arrival::Pending(endpoint)));
+            }
+            self.suspects.notify_one();
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    fn judge(&self, claim: &LostClaim) -> Option<Settlement> {
+        let endpoint = self.endpoint(claim.endpoint)?;
+        let policy =
+            endpoint.retry_policy(&self.snapshot.settings).limited_to(max_attempts_option(&claim.options));
+        let outcome = Outcome::Lost { alone: claim.alone };
+        let standing = Standing {
+            budget_used: claim.attempt.saturating_sub(claim.attempts_before),
+            expires_at: claim.expires_at,
+            auto_disable_on_gone: false,
+        };
+        let now = self.store.now();
+        let retry_max_delay = self.snapshot.settings.retry_max_delay;
+        let verdict = verdict(&outcome, standing, &policy, retry_max_delay, now, rand::random());
+        Some(settlement::of_lost(claim, verdict, now))
+    }
+
+    fn endpoint(&self, id: EndpointId) -> Option<&Arc<crate::endpoint::Endpoint>> {
+        self.snapshot.endpoints.iter().find(|endpoint| endpoint.id == id)
+    }
+}

@@ -1,0 +1,66 @@
+//! From what an attempt came to, to what the store is told.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::attempt::Finished;
+use crate::message::{Claim, LostClaim};
+use crate::store::{AttemptOutcome, AttemptRecord, End, Settlement};
+use crate::verdict::{Class, Outcome, Verdict};
+
+pub(super) const LEASE_EXPIRED: &str = "lease expired";
+
+pub(super) fn of_attempt(finished: &Finished, verdict: Verdict) -> Settlement {
+    let mut record = AttemptRecord {
+        number: finished.claim.attempt,
+        node: finished.claim.fence.node,
+        started_at: finished.started_at,
+        duration: finished.duration,
+        outcome: AttemptOutcome::Delivered,
+        class: None,
+        error: None,
+        status: None,
+        body: None,
+    };
+    match &finished.outcome {
+        Outcome::Delivered(receipt) => {
+            record.status = receipt.status;
+            record.body = receipt.body.clone();
+        }
+        Outcome::Failed(failure) => {
+            record.outcome = AttemptOutcome::Failed;
+            record.class = Some(failure.class);
+            record.error = Some(failure.tagged());
+            record.status = failure.status;
+            record.body = failure.body.clone();
+        }
+        Outcome::Lost { .. } => unreachable!("an attempt that ran was not lost"),
+    }
+    with_end(&finished.claim, End::Attempted { verdict, record })
+}
+
+pub(super) fn of_lost(claim: &LostClaim, verdict: Verdict, now: Timestamp) -> Settlement {
+    let record = AttemptRecord {
+        number: claim.attempt,
+        node: claim.fence.node,
+        started_at: claim.started_at,
+        duration: Duration::try_from(now.duration_since(claim.started_at)).unwrap_or_default(),
+        outcome: AttemptOutcome::Lost,
+        class: Some(Class::Retryable),
+        error: Some(format!("{} {LEASE_EXPIRED}", Class::Retryable.tag())),
+        status: None,
+        body: None,
+    };
+    Settlement {
+        id: claim.id,
+        endpoint: claim.endpoint,
+        fence: claim.fence,
+        end: End::Attempted { verdict, record },
+    }
+}
+
+/// No attempt was made.
+pub(super) fn with_end(claim: &Claim, end: End) -> Settlement {
+    Settlement { id: claim.message.id, endpoint: claim.message.endpoint, fence: claim.fence, end }
+}

@@ -1,0 +1,127 @@
+//! Free room, shared by the dispatcher and by senders that claim in the same breath as they insert.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, RwLock};
+
+use crate::endpoint::EndpointId;
+use crate::store::DirectClaims;
+
+/// The node's room over all endpoints, and each endpoint's own.
+pub(super) struct Slots {
+    free: AtomicU32,
+    total: u32,
+    endpoints: RwLock<HashMap<EndpointId, Arc<Slot>>>,
+}
+
+/// One endpoint's room. A limit of 0 keeps senders out: its work goes through the queue.
+#[derive(Default)]
+pub(super) struct Slot {
+    running: AtomicU32,
+    limit: AtomicU32,
+}
+
+impl Slots {
+    pub(super) fn new(total: u32) -> Self {
+        Self { free: AtomicU32::new(total), total, endpoints: RwLock::default() }
+    }
+
+    pub(super) fn slot(&self, endpoint: EndpointId) -> Arc<Slot> {
+        let mut endpoints = self.endpoints.write().expect("nobody panics while holding the slots");
+        endpoints.entry(endpoint).or_default().clone()
+    }
+
+    pub(super) fn forget(&self, endpoint: EndpointId) {
+        self.endpoints.write().expect("nobody panics while holding the slots").remove(&endpoint);
+    }
+
+    pub(super) fn free(&self) -> u32 {
+        self.free.load(Relaxed)
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.free() == self.total
+    }
+
+    /// Up to `wanted` slots of `slot`, which may have `limit` running; how many there were.
+    pub(super) fn reserve(&self, slot: &Slot, limit: u32, wanted: u32) -> u32 {
+        let of_node = take(&self.free, wanted);
+        let of_endpoint = add(&slot.running, limit, of_node);
+        self.free.fetch_add(of_node - of_endpoint, Relaxed);
+        of_endpoint
+    }
+
+    /// An endpoint that was dropped meanwhile has no slots of its own any more; the node's room comes back.
+    pub(super) fn release(&self, endpoint: EndpointId, count: u32) {
+        let endpoints = self.endpoints.read().expect("nobody panics while holding the slots");
+        if let Some(slot) = endpoints.get(&endpoint) {
+            slot.running.fetch_sub(count, Relaxed);
+        }
+        self.free.fetch_add(count, Relaxed);
+    }
+}
+
+impl Slot {
+    pub(super) fn has_room(&self, limit: u32) -> bool {
+        self.running.load(Relaxed) < limit
+    }
+
+    pub(super) fn set_limit(&self, limit: u32) {
+        self.limit.store(limit, Relaxed);
+    }
+}
+
+impl DirectClaims for Slots {
+    fn try_reserve(&self, endpoint: EndpointId) -> bool {
+        let endpoints = self.endpoints.read().expect("nobody panics while holding the slots");
+        let Some(slot) = endpoints.get(&endpoint) else { return false };
+        self.reserve(slot, slot.limit.load(Relaxed), 1) == 1
+    }
+
+    fn give_back(&self, endpoint: EndpointId) {
+        self.release(endpoint, 1);
+    }
+}
+
+/// Takes up to `wanted` from what is free.
+fn take(free: &AtomicU32, wanted: u32) -> u32 {
+    let before = free.fetch_update(Relaxed, Relaxed, |free| Some(free - free.min(wanted)));
+    before.map_or(0, |free| free.min(wanted))
+}
+
+/// Adds up to `wanted` while staying within `limit`.
+fn add(running: &AtomicU32, limit: u32, wanted: u32) -> u32 {
+    let fits = |running: u32| limit.saturating_sub(running).min(wanted);
+    let before = running.fetch_update(Relaxed, Relaxed, |running| Some(running + fits(running)));
+    before.map_or(0, fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neither_the_node_nor_an_endpoint_gets_more_than_its_room() {
+        let slots = Slots::new(5);
+        let (a, b) = (slots.slot(EndpointId(1)), slots.slot(EndpointId(2)));
+        assert_eq!(slots.reserve(&a, 3, 10), 3);
+        assert_eq!(slots.reserve(&b, 10, 10), 2);
+        assert_eq!(slots.free(), 0);
+        slots.release(EndpointId(1), 3);
+        slots.release(EndpointId(2), 2);
+        assert!(slots.is_idle());
+    }
+
+    #[test]
+    fn a_closed_endpoint_keeps_senders_out() {
+        let slots = Slots::new(5);
+        assert!(!slots.try_reserve(EndpointId(1)), "an unknown endpoint has no room");
+        let slot = slots.slot(EndpointId(1));
+        assert!(!slots.try_reserve(EndpointId(1)));
+        slot.set_limit(1);
+        assert!(slots.try_reserve(EndpointId(1)));
+        assert!(!slots.try_reserve(EndpointId(1)));
+        slots.give_back(EndpointId(1));
+        assert!(slots.try_reserve(EndpointId(1)));
+    }
+}

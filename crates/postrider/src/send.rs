@@ -1,0 +1,77 @@
+//! What a message must be to be accepted: checked before anything is written, the same on every way in.
+
+use crate::clock::truncated;
+use crate::endpoint::{DisabledBy, Endpoint};
+use crate::error::{Invalid, StoreError};
+use crate::message::{NewMessage, PRIORITY_MAX};
+use crate::settings::Settings;
+
+pub const CONTENT_TYPE_BYTES_MAX: usize = 256;
+
+pub fn check(message: &NewMessage, endpoint: &Endpoint, settings: &Settings) -> Result<(), StoreError> {
+    match endpoint.disabled {
+        Some(DisabledBy::Operator) => {
+            return Err(StoreError::Disabled { endpoint: endpoint.name.to_string() });
+        }
+        Some(DisabledBy::Gone) | None => {}
+    }
+    if message.priority > PRIORITY_MAX {
+        return Err(Invalid::new("priority", format!("must be from 0 to {PRIORITY_MAX}")).into());
+    }
+    at_most("payload", message.payload.len(), settings.max_payload_bytes, "max_payload_bytes")?;
+    check_content_type(&message.content_type)?;
+    check_headers(message, endpoint, settings)?;
+    check_keys(message, settings)?;
+    if !message.options.is_empty() {
+        endpoint.protocol.check_message_options(&message.options)?;
+    }
+    if let (Some(expires_at), Some(scheduled_at)) = (message.expires_at, message.scheduled_at)
+        && truncated(expires_at) <= truncated(scheduled_at)
+    {
+        return Err(Invalid::new("expires_at", "must be later than scheduled_at").into());
+    }
+    Ok(())
+}
+
+fn check_content_type(content_type: &str) -> Result<(), StoreError> {
+    let printable = content_type.bytes().all(|byte| (0x20..0x7f).contains(&byte));
+    if content_type.is_empty() || content_type.len() > CONTENT_TYPE_BYTES_MAX || !printable {
+        let rule = format!("must be 1 to {CONTENT_TYPE_BYTES_MAX} printable ASCII characters");
+        return Err(Invalid::new("content_type", rule).into());
+    }
+    Ok(())
+}
+
+fn check_headers(message: &NewMessage, endpoint: &Endpoint, settings: &Settings) -> Result<(), StoreError> {
+    if message.headers.is_empty() {
+        return Ok(());
+    }
+    let bytes = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    at_most("headers", bytes, settings.max_headers_bytes, "max_headers_bytes")?;
+    endpoint.protocol.check_headers(&message.headers)?;
+    Ok(())
+}
+
+fn check_keys(message: &NewMessage, settings: &Settings) -> Result<(), StoreError> {
+    let keys = [
+        ("ordering_key", &message.ordering_key),
+        ("idempotency_key", &message.idempotency_key),
+        ("event_type", &message.event_type),
+    ];
+    for (field, key) in keys {
+        let Some(key) = key else { continue };
+        at_most(field, key.len(), settings.max_key_bytes, "max_key_bytes")?;
+        if key.is_empty() || key.chars().any(char::is_control) {
+            return Err(Invalid::new(field, "must not be empty and has no control characters").into());
+        }
+    }
+    Ok(())
+}
+
+fn at_most(field: &'static str, bytes: usize, limit: u64, setting: &'static str) -> Result<(), StoreError> {
+    let bytes = bytes as u64;
+    if bytes > limit {
+        return Err(StoreError::TooLarge { field, bytes, limit, setting });
+    }
+    Ok(())
+}

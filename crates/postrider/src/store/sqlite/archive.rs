@@ -1,0 +1,262 @@
+//! The archive: finished messages in one table per month of creation.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use jiff::tz::Offset;
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::keys::{self, Key, Place};
+use super::row::{at, micros_of};
+use super::writer::Write;
+use super::{send, storage_error};
+use crate::endpoint::EndpointId;
+use crate::message::{MessageId, State};
+use crate::settings::{ArchiveMode, AttemptLog};
+use crate::store::Result;
+
+const MONTHS_AHEAD: i32 = 3;
+const TABLE_PREFIX: &str = "_postrider_archive_";
+
+/// A month of the archive: `_postrider_archive_2026_11`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Month {
+    year: i16,
+    month: i8,
+}
+
+impl Month {
+    pub(super) fn of(micros: i64) -> Self {
+        let date = Offset::UTC.to_datetime(at(micros));
+        Self { year: date.year(), month: date.month() }
+    }
+
+    pub(super) fn table(self) -> String {
+        format!("{TABLE_PREFIX}{:04}_{:02}", self.year, self.month)
+    }
+
+    /// Newest first: most questions are about what just happened.
+    pub(super) fn existing(conn: &Connection) -> rusqlite::Result<Vec<Self>> {
+        let mut months = conn
+            .prepare_cached(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB '_postrider_archive_[0-9]*'",
+            )?
+            .query_map([], |row| row.get::<_, String>(0))?
+            .map(|name| name.map(|name| Self::parse(&name)))
+            .collect::<rusqlite::Result<Vec<_>>>()?;
+        months.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(months.into_iter().flatten().collect())
+    }
+
+    fn parse(table: &str) -> Option<Self> {
+        let (year, month) = table.strip_prefix(TABLE_PREFIX)?.split_once('_')?;
+        Some(Self { year: year.parse().ok()?, month: month.parse().ok()? })
+    }
+
+    fn next(self) -> Self {
+        match self.month {
+            12 => Self { year: self.year + 1, month: 1 },
+            month => Self { month: month + 1, ..self },
+        }
+    }
+}
+
+/// SQL per month, made once.
+#[derive(Default)]
+pub(super) struct Months {
+    made: BTreeMap<Month, Statements>,
+}
+
+struct Statements {
+    whole: String,
+    metadata: String,
+}
+
+impl Months {
+    pub(super) fn forget(&mut self) {
+        self.made.clear();
+    }
+
+    fn statements(&mut self, conn: &Connection, month: Month) -> Result<&Statements> {
+        match self.made.entry(month) {
+            Entry::Occupied(made) => Ok(made.into_mut()),
+            Entry::Vacant(place) => {
+                let table = month.table();
+                conn.execute_batch(&include_str!("sql/archive_month.sql").replace("{table}", &table))
+                    .map_err(storage_error)?;
+                Ok(place.insert(Statements::into_table(&table)))
+            }
+        }
+    }
+}
+
+impl Statements {
+    fn into_table(table: &str) -> Self {
+        let insert = |headers: &str, payload: &str| {
+            format!(
+                "INSERT INTO {table} (id, endpoint_id, status, finished_at, priority, attempts, ordering_key,
+                   created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type, last_error,
+                   content_type, headers, options, payload)
+                 SELECT id, endpoint_id, ?2, ?3, priority, attempts - ?4, ordering_key,
+                   created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type, last_error,
+                   content_type, {headers}, options, {payload}
+                 FROM _postrider_queue WHERE id = ?1"
+            )
+        };
+        Self { whole: insert("headers", "payload"), metadata: insert("NULL", "NULL") }
+    }
+}
+
+/// Tables for the months to come, so that no delivery has to make one.
+pub(super) fn make_months_ahead(write: &mut Write<'_>) -> Result<()> {
+    let mut month = Month::of(micros_of(write.now));
+    for _ in 0..=MONTHS_AHEAD {
+        write.months.statements(write.conn, month)?;
+        month = month.next();
+    }
+    Ok(())
+}
+
+/// A message on its way out of the queue.
+pub(super) struct Leaving {
+    pub(super) id: MessageId,
+    pub(super) endpoint: EndpointId,
+    pub(super) created_at: i64,
+    pub(super) has_idempotency_key: bool,
+    pub(super) place: Place,
+    pub(super) key: Option<Key>,
+}
+
+/// Finishes a pending message found on the way, and tells whom that lets go.
+pub(super) fn finish(write: &mut Write<'_>, id: MessageId, state: State) -> Result<()> {
+    let leaving = super::settle::pending(write, id)?;
+    let unblocked = leave(write, &leaving, state, None)?;
+    write.tell_pending(unblocked);
+    Ok(())
+}
+
+/// Queue to archive. `uncounted` attempts were claimed and never begun. Returns the endpoint whose next
+/// message of the same key may go now.
+pub(super) fn leave(
+    write: &mut Write<'_>,
+    leaving: &Leaving,
+    state: State,
+    uncounted: Option<u32>,
+) -> Result<Option<EndpointId>> {
+    let settings = write.known.settings().clone();
+    if settings.archive != ArchiveMode::Off {
+        let statements = write.months.statements(write.conn, Month::of(leaving.created_at))?;
+        let sql = match settings.archive {
+            ArchiveMode::On => &statements.whole,
+            ArchiveMode::Metadata | ArchiveMode::Off => &statements.metadata,
+        };
+        write
+            .conn
+            .prepare_cached(sql)
+            .and_then(|mut statement| {
+                let now = micros_of(write.now);
+                statement.execute(params![leaving.id.0, state.as_str(), now, uncounted.unwrap_or(0)])
+            })
+            .map_err(storage_error)?;
+    }
+    if leaving.has_idempotency_key && state == State::Completed && !settings.idempotency_retention.is_zero() {
+        reserve_key(write, leaving.id)?;
+    }
+    if settings.attempt_log == AttemptLog::Off {
+        forget_attempts(write, leaving.id)?;
+    }
+    remove(write, leaving)
+}
+
+/// Out of the queue; the next message of its key takes its place.
+pub(super) fn remove(write: &mut Write<'_>, leaving: &Leaving) -> Result<Option<EndpointId>> {
+    write
+        .conn
+        .prepare_cached("DELETE FROM _postrider_queue WHERE id = ?1")
+        .and_then(|mut statement| statement.execute([leaving.id.0]))
+        .map_err(storage_error)?;
+    write.counts.queued(leaving.endpoint, -1);
+    match &leaving.key {
+        // Who was behind its key lets nobody go: another one of the key is active, or the key is held.
+        Some(key) if leaving.place != Place::Blocked => keys::advance(write, key),
+        Some(_) | None => Ok(None),
+    }
+}
+
+fn reserve_key(write: &Write<'_>, id: MessageId) -> Result<()> {
+    let until = micros_of(write.now + write.known.settings().idempotency_retention);
+    let (endpoint, key, content_type, payload): (i64, String, String, Option<Vec<u8>>) = write
+        .conn
+        .prepare_cached(
+            "SELECT endpoint_id, idempotency_key, content_type, payload FROM _postrider_queue WHERE id = ?1",
+        )
+        .and_then(|mut statement| {
+            statement.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
+        })
+        .map_err(storage_error)?;
+    let digest = send::digest(&content_type, &payload.unwrap_or_default());
+    write
+        .conn
+        .prepare_cached(
+            "INSERT INTO _postrider_reservations (endpoint_id, idempotency_key, message_id, digest, until)
+             VALUES (?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT (endpoint_id, idempotency_key) DO UPDATE SET
+               message_id = excluded.message_id, digest = excluded.digest, until = excluded.until",
+        )
+        .and_then(|mut statement| statement.execute(params![endpoint, key, id.0, digest, until]))
+        .map(|_| ())
+        .map_err(storage_error)
+}
+
+pub(super) fn forget_attempts(write: &Write<'_>, id: MessageId) -> Result<()> {
+    write
+        .conn
+        .prepare_cached("DELETE FROM _postrider_attempts WHERE message_id = ?1")
+        .and_then(|mut statement| statement.execute([id.0]))
+        .map(|_| ())
+        .map_err(storage_error)
+}
+
+/// The month that holds the message.
+pub(super) fn month_of(conn: &Connection, id: MessageId) -> rusqlite::Result<Option<Month>> {
+    for month in Month::existing(conn)? {
+        let there: bool = conn
+            .prepare_cached(&format!("SELECT EXISTS (SELECT 1 FROM {} WHERE id = ?1)", month.table()))?
+            .query_row([id.0], |row| row.get(0))?;
+        if there {
+            return Ok(Some(month));
+        }
+    }
+    Ok(None)
+}
+
+/// The state of a message that is not queued any more; None when nothing is known of it.
+pub(super) fn state_of(conn: &Connection, id: MessageId) -> Result<Option<State>> {
+    let dead: Option<i64> = conn
+        .prepare_cached("SELECT id FROM _postrider_dlq WHERE message_id = ?1 LIMIT 1")
+        .and_then(|mut statement| statement.query_row([id.0], |row| row.get(0)).optional())
+        .map_err(storage_error)?;
+    let Some(month) = month_of(conn, id).map_err(storage_error)? else {
+        return Ok(dead.map(|_| State::Dead));
+    };
+    let status: String = conn
+        .query_row(&format!("SELECT status FROM {} WHERE id = ?1", month.table()), [id.0], |row| row.get(0))
+        .map_err(storage_error)?;
+    Ok(Some(finished_state(&status)))
+}
+
+pub(super) fn finished_state(status: &str) -> State {
+    match status {
+        "expired" => State::Expired,
+        "cancelled" => State::Cancelled,
+        _ => State::Completed,
+    }
+}
+
+pub(super) fn erase(write: &Write<'_>, id: MessageId) -> Result<()> {
+    if let Some(month) = month_of(write.conn, id).map_err(storage_error)? {
+        let sql = format!("UPDATE {} SET payload = NULL, headers = NULL WHERE id = ?1", month.table());
+        write.conn.execute(&sql, [id.0]).map_err(storage_error)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! How many are queued and dead, kept exact at a cost that does not grow with the queue.
+
+use std::collections::HashMap;
+
+use rusqlite::{Connection, params};
+
+use super::storage_error;
+use crate::endpoint::EndpointId;
+use crate::store::Result;
+
+const ALL: i64 = 0;
+
+/// What one transaction changes; written once at its end.
+#[derive(Default)]
+pub(super) struct Counts {
+    changes: HashMap<i64, Change>,
+    queued_before: HashMap<i64, i64>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Change {
+    queued: i64,
+    dead: i64,
+    dlq_bytes: i64,
+}
+
+impl Counts {
+    pub(super) fn queued(&mut self, endpoint: EndpointId, by: i64) {
+        self.change(endpoint, Change { queued: by, ..Change::default() });
+    }
+
+    pub(super) fn dead(&mut self, endpoint: EndpointId, by: i64) {
+        self.change(endpoint, Change { dead: by, ..Change::default() });
+    }
+
+    pub(super) fn dlq_bytes(&mut self, endpoint: EndpointId, by: i64) {
+        self.change(endpoint, Change { dlq_bytes: by, ..Change::default() });
+    }
+
+    pub(super) fn all_queued(&mut self, conn: &Connection) -> Result<u64> {
+        self.now_queued(conn, ALL)
+    }
+
+    pub(super) fn endpoint_queued(&mut self, conn: &Connection, endpoint: EndpointId) -> Result<u64> {
+        self.now_queued(conn, endpoint.0)
+    }
+
+    pub(super) fn write(&mut self, conn: &Connection) -> Result<()> {
+        for (endpoint, change) in self.changes.drain() {
+            conn.prepare_cached(
+                "INSERT INTO _postrider_counts (endpoint_id, queued, dead, dlq_bytes) VALUES (?1, ?2, ?3, ?4)
+                 ON CONFLICT (endpoint_id) DO UPDATE SET queued = queued + excluded.queued,
+                   dead = dead + excluded.dead, dlq_bytes = dlq_bytes + excluded.dlq_bytes",
+            )
+            .and_then(|mut statement| {
+                statement.execute(params![endpoint, change.queued, change.dead, change.dlq_bytes])
+            })
+            .map_err(storage_error)?;
+        }
+        self.queued_before.clear();
+        Ok(())
+    }
+
+    fn change(&mut self, endpoint: EndpointId, by: Change) {
+        for id in [endpoint.0, ALL] {
+            let change = self.changes.entry(id).or_default();
+            change.queued += by.queued;
+            change.dead += by.dead;
+            change.dlq_bytes += by.dlq_bytes;
+        }
+    }
+
+    fn now_queued(&mut self, conn: &Connection, id: i64) -> Result<u64> {
+        let before = match self.queued_before.get(&id) {
+            Some(before) => *before,
+            None => {
+                let before = read(conn, id)?;
+                self.queued_before.insert(id, before);
+                before
+            }
+        };
+        let change = self.changes.get(&id).map_or(0, |change| change.queued);
+        Ok((before + change).max(0) as u64)
+    }
+}
+
+fn read(conn: &Connection, id: i64) -> Result<i64> {
+    use rusqlite::OptionalExtension;
+    conn.prepare_cached("SELECT queued FROM _postrider_counts WHERE endpoint_id = ?1")
+        .and_then(|mut statement| statement.query_row(params![id], |row| row.get(0)).optional())
+        .map(|queued| queued.unwrap_or(0))
+        .map_err(storage_error)
+}

@@ -1,0 +1,42 @@
+//! The event log: what changed and who was lost, for people.
+
+use rusqlite::{Connection, params};
+use serde_json::Value;
+
+use super::row::{at, micros_of};
+use super::storage_error;
+use super::writer::Write;
+use crate::store::{EventRecord, Result};
+
+pub(super) fn log(write: &mut Write<'_>, kind: &str, subject: Option<&str>, detail: &Value) -> Result<()> {
+    write
+        .conn
+        .prepare_cached(
+            "INSERT INTO _postrider_event_log (at, kind, subject, detail) VALUES (?1, ?2, ?3, ?4)",
+        )
+        .and_then(|mut statement| {
+            statement.execute(params![micros_of(write.now), kind, subject, detail.to_string()])
+        })
+        .map(|_| ())
+        .map_err(storage_error)
+}
+
+pub(super) fn list(
+    conn: &Connection,
+    before: Option<i64>,
+    limit: usize,
+) -> rusqlite::Result<Vec<EventRecord>> {
+    conn.prepare_cached(
+        "SELECT id, at, kind, subject, detail FROM _postrider_event_log WHERE id < ?1 ORDER BY id DESC LIMIT ?2",
+    )?
+    .query_map(params![before.unwrap_or(i64::MAX), limit as i64], |row| {
+        Ok(EventRecord {
+            id: row.get(0)?,
+            at: at(row.get(1)?),
+            kind: row.get(2)?,
+            subject: row.get(3)?,
+            detail: serde_json::from_str(row.get_ref(4)?.as_str()?).unwrap_or(Value::Null),
+        })
+    })?
+    .collect()
+}

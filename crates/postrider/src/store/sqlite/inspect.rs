@@ -1,0 +1,281 @@
+//! What people ask: a message's story, and the state of the store. Readers have their own connections.
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, Row};
+
+use super::archive::{self, Month};
+use super::keys::{GLOBAL_SCOPE, Place};
+use super::row::{self, at, optional_at};
+use super::{claim, endpoints, known, schema, storage_error};
+use crate::breaker::CircuitState;
+use crate::endpoint::Endpoint;
+use crate::error::StoreError;
+use crate::message::{MessageId, NodeId, State};
+use crate::store::{AttemptOutcome, AttemptRecord, EndpointStatus, Result, StoreStatus, Story};
+use crate::verdict::Class;
+
+/// The columns that [`told`] reads, in its order; `m` is the message, `e` its endpoint.
+const STORY_COLUMNS: &str = "m.id, e.name, m.priority, m.payload, m.content_type, m.headers, m.options, \
+     m.idempotency_key, m.correlation_id, m.ordering_key, m.event_type, m.created_at, m.scheduled_at, \
+     m.expires_at, m.attempts, m.last_error";
+
+pub(super) fn story(conn: &Connection, now: Timestamp, id: MessageId) -> Result<Story> {
+    let found = match queued(conn, now, id)? {
+        Some(story) => Some(story),
+        None => match archive::month_of(conn, id).map_err(storage_error)? {
+            Some(month) => Some(archived(conn, month, id).map_err(storage_error)?),
+            None => dead(conn, id).map_err(storage_error)?,
+        },
+    };
+    let mut story = found.ok_or_else(|| StoreError::unknown_message(id))?;
+    story.attempts = attempts(conn, id).map_err(storage_error)?;
+    Ok(story)
+}
+
+fn queued(conn: &Connection, now: Timestamp, id: MessageId) -> Result<Option<Story>> {
+    let found = conn
+        .prepare_cached(&format!(
+            "SELECT {STORY_COLUMNS}, m.place, m.due_at, m.key_scope FROM _postrider_queue m
+             JOIN _postrider_endpoints e ON e.id = m.endpoint_id WHERE m.id = ?1"
+        ))
+        .and_then(|mut statement| {
+            statement
+                .query_row([id.0], |row| {
+                    let place = Place::from_column(row.get(16)?);
+                    Ok((told(row, State::Pending)?, place, at(row.get(17)?), row.get::<_, Option<i64>>(18)?))
+                })
+                .optional()
+        })
+        .map_err(storage_error)?;
+    let Some((mut story, place, due_at, scope)) = found else { return Ok(None) };
+    if place == Place::Claimed {
+        story.state = State::Processing;
+    } else {
+        let endpoint = endpoints::load_by_name(conn, &story.endpoint)?;
+        story.due_at = Some(due_at);
+        story.reason = Some(why_not_yet(conn, now, &endpoint, &story, place, due_at, scope)?);
+    }
+    Ok(Some(story))
+}
+
+/// The first thing in the way, in the order in which the engine would meet it.
+fn why_not_yet(
+    conn: &Connection,
+    now: Timestamp,
+    endpoint: &Endpoint,
+    story: &Story,
+    place: Place,
+    due_at: Timestamp,
+    scope: Option<i64>,
+) -> Result<String> {
+    if let Some(reason) = known::paused(conn).map_err(storage_error)? {
+        return Ok(format!("everything is paused: {reason}"));
+    }
+    if endpoint.paused {
+        return Ok(format!("endpoint {:?} is paused", endpoint.name));
+    }
+    if endpoint.disabled.is_some() {
+        return Ok(format!("endpoint {:?} is disabled", endpoint.name));
+    }
+    if place == Place::Blocked {
+        let key = story.ordering_key.as_deref().unwrap_or_default();
+        return behind_key(conn, scope.unwrap_or(GLOBAL_SCOPE), key, story.id);
+    }
+    if due_at > now && story.attempt_count == 0 {
+        return Ok(format!("scheduled: next try at {due_at}"));
+    }
+    if due_at > now {
+        return Ok(format!("waiting after attempt {}: next try at {due_at}", story.attempt_count));
+    }
+    match endpoint.circuit.state {
+        CircuitState::Open { until } => return Ok(format!("circuit open: next try at {until}")),
+        CircuitState::HalfOpen { .. } => return Ok("circuit half open: one probe at a time".to_owned()),
+        CircuitState::Closed => {}
+    }
+    if let Some(until) = endpoint.held_until.filter(|until| *until > now) {
+        return Ok(format!("the receiver asked to wait: next try at {until}"));
+    }
+    if place == Place::Suspect {
+        return Ok("on probation: its claim was lost with a node, so it is tried with few others".to_owned());
+    }
+    if endpoint.options.rate_limit.is_some() {
+        return Ok("due now; the endpoint has a rate limit".to_owned());
+    }
+    Ok("due now".to_owned())
+}
+
+fn behind_key(conn: &Connection, scope: i64, key: &str, id: MessageId) -> Result<String> {
+    let head: Option<i64> = conn
+        .query_row(
+            "SELECT message_id FROM _postrider_dlq
+             WHERE holds_key = 1 AND key_scope = ?1 AND ordering_key = ?2 LIMIT 1",
+            rusqlite::params![scope, key],
+            |row| row.get(0),
+        )
+        .optional()
+        .map_err(storage_error)?;
+    if let Some(head) = head {
+        return Ok(format!(
+            "behind key {key:?}: held by dead message {head}; redrive, discard or release it"
+        ));
+    }
+    let head: Option<i64> = conn
+        .query_row(
+            "SELECT id FROM _postrider_queue WHERE key_scope = ?1 AND ordering_key = ?2 AND id <> ?3
+             ORDER BY key_position LIMIT 1",
+            rusqlite::params![scope, key, id.0],
+            |row| row.get(0),
+        )
+        .optional()
+        .map_err(storage_error)?;
+    Ok(match head {
+        Some(head) => format!("behind key {key:?}: message {head} is before it"),
+        None => format!("behind key {key:?}"),
+    })
+}
+
+fn archived(conn: &Connection, month: Month, id: MessageId) -> rusqlite::Result<Story> {
+    conn.prepare_cached(&format!(
+        "SELECT {STORY_COLUMNS}, m.status, m.finished_at FROM {} m
+         JOIN _postrider_endpoints e ON e.id = m.endpoint_id WHERE m.id = ?1",
+        month.table()
+    ))?
+    .query_row([id.0], |row| {
+        let mut story = told(row, archive::finished_state(row.get_ref(16)?.as_str()?))?;
+        story.finished_at = Some(at(row.get(17)?));
+        Ok(story)
+    })
+}
+
+fn dead(conn: &Connection, id: MessageId) -> rusqlite::Result<Option<Story>> {
+    conn.prepare_cached(&format!(
+        "SELECT {STORY_COLUMNS}, m.id AS dlq_id, m.died_at, m.reason FROM _postrider_dlq m
+         JOIN _postrider_endpoints e ON e.id = m.endpoint_id WHERE m.message_id = ?1 ORDER BY m.id DESC LIMIT 1"
+    ))?
+    .query_row([id.0], |row| {
+        let mut story = told(row, State::Dead)?;
+        story.id = id;
+        story.dlq_id = Some(row.get(16)?);
+        story.finished_at = Some(at(row.get(17)?));
+        story.reason = Some(row.get(18)?);
+        Ok(story)
+    })
+    .optional()
+}
+
+fn told(row: &Row<'_>, state: State) -> rusqlite::Result<Story> {
+    Ok(Story {
+        id: MessageId(row.get(0)?),
+        endpoint: row.get(1)?,
+        state,
+        priority: row.get(2)?,
+        payload: row::payload(row, 3)?,
+        content_type: row.get(4)?,
+        headers: row::headers(row.get_ref(5)?)?,
+        options: row::object(row.get_ref(6)?)?,
+        idempotency_key: row.get(7)?,
+        correlation_id: row::correlation(row, 8)?,
+        ordering_key: row.get(9)?,
+        event_type: row.get(10)?,
+        created_at: at(row.get(11)?),
+        scheduled_at: optional_at(row.get(12)?),
+        expires_at: optional_at(row.get(13)?),
+        attempt_count: row.get(14)?,
+        last_error: row.get(15)?,
+        finished_at: None,
+        due_at: None,
+        reason: None,
+        attempts: Vec::new(),
+        dlq_id: None,
+    })
+}
+
+fn attempts(conn: &Connection, id: MessageId) -> rusqlite::Result<Vec<AttemptRecord>> {
+    conn.prepare_cached(
+        "SELECT number, node_id, started_at, duration, outcome, class, error, status, body
+         FROM _postrider_attempts WHERE message_id = ?1 ORDER BY id",
+    )?
+    .query_map([id.0], |row| {
+        Ok(AttemptRecord {
+            number: row.get(0)?,
+            node: NodeId(row.get(1)?),
+            started_at: at(row.get(2)?),
+            duration: std::time::Duration::from_micros(row.get(3)?),
+            outcome: match row.get_ref(4)?.as_str()? {
+                "delivered" => AttemptOutcome::Delivered,
+                "lost" => AttemptOutcome::Lost,
+                _ => AttemptOutcome::Failed,
+            },
+            class: row.get_ref(5)?.as_str_or_null()?.map(|class| match class {
+                "permanent" => Class::Permanent,
+                "gone" => Class::Gone,
+                _ => Class::Retryable,
+            }),
+            error: row.get(6)?,
+            status: row.get(7)?,
+            body: row::payload(row, 8)?,
+        })
+    })?
+    .collect()
+}
+
+pub(super) fn status(conn: &Connection, store: &str) -> Result<StoreStatus> {
+    let (queued, dead): (u64, u64) = conn
+        .query_row("SELECT queued, dead FROM _postrider_counts WHERE endpoint_id = 0", [], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })
+        .map_err(storage_error)?;
+    let endpoints = endpoint_statuses(conn)?;
+    let processing = endpoints.iter().map(|endpoint| endpoint.processing).sum();
+    Ok(StoreStatus {
+        store: store.to_owned(),
+        schema_version: schema::CURRENT,
+        paused: known::paused(conn).map_err(storage_error)?,
+        pending: queued.saturating_sub(processing),
+        processing,
+        dead,
+        oldest_pending: endpoints.iter().filter_map(|endpoint| endpoint.oldest_pending).min(),
+        endpoints,
+    })
+}
+
+fn endpoint_statuses(conn: &Connection) -> Result<Vec<EndpointStatus>> {
+    let mut processing: std::collections::HashMap<i64, u64> = conn
+        .prepare_cached(
+            "SELECT endpoint_id, count(*) FROM _postrider_queue INDEXED BY _postrider_queue_claimed
+             WHERE place = 2 GROUP BY endpoint_id",
+        )
+        .and_then(|mut statement| statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect())
+        .map_err(storage_error)?;
+    let counts: std::collections::HashMap<i64, (u64, u64)> = conn
+        .prepare_cached("SELECT endpoint_id, queued, dead FROM _postrider_counts")
+        .and_then(|mut statement| {
+            statement.query_map([], |row| Ok((row.get(0)?, (row.get(1)?, row.get(2)?))))?.collect()
+        })
+        .map_err(storage_error)?;
+    let mut list = endpoints::load_all(conn)?;
+    list.sort_by(|a, b| a.name.cmp(&b.name));
+    list.into_iter()
+        .map(|endpoint| {
+            let (queued, dead) = counts.get(&endpoint.id.0).copied().unwrap_or_default();
+            let processing = processing.remove(&endpoint.id.0).unwrap_or(0);
+            let pending = queued.saturating_sub(processing);
+            Ok(EndpointStatus {
+                name: endpoint.name.to_string(),
+                protocol: endpoint.protocol.as_str().to_owned(),
+                enabled: endpoint.disabled.is_none(),
+                paused: endpoint.paused,
+                circuit: endpoint.circuit.state.name(),
+                pending,
+                processing,
+                dead,
+                // The due time of what waits longest; a message due in the future is not waiting yet.
+                oldest_pending: if pending == 0 {
+                    None
+                } else {
+                    claim::earliest_due(conn, endpoint.id).map_err(storage_error)?
+                },
+            })
+        })
+        .collect()
+}

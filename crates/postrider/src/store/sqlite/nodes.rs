@@ -1,0 +1,226 @@
+//! Nodes, their leases, and what they are told.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rusqlite::params;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::row::{at, micros_of, object};
+use super::writer::Write;
+use super::{events, settle, storage_error};
+use crate::endpoint::EndpointId;
+use crate::error::StoreError;
+use crate::message::{Fence, LostClaim, MessageId, NodeId};
+use crate::store::{Arrival, DirectClaims, Hello, Result};
+
+/// The nodes of this process that listen for news.
+#[derive(Default)]
+pub(super) struct Listeners {
+    nodes: Mutex<Vec<Listener>>,
+}
+
+struct Listener {
+    node: NodeId,
+    arrivals: mpsc::UnboundedSender<Arrival>,
+    direct: Arc<dyn DirectClaims>,
+}
+
+impl Listeners {
+    /// A node with room for a message of `endpoint`; the slot is reserved.
+    pub(super) fn reserve(&self, endpoint: EndpointId) -> Option<NodeId> {
+        let nodes = self.nodes.lock().expect("no listener panics while it holds the lock");
+        nodes.iter().find(|listener| listener.direct.try_reserve(endpoint)).map(|listener| listener.node)
+    }
+
+    pub(super) fn give_back(&self, node: NodeId, endpoint: EndpointId) {
+        let nodes = self.nodes.lock().expect("no listener panics while it holds the lock");
+        if let Some(listener) = nodes.iter().find(|listener| listener.node == node) {
+            listener.direct.give_back(endpoint);
+        }
+    }
+
+    pub(super) fn tell(&self, news: Vec<Arrival>) {
+        if news.is_empty() {
+            return;
+        }
+        let nodes = self.nodes.lock().expect("no listener panics while it holds the lock");
+        for arrival in news {
+            // A closed channel is a node on its way out: its claims come back when it leaves.
+            match arrival {
+                Arrival::Claimed(claim) => {
+                    if let Some(listener) = nodes.iter().find(|listener| listener.node == claim.fence.node) {
+                        let _ = listener.arrivals.send(Arrival::Claimed(claim));
+                    }
+                }
+                Arrival::Pending(endpoint) => {
+                    nodes.iter().for_each(|listener| _ = listener.arrivals.send(Arrival::Pending(endpoint)));
+                }
+                Arrival::Outside => {
+                    nodes.iter().for_each(|listener| _ = listener.arrivals.send(Arrival::Outside));
+                }
+                Arrival::Reconfigured => {
+                    nodes.iter().for_each(|listener| _ = listener.arrivals.send(Arrival::Reconfigured));
+                }
+            }
+        }
+    }
+
+    /// The transaction was rolled back: nothing of it was claimed.
+    pub(super) fn take_back(&self, news: Vec<Arrival>) {
+        for arrival in news {
+            if let Arrival::Claimed(claim) = arrival {
+                self.give_back(claim.fence.node, claim.message.endpoint);
+            }
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.nodes.lock().expect("no listener panics while it holds the lock").is_empty()
+    }
+
+    pub(super) fn add(&self, node: NodeId, hello: &Hello) {
+        let mut nodes = self.nodes.lock().expect("no listener panics while it holds the lock");
+        nodes.push(Listener { node, arrivals: hello.arrivals.clone(), direct: hello.direct.clone() });
+    }
+
+    pub(super) fn remove(&self, node: NodeId) {
+        let mut nodes = self.nodes.lock().expect("no listener panics while it holds the lock");
+        nodes.retain(|listener| listener.node != node);
+    }
+}
+
+pub(super) fn join(write: &mut Write<'_>, name: &str) -> Result<NodeId> {
+    let now = micros_of(write.now);
+    write
+        .conn
+        .prepare_cached(
+            "INSERT INTO _postrider_nodes (name, state, joined_at, heartbeat_at, lease_until)
+             VALUES (?1, 'live', ?2, ?2, ?3)",
+        )
+        .and_then(|mut statement| statement.execute(params![name, now, lease_until(write)]))
+        .map_err(storage_error)?;
+    let node = NodeId(write.conn.last_insert_rowid());
+    events::log(write, "node.joined", Some(name), &json!({ "node": node }))?;
+    Ok(node)
+}
+
+pub(super) fn heartbeat(write: &mut Write<'_>, node: NodeId) -> Result<()> {
+    let confirmed = write
+        .conn
+        .prepare_cached(
+            "UPDATE _postrider_nodes SET heartbeat_at = ?2, lease_until = ?3 WHERE id = ?1 AND state = 'live'",
+        )
+        .and_then(|mut statement| {
+            statement.execute(params![node.0, micros_of(write.now), lease_until(write)])
+        })
+        .map_err(storage_error)?;
+    if confirmed == 0 {
+        return Err(StoreError::Conflict(format!("node {} lost its lease", node.0)));
+    }
+    Ok(())
+}
+
+/// What a node claims after it was judged would be lost at once, so it gets nothing.
+pub(super) fn check_live(write: &Write<'_>, node: NodeId) -> Result<()> {
+    let live: bool = write
+        .conn
+        .prepare_cached("SELECT EXISTS (SELECT 1 FROM _postrider_nodes WHERE id = ?1 AND state = 'live')")
+        .and_then(|mut statement| statement.query_row([node.0], |row| row.get(0)))
+        .map_err(storage_error)?;
+    if live { Ok(()) } else { Err(StoreError::Conflict(format!("node {} lost its lease", node.0))) }
+}
+
+/// A clean stop: what the node still holds goes back, its attempts uncounted.
+pub(super) fn leave(write: &mut Write<'_>, node: NodeId) -> Result<()> {
+    let held = write
+        .conn
+        .prepare_cached("SELECT id FROM _postrider_queue WHERE place = 2 AND node_id = ?1")
+        .and_then(|mut statement| {
+            statement.query_map([node.0], |row| row.get(0))?.collect::<rusqlite::Result<Vec<i64>>>()
+        })
+        .map_err(storage_error)?;
+    for id in held {
+        settle::release(write, MessageId(id))?;
+    }
+    let name = end_node(write, node, "left")?;
+    events::log(write, "node.left", name.as_deref(), &json!({ "node": node }))
+}
+
+/// This process owns the file, so every other node that still looks alive is dead.
+pub(super) fn bury_earlier_nodes(write: &mut Write<'_>) -> Result<()> {
+    bury(write, i64::MAX)
+}
+
+/// Claims of nodes whose lease ran out, and claims that nobody settled in time.
+pub(super) fn lost_claims(
+    write: &mut Write<'_>,
+    may_judge_leases: bool,
+    limit: usize,
+) -> Result<Vec<LostClaim>> {
+    if may_judge_leases {
+        bury(write, micros_of(write.now))?;
+    }
+    let stale_before = micros_of(write.now - write.known.settings().stale_recovery_timeout);
+    write
+        .conn
+        .prepare_cached(
+            "SELECT id, endpoint_id, node_id, batch, attempts, attempts_before, losses, alone, started_at,
+                    expires_at, options
+             FROM _postrider_queue INDEXED BY _postrider_queue_claimed
+             WHERE place = 2
+               AND (started_at <= ?1 OR node_id NOT IN (SELECT id FROM _postrider_nodes WHERE state = 'live'))
+             LIMIT ?2",
+        )
+        .and_then(|mut statement| {
+            statement
+                .query_map(params![stale_before, limit as i64], |row| {
+                    Ok(LostClaim {
+                        id: MessageId(row.get(0)?),
+                        endpoint: EndpointId(row.get(1)?),
+                        fence: Fence { node: NodeId(row.get(2)?), batch: row.get(3)? },
+                        attempt: row.get(4)?,
+                        attempts_before: row.get(5)?,
+                        losses: row.get(6)?,
+                        alone: row.get(7)?,
+                        started_at: at(row.get(8)?),
+                        expires_at: row.get::<_, Option<i64>>(9)?.map(at),
+                        options: object(row.get_ref(10)?)?,
+                    })
+                })?
+                .collect()
+        })
+        .map_err(storage_error)
+}
+
+fn bury(write: &mut Write<'_>, lease_before: i64) -> Result<()> {
+    let lost = write
+        .conn
+        .prepare_cached("SELECT id FROM _postrider_nodes WHERE state = 'live' AND lease_until <= ?1")
+        .and_then(|mut statement| {
+            statement.query_map([lease_before], |row| row.get(0))?.collect::<rusqlite::Result<Vec<i64>>>()
+        })
+        .map_err(storage_error)?;
+    for node in lost {
+        let name = end_node(write, NodeId(node), "lost")?;
+        events::log(write, "node.lost", name.as_deref(), &json!({ "node": node }))?;
+    }
+    Ok(())
+}
+
+fn end_node(write: &mut Write<'_>, node: NodeId, state: &str) -> Result<Option<String>> {
+    use rusqlite::OptionalExtension;
+    write
+        .conn
+        .prepare_cached(
+            "UPDATE _postrider_nodes SET state = ?2 WHERE id = ?1 AND state = 'live' RETURNING name",
+        )
+        .and_then(|mut statement| statement.query_row(params![node.0, state], |row| row.get(0)).optional())
+        .map_err(storage_error)
+}
+
+fn lease_until(write: &Write<'_>) -> i64 {
+    let lease: Duration = write.known.settings().node_lease;
+    micros_of(write.now + lease)
+}

@@ -1,0 +1,76 @@
+//! Send inside the caller's own transaction: the message commits, or rolls back, with the caller's data.
+
+use rusqlite::Connection;
+
+use super::archive::Months;
+use super::counts::Counts;
+use super::known::Known;
+use super::nodes::Listeners;
+use super::send;
+use super::writer::Write;
+use crate::clock::{Clock, SystemClock, truncated};
+use crate::message::{NewMessage, Sent};
+use crate::store::Result;
+
+/// Sends within the transaction that is open on `conn`; a running node notices the commit by itself.
+///
+/// Begin the transaction with `BEGIN IMMEDIATE`: SQLite cannot upgrade a reader that has fallen behind.
+///
+/// ```
+/// # use postrider::{NewEndpoint, NewMessage, Operate, SqliteStore};
+/// # use postrider::store::sqlite::{SqliteOptions, send_in};
+/// # use postrider::rusqlite::{Connection, TransactionBehavior};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("shop.db");
+/// # let store = SqliteStore::open(SqliteOptions::node(&path))?;
+/// # let config = serde_json::json!({ "url": "https://example.com/hooks" });
+/// # store.create_endpoint(NewEndpoint {
+/// #     name: "orders".into(), protocol: "http".into(), config: config.as_object().unwrap().clone(), ..NewEndpoint::default()
+/// # }).await?;
+/// let mut app = Connection::open(&path)?;
+/// app.execute_batch("CREATE TABLE orders (id INTEGER PRIMARY KEY, total INTEGER)")?;
+///
+/// let order = app.transaction_with_behavior(TransactionBehavior::Immediate)?;
+/// order.execute("INSERT INTO orders (total) VALUES (4200)", [])?;
+/// let sent = send_in(&order, &NewMessage::new("orders", r#"{"total":4200}"#).ordering_key("customer-7"))?;
+/// order.commit()?;
+/// assert!(!sent.duplicate);
+/// # Ok(())
+/// # }
+/// ```
+pub fn send_in(conn: &Connection, message: &NewMessage) -> Result<Sent> {
+    let mut known = Known::for_one_send(conn, &message.endpoint)?;
+    send_with(conn, &mut known, std::slice::from_ref(message)).map(|sent| sent[0])
+}
+
+/// All or nothing: on an error nothing of the batch is left in the transaction.
+pub fn send_batch_in(conn: &Connection, messages: &[NewMessage]) -> Result<Vec<Sent>> {
+    let mut known = Known::default();
+    known.load_if_forgotten(conn)?;
+    send_with(conn, &mut known, messages)
+}
+
+fn send_with(conn: &Connection, known: &mut Known, messages: &[NewMessage]) -> Result<Vec<Sent>> {
+    let (listeners, mut months) = (Listeners::default(), Months::default());
+    let mut write = Write {
+        conn,
+        now: truncated(SystemClock.now()),
+        known,
+        listeners: &listeners,
+        counts: Counts::default(),
+        months: &mut months,
+        newest: 0,
+        news: Vec::new(),
+    };
+    // The caller may go on after an error, so what was done of the batch has to be undone here.
+    conn.execute_batch("SAVEPOINT postrider_send").map_err(super::storage_error)?;
+    let sent = send::send(&mut write, messages).and_then(|sent| write.counts.write(conn).map(|()| sent));
+    let end = match sent {
+        Ok(_) => "RELEASE postrider_send",
+        Err(_) => "ROLLBACK TO postrider_send; RELEASE postrider_send",
+    };
+    conn.execute_batch(end).map_err(super::storage_error)?;
+    sent
+}

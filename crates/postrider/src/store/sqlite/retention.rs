@@ -1,0 +1,215 @@
+//! Expiry and retention, in bounded steps.
+
+use jiff::{SignedDuration, Timestamp};
+use rusqlite::params;
+use serde_json::json;
+
+use super::archive::{self, Month};
+use super::row::micros_of;
+use super::writer::Write;
+use super::{events, storage_error};
+use crate::endpoint::EndpointId;
+use crate::message::{MessageId, State};
+use crate::store::Result;
+
+/// Evicting stops here, so that it does not start again with the next dead letter.
+const DLQ_KEPT_PERCENT: u64 = 90;
+
+pub(super) fn expire(write: &mut Write<'_>, limit: usize) -> Result<usize> {
+    let expired: Vec<i64> = write
+        .conn
+        .prepare_cached(
+            "SELECT id FROM _postrider_queue WHERE expires_at <= ?1 AND place <> 2 ORDER BY expires_at LIMIT ?2",
+        )
+        .and_then(|mut statement| {
+            statement.query_map(params![micros_of(write.now), limit as i64], |row| row.get(0))?.collect()
+        })
+        .map_err(storage_error)?;
+    for id in &expired {
+        archive::finish(write, MessageId(*id), State::Expired)?;
+    }
+    Ok(expired.len())
+}
+
+/// One bounded step; true when there is more to do.
+pub(super) fn clean_up(write: &mut Write<'_>, limit: usize) -> Result<bool> {
+    archive::make_months_ahead(write)?;
+    let steps = [clean_dlq, evict_dlq, clean_archive, clean_attempts, clean_event_log, clean_reservations];
+    let mut left = limit;
+    for step in steps {
+        left -= step(write, left)?.min(left);
+        if left == 0 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Dead letters past their days. Heads that hold their key stay.
+fn clean_dlq(write: &mut Write<'_>, limit: usize) -> Result<usize> {
+    let before = days_ago(write.now, write.known.settings().dlq_retention_days);
+    let evicted = evict(
+        write,
+        "SELECT id, endpoint_id, status, bytes FROM _postrider_dlq
+         WHERE died_at <= ?1 AND holds_key = 0 ORDER BY died_at LIMIT ?2",
+        before,
+        limit,
+        |_| true,
+    )?;
+    log_eviction(write, "dlq_retention_days", evicted.0, evicted.1)?;
+    Ok(evicted.0)
+}
+
+/// Oldest dead letters first, down to 90 % of `dlq_max_bytes`.
+fn evict_dlq(write: &mut Write<'_>, limit: usize) -> Result<usize> {
+    let max = write.known.settings().dlq_max_bytes;
+    if max == 0 {
+        return Ok(0);
+    }
+    write.counts.write(write.conn)?;
+    let bytes: u64 = write
+        .conn
+        .query_row("SELECT dlq_bytes FROM _postrider_counts WHERE endpoint_id = 0", [], |row| row.get(0))
+        .map_err(storage_error)?;
+    if bytes <= max {
+        return Ok(0);
+    }
+    let keep = max / 100 * DLQ_KEPT_PERCENT + max % 100 * DLQ_KEPT_PERCENT / 100;
+    let evicted = evict(
+        write,
+        "SELECT id, endpoint_id, status, bytes FROM _postrider_dlq
+         WHERE holds_key = 0 AND ?1 IS NOT NULL ORDER BY died_at, id LIMIT ?2",
+        0,
+        limit,
+        |gone| bytes.saturating_sub(gone) > keep,
+    )?;
+    log_eviction(write, "dlq_max_bytes", evicted.0, evicted.1)?;
+    Ok(evicted.0)
+}
+
+/// Deletes the selected dead letters while `go_on(bytes gone so far)`; how many and how many bytes.
+fn evict(
+    write: &mut Write<'_>,
+    select: &str,
+    parameter: i64,
+    limit: usize,
+    go_on: impl Fn(u64) -> bool,
+) -> Result<(usize, u64)> {
+    let rows: Vec<(i64, i64, String, u64)> = write
+        .conn
+        .prepare_cached(select)
+        .and_then(|mut statement| {
+            statement
+                .query_map(params![parameter, limit as i64], |row| {
+                    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+                })?
+                .collect()
+        })
+        .map_err(storage_error)?;
+    let (mut count, mut gone) = (0, 0);
+    for (id, endpoint, status, bytes) in rows {
+        if !go_on(gone) {
+            break;
+        }
+        write.conn.execute("DELETE FROM _postrider_dlq WHERE id = ?1", [id]).map_err(storage_error)?;
+        if status == "failed" {
+            write.counts.dead(EndpointId(endpoint), -1);
+        }
+        write.counts.dlq_bytes(EndpointId(endpoint), -(bytes as i64));
+        count += 1;
+        gone += bytes;
+    }
+    Ok((count, gone))
+}
+
+fn log_eviction(write: &mut Write<'_>, rule: &str, count: usize, bytes: u64) -> Result<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    tracing::info!(rule, count, bytes, "evicted dead letters");
+    events::log(write, "dlq.evicted", None, &json!({ "rule": rule, "count": count, "bytes": bytes }))
+}
+
+/// Rows past their months; a month's table goes when it is empty and over.
+fn clean_archive(write: &mut Write<'_>, limit: usize) -> Result<usize> {
+    let before = months_ago(write.now, write.known.settings().archive_retention_months);
+    let oldest_kept = Month::of(before);
+    let mut done = 0;
+    let mut months = Month::existing(write.conn).map_err(storage_error)?;
+    months.reverse();
+    for month in months.into_iter().take_while(|month| *month <= oldest_kept) {
+        let table = month.table();
+        let deleted = write
+            .conn
+            .execute(
+                &format!(
+                    "DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE finished_at <= ?1 LIMIT ?2)"
+                ),
+                params![before, (limit - done) as i64],
+            )
+            .map_err(storage_error)?;
+        done += deleted;
+        if done == limit {
+            break;
+        }
+        let empty: bool = write
+            .conn
+            .query_row(&format!("SELECT NOT EXISTS (SELECT 1 FROM {table})"), [], |row| row.get(0))
+            .map_err(storage_error)?;
+        if empty && month < oldest_kept {
+            write.conn.execute_batch(&format!("DROP TABLE {table}")).map_err(storage_error)?;
+            write.months.forget();
+            events::log(write, "archive.dropped", Some(&table), &json!({}))?;
+        }
+    }
+    Ok(done)
+}
+
+/// Retained as long as the archive, and while their message is queued. Ids grow with time, so the oldest are the lowest.
+fn clean_attempts(write: &mut Write<'_>, limit: usize) -> Result<usize> {
+    let before = months_ago(write.now, write.known.settings().archive_retention_months);
+    write
+        .conn
+        .prepare_cached(
+            "DELETE FROM _postrider_attempts WHERE id IN
+               (SELECT id FROM (SELECT id, started_at FROM _postrider_attempts attempt
+                                WHERE NOT EXISTS (SELECT 1 FROM _postrider_queue WHERE id = attempt.message_id)
+                                ORDER BY id LIMIT ?2)
+                WHERE started_at <= ?1)",
+        )
+        .and_then(|mut statement| statement.execute(params![before, limit as i64]))
+        .map_err(storage_error)
+}
+
+fn clean_event_log(write: &mut Write<'_>, limit: usize) -> Result<usize> {
+    let before = days_ago(write.now, write.known.settings().event_log_retention_days);
+    write
+        .conn
+        .prepare_cached(
+            "DELETE FROM _postrider_event_log WHERE id IN
+               (SELECT id FROM (SELECT id, at FROM _postrider_event_log ORDER BY id LIMIT ?2) WHERE at <= ?1)",
+        )
+        .and_then(|mut statement| statement.execute(params![before, limit as i64]))
+        .map_err(storage_error)
+}
+
+fn clean_reservations(write: &mut Write<'_>, limit: usize) -> Result<usize> {
+    write
+        .conn
+        .prepare_cached(
+            "DELETE FROM _postrider_reservations WHERE (endpoint_id, idempotency_key) IN
+               (SELECT endpoint_id, idempotency_key FROM _postrider_reservations WHERE until <= ?1 LIMIT ?2)",
+        )
+        .and_then(|mut statement| statement.execute(params![micros_of(write.now), limit as i64]))
+        .map_err(storage_error)
+}
+
+fn days_ago(now: Timestamp, days: u32) -> i64 {
+    micros_of(now - SignedDuration::from_hours(24 * i64::from(days)))
+}
+
+fn months_ago(now: Timestamp, months: u32) -> i64 {
+    let now = now.to_zoned(jiff::tz::TimeZone::UTC);
+    now.checked_sub(jiff::Span::new().months(i64::from(months)))
+        .map_or(i64::MIN, |then| then.timestamp().as_microsecond())
+}

@@ -1,0 +1,87 @@
+//! Migrations: forward only, each in one transaction.
+
+use rand::RngExt;
+use rusqlite::{Connection, OptionalExtension};
+
+use super::storage_error;
+use crate::error::StoreError;
+use crate::store::Result;
+
+const MIGRATIONS: &[&str] = &[include_str!("sql/0001_init.sql")];
+pub(super) const CURRENT: i64 = MIGRATIONS.len() as i64;
+
+const STORE_NAME_LENGTH: usize = 8;
+
+/// 0 for a file without our tables.
+pub(super) fn version(conn: &Connection) -> rusqlite::Result<i64> {
+    let exists: bool = conn.query_row(
+        "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '_postrider_meta')",
+        [],
+        |row| row.get(0),
+    )?;
+    if !exists {
+        return Ok(0);
+    }
+    conn.query_row("SELECT value FROM _postrider_meta WHERE name = 'schema_version'", [], |row| row.get(0))
+        .optional()
+        .map(|version| version.unwrap_or(0))
+}
+
+/// Brings the file up to date. Safe to run twice and at once: the version is read again under the lock.
+pub(super) fn migrate(conn: &mut Connection) -> Result<()> {
+    let transaction =
+        conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(storage_error)?;
+    let from = version(&transaction).map_err(storage_error)?;
+    if from >= CURRENT {
+        // Nothing to do, or a newer build's schema, which is never marked as an older one.
+        return Ok(());
+    }
+    for migration in MIGRATIONS.iter().skip(from as usize) {
+        transaction.execute_batch(migration).map_err(storage_error)?;
+    }
+    if from == 0 {
+        transaction
+            .execute(
+                "INSERT INTO _postrider_meta (name, value) VALUES ('store', ?1), ('config_version', 1)",
+                [new_store_name()],
+            )
+            .map_err(storage_error)?;
+        transaction
+            .execute("INSERT INTO _postrider_counts (endpoint_id) VALUES (0)", [])
+            .map_err(storage_error)?;
+    }
+    transaction
+        .execute(
+            "INSERT INTO _postrider_meta (name, value) VALUES ('schema_version', ?1)
+             ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            [CURRENT],
+        )
+        .map_err(storage_error)?;
+    transaction.commit().map_err(storage_error)
+}
+
+/// Says what to do when the file's schema is not the one this build works with.
+pub(super) fn check(conn: &Connection) -> Result<()> {
+    let found = version(conn).map_err(storage_error)?;
+    if found < CURRENT {
+        return Err(StoreError::Unusable(format!(
+            "the store has schema version {found} and this build needs {CURRENT}; run `postrider migrate`, or start with --migrate"
+        )));
+    }
+    if found > CURRENT {
+        return Err(StoreError::Unusable(format!(
+            "the store has schema version {found}, newer than this build's {CURRENT}; use a newer postrider"
+        )));
+    }
+    Ok(())
+}
+
+pub(super) fn renew_name(conn: &Connection) -> rusqlite::Result<()> {
+    conn.execute("UPDATE _postrider_meta SET value = ?1 WHERE name = 'store'", [new_store_name()]).map(|_| ())
+}
+
+fn new_store_name() -> String {
+    const ALPHABET: &[u8] = b"abcdefghijkmnpqrstuvwxyz23456789";
+    let mut dice = rand::rng();
+    (0..STORE_NAME_LENGTH).map(|_| char::from(ALPHABET[dice.random_range(0..ALPHABET.len())])).collect()
+}

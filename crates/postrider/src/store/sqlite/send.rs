@@ -1,0 +1,243 @@
+//! Send: check, find who holds the idempotency key, insert. Used by the writer and in callers' transactions.
+
+use std::sync::Arc;
+
+use rusqlite::{OptionalExtension, params};
+use sha2::{Digest, Sha256};
+
+use super::keys::{self, Key, Place};
+use super::row::{headers_text, micros_of, options_text};
+use super::writer::Write;
+use super::{archive, claim, storage_error};
+use crate::clock::truncated;
+use crate::endpoint::Endpoint;
+use crate::error::StoreError;
+use crate::message::{Claim, Fence, Message, MessageId, NewMessage, NodeId, Sent, State};
+use crate::store::{Arrival, Result};
+
+/// Claims made while the message was inserted; a node's own batches count from 1.
+const DIRECT_BATCH: i64 = 0;
+
+/// All or nothing.
+pub(super) fn send(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<Vec<Sent>> {
+    let limit = write.known.settings().max_batch_messages;
+    if messages.len() as u64 > limit {
+        let (field, setting) = ("messages", "max_batch_messages");
+        return Err(StoreError::TooLarge { field, bytes: messages.len() as u64, limit, setting });
+    }
+    messages.iter().map(|message| send_one(write, message)).collect()
+}
+
+fn send_one(write: &mut Write<'_>, message: &NewMessage) -> Result<Sent> {
+    let endpoint = write.known.by_name(&message.endpoint)?.clone();
+    crate::send::check(message, &endpoint, write.known.settings())?;
+    if let Some(id) = holder_of_idempotency_key(write, message, &endpoint)? {
+        return Ok(Sent { id, duplicate: true });
+    }
+    make_room_for(write, &endpoint, 1)?;
+    let id = insert(write, message, &endpoint)?;
+    write.counts.queued(endpoint.id, 1);
+    Ok(Sent { id, duplicate: false })
+}
+
+/// Refuses when the queue, or the endpoint's part of it, would hold more than its limit.
+pub(super) fn make_room_for(write: &mut Write<'_>, endpoint: &Endpoint, more: u64) -> Result<()> {
+    let all = write.known.settings().max_queue_size;
+    if all > 0 {
+        let queued = write.counts.all_queued(write.conn)?;
+        if queued + more > all {
+            return Err(StoreError::QueueFull { queued, limit: all, scope: "the whole queue".to_owned() });
+        }
+    }
+    if let Some(limit) = endpoint.options.max_queue_size.filter(|limit| *limit > 0) {
+        let queued = write.counts.endpoint_queued(write.conn, endpoint.id)?;
+        if queued + more > limit {
+            let scope = format!("endpoint {:?}", endpoint.name);
+            return Err(StoreError::QueueFull { queued, limit, scope });
+        }
+    }
+    Ok(())
+}
+
+fn holder_of_idempotency_key(
+    write: &mut Write<'_>,
+    message: &NewMessage,
+    endpoint: &Endpoint,
+) -> Result<Option<MessageId>> {
+    let Some(key) = &message.idempotency_key else { return Ok(None) };
+    let queued: Option<(i64, i64, Option<i64>, bool)> = write
+        .conn
+        .prepare_cached(
+            "SELECT id, place, expires_at, payload IS ?3 AND content_type = ?4 FROM _postrider_queue
+             WHERE endpoint_id = ?1 AND idempotency_key = ?2",
+        )
+        .and_then(|mut statement| {
+            statement
+                .query_row(params![endpoint.id.0, key, &message.payload[..], message.content_type], |row| {
+                    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+                })
+                .optional()
+        })
+        .map_err(storage_error)?;
+    if let Some((id, place, expires_at, same)) = queued {
+        let claimed = Place::from_column(place) == Place::Claimed;
+        if expires_at.is_some_and(|at| at <= micros_of(write.now)) && !claimed {
+            archive::finish(write, MessageId(id), State::Expired)?;
+            return Ok(None);
+        }
+        return same_or_conflict(MessageId(id), same).map(Some);
+    }
+    let reserved: Option<(i64, Vec<u8>)> = write
+        .conn
+        .prepare_cached(
+            "SELECT message_id, digest FROM _postrider_reservations
+             WHERE endpoint_id = ?1 AND idempotency_key = ?2 AND until > ?3",
+        )
+        .and_then(|mut statement| {
+            statement
+                .query_row(params![endpoint.id.0, key, micros_of(write.now)], |row| {
+                    Ok((row.get(0)?, row.get(1)?))
+                })
+                .optional()
+        })
+        .map_err(storage_error)?;
+    reserved
+        .map(|(id, kept)| {
+            let same = kept == digest(&message.content_type, &message.payload);
+            same_or_conflict(MessageId(id), same)
+        })
+        .transpose()
+}
+
+fn same_or_conflict(holder: MessageId, same: bool) -> Result<MessageId> {
+    if same { Ok(holder) } else { Err(StoreError::IdempotencyConflict { holder }) }
+}
+
+/// What is compared when the payload itself is no longer queued.
+pub(super) fn digest(content_type: &str, payload: &[u8]) -> Vec<u8> {
+    let mut hash = Sha256::new();
+    hash.update(content_type.as_bytes());
+    hash.update([0]);
+    hash.update(payload);
+    hash.finalize().to_vec()
+}
+
+fn insert(write: &mut Write<'_>, message: &NewMessage, endpoint: &Arc<Endpoint>) -> Result<MessageId> {
+    let now = micros_of(write.now);
+    let due_at = message.scheduled_at.map_or(now, |at| micros_of(at).max(now));
+    let key =
+        message.ordering_key.as_ref().map(|key| Key { scope: keys::scope_of(endpoint), key: key.clone() });
+    let place = match &key {
+        Some(key) if keys::head(write, key)?.is_some() || keys::is_held(write, key)? => Place::Blocked,
+        _ => Place::Ready,
+    };
+    let direct =
+        if place == Place::Ready && due_at <= now { reserve(write, message, endpoint)? } else { None };
+    let id = insert_row(write, message, endpoint, due_at, key.as_ref(), place, direct)?;
+    write.newest = write.newest.max(id.0);
+    match direct {
+        Some(node) => write.news.push(Arrival::Claimed(Claim {
+            message: Arc::new(queued(message, endpoint, id, write)),
+            fence: Fence { node, batch: DIRECT_BATCH },
+            attempt: 1,
+            attempts_before: 0,
+            losses: 0,
+        })),
+        None if place == Place::Ready => write.news.push(Arrival::Pending(endpoint.id)),
+        None => {}
+    }
+    Ok(id)
+}
+
+/// A node with room, when the endpoint may be delivered to and nothing is due before this message.
+fn reserve(write: &Write<'_>, message: &NewMessage, endpoint: &Endpoint) -> Result<Option<NodeId>> {
+    let expired = message.expires_at.is_some_and(|at| at <= write.now);
+    if expired || endpoint.options.rate_limit.is_some() || claim::not_before(write, endpoint).is_some() {
+        return Ok(None);
+    }
+    let Some(node) = write.listeners.reserve(endpoint.id) else { return Ok(None) };
+    let waiting = claim::earliest_due(write.conn, endpoint.id);
+    if waiting.as_ref().is_ok_and(|due| due.is_none_or(|due| due > write.now)) {
+        return Ok(Some(node));
+    }
+    write.listeners.give_back(node, endpoint.id);
+    waiting.map(|_| None).map_err(storage_error)
+}
+
+fn insert_row(
+    write: &Write<'_>,
+    message: &NewMessage,
+    endpoint: &Endpoint,
+    due_at: i64,
+    key: Option<&Key>,
+    place: Place,
+    direct: Option<NodeId>,
+) -> Result<MessageId> {
+    let now = micros_of(write.now);
+    let (place, attempts, node, started_at) = match direct {
+        Some(node) => (Place::Claimed, 1, node.0, now),
+        None => (place, 0, 0, 0),
+    };
+    write
+        .conn
+        .prepare_cached(
+            "INSERT INTO _postrider_queue (endpoint_id, place, priority, due_at, attempts, node_id, started_at,
+               key_scope, ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id,
+               event_type, content_type, headers, options, payload, key_position)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)",
+        )
+        .and_then(|mut statement| {
+            statement.insert(params![
+                endpoint.id.0,
+                place as i64,
+                message.priority,
+                due_at,
+                attempts,
+                node,
+                started_at,
+                key.map(|key| key.scope),
+                key.map(|key| &key.key),
+                now,
+                message.scheduled_at.map(micros_of),
+                message.expires_at.map(micros_of),
+                message.idempotency_key,
+                message.correlation_id.map(|id| id.to_string()),
+                message.event_type,
+                message.content_type,
+                headers_text(&message.headers),
+                options_text(&message.options),
+                &message.payload[..],
+                key.map(|key| next_position(write, key)).transpose()?,
+            ])
+        })
+        .map(MessageId)
+        .map_err(storage_error)
+}
+
+/// Behind everything of its key: commit order, because positions are given under the write lock.
+fn next_position(write: &Write<'_>, key: &Key) -> rusqlite::Result<i64> {
+    write
+        .conn
+        .prepare_cached(
+            "SELECT coalesce(max(key_position), 0) + 1 FROM _postrider_queue
+             WHERE key_scope = ?1 AND ordering_key = ?2",
+        )?
+        .query_row(params![key.scope, key.key], |row| row.get(0))
+}
+
+fn queued(message: &NewMessage, endpoint: &Endpoint, id: MessageId, write: &Write<'_>) -> Message {
+    Message {
+        id,
+        endpoint: endpoint.id,
+        payload: message.payload.clone(),
+        content_type: message.content_type.clone(),
+        headers: message.headers.clone(),
+        options: message.options.clone(),
+        priority: message.priority,
+        expires_at: message.expires_at.map(truncated),
+        correlation_id: message.correlation_id,
+        ordering_key: message.ordering_key.clone(),
+        event_type: message.event_type.clone(),
+        created_at: write.now,
+    }
+}

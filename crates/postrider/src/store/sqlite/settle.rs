@@ -1,0 +1,312 @@
+//! Settle: end a claim by its fence, exactly once.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use rusqlite::{OptionalExtension, params};
+use serde_json::json;
+
+use super::archive::{self, Leaving};
+use super::keys::{self, Key, Place};
+use super::row::micros_of;
+use super::writer::Write;
+use super::{dlq, endpoints, events, storage_error};
+use crate::endpoint::{DisabledBy, EndpointId};
+use crate::error::StoreError;
+use crate::message::{Fence, MessageId, NodeId, State};
+use crate::settings::AttemptLog;
+use crate::store::{AttemptOutcome, AttemptRecord, Effect, End, Result, Settled, Settlement};
+use crate::verdict::Verdict;
+
+pub(super) fn settle(write: &mut Write<'_>, settlements: &[Settlement]) -> Result<Vec<Settled>> {
+    settlements.iter().map(|settlement| settle_one(write, settlement)).collect()
+}
+
+/// A queued message as far as settling is concerned.
+struct Standing {
+    place: Place,
+    fence: Fence,
+    key: Option<Key>,
+    losses: u32,
+    delivered_late: bool,
+    leaving: Leaving,
+}
+
+fn settle_one(write: &mut Write<'_>, settlement: &Settlement) -> Result<Settled> {
+    let settled = |effect, unblocked| {
+        Ok(Settled { id: settlement.id, endpoint: settlement.endpoint, effect, unblocked })
+    };
+    let delivered = matches!(settlement.end, End::Attempted { verdict: Verdict::Complete, .. });
+    let Some(standing) = standing(write, settlement.id)? else {
+        // It is finished already; a late acknowledgement is worth a line in its story.
+        if let End::Attempted { record, .. } = &settlement.end
+            && delivered
+        {
+            record_attempt(write, settlement.id, record)?;
+        }
+        return settled(Effect::Fenced, None);
+    };
+    let claimed = standing.place == Place::Claimed;
+    if !(claimed && standing.fence == settlement.fence) {
+        if !delivered {
+            return settled(Effect::Fenced, None);
+        }
+        if claimed && standing.key.is_some() {
+            note_late_delivery(write, settlement.id)?;
+            return settled(Effect::Noted, None);
+        }
+    }
+    let (state, unblocked) = end_claim(write, settlement, &standing, delivered)?;
+    settled(Effect::Applied(state), unblocked)
+}
+
+fn end_claim(
+    write: &mut Write<'_>,
+    settlement: &Settlement,
+    standing: &Standing,
+    delivered: bool,
+) -> Result<(State, Option<EndpointId>)> {
+    let id = settlement.id;
+    if let End::Attempted { record, .. } = &settlement.end {
+        record_attempt_if_wanted(write, id, record)?;
+    }
+    if delivered || standing.delivered_late {
+        let unblocked = archive::leave(write, &standing.leaving, State::Completed, None)?;
+        return Ok((State::Completed, unblocked));
+    }
+    match &settlement.end {
+        End::Released => Ok((State::Pending, release(write, id)?)),
+        End::ExpiredUnstarted => {
+            let unblocked = archive::leave(write, &standing.leaving, State::Expired, Some(1))?;
+            Ok((State::Expired, unblocked))
+        }
+        End::Attempted { verdict, record } => match verdict {
+            Verdict::Complete => unreachable!("a delivered message was archived above"),
+            Verdict::Expire => {
+                let unblocked = archive::leave(write, &standing.leaving, State::Expired, None)?;
+                Ok((State::Expired, unblocked))
+            }
+            Verdict::Retry { due_at, hold_endpoint_until } => {
+                if let Some(until) = hold_endpoint_until {
+                    endpoints::hold(write, settlement.endpoint, *until)?;
+                }
+                Ok((State::Pending, back_to_pending(write, id, standing, record, *due_at, 0)?))
+            }
+            Verdict::Spare { due_at } => {
+                Ok((State::Pending, back_to_pending(write, id, standing, record, *due_at, 1)?))
+            }
+            Verdict::Dead { reason, disable_endpoint } => {
+                let unblocked = dlq::bury(write, id, standing.key.as_ref(), reason.as_str(), record)?;
+                if *disable_endpoint {
+                    endpoints::disable(write, settlement.endpoint, DisabledBy::Gone)?;
+                }
+                Ok((State::Dead, unblocked))
+            }
+        },
+    }
+}
+
+fn back_to_pending(
+    write: &mut Write<'_>,
+    id: MessageId,
+    standing: &Standing,
+    record: &AttemptRecord,
+    due_at: Timestamp,
+    uncounted: u32,
+) -> Result<Option<EndpointId>> {
+    let losses = standing.losses + u32::from(record.outcome == AttemptOutcome::Lost);
+    write
+        .conn
+        .prepare_cached(
+            "UPDATE _postrider_queue SET place = ?2, due_at = ?3, losses = ?4, last_error = ?5,
+               attempts = attempts - ?6, node_id = 0, batch = 0, alone = 0, started_at = 0 WHERE id = ?1",
+        )
+        .and_then(|mut statement| {
+            statement.execute(params![
+                id.0,
+                Place::free(losses) as i64,
+                micros_of(due_at),
+                losses,
+                record.error,
+                uncounted
+            ])
+        })
+        .map_err(storage_error)?;
+    match &standing.key {
+        Some(key) => keys::put_back(write, id, key),
+        None => Ok(None),
+    }
+}
+
+/// Gives a claim back as if it had not been made.
+pub(super) fn release(write: &mut Write<'_>, id: MessageId) -> Result<Option<EndpointId>> {
+    let Some(standing) = standing(write, id)? else { return Ok(None) };
+    if standing.delivered_late {
+        return archive::leave(write, &standing.leaving, State::Completed, Some(1));
+    }
+    write
+        .conn
+        .prepare_cached(
+            "UPDATE _postrider_queue SET place = ?2, attempts = attempts - 1, node_id = 0, batch = 0, alone = 0,
+               started_at = 0 WHERE id = ?1 AND place = 2",
+        )
+        .and_then(|mut statement| statement.execute(params![id.0, Place::free(standing.losses) as i64]))
+        .map_err(storage_error)?;
+    match &standing.key {
+        Some(key) => keys::put_back(write, id, key),
+        None => Ok(None),
+    }
+}
+
+fn note_late_delivery(write: &Write<'_>, id: MessageId) -> Result<()> {
+    write
+        .conn
+        .prepare_cached("UPDATE _postrider_queue SET delivered_late = 1 WHERE id = ?1")
+        .and_then(|mut statement| statement.execute([id.0]))
+        .map(|_| ())
+        .map_err(storage_error)
+}
+
+/// A failed attempt is always recorded: the dead letter quotes it. What is kept afterwards is a setting.
+fn record_attempt_if_wanted(write: &mut Write<'_>, id: MessageId, record: &AttemptRecord) -> Result<()> {
+    let wanted = match record.outcome {
+        AttemptOutcome::Failed | AttemptOutcome::Lost => true,
+        AttemptOutcome::Delivered => write.known.settings().attempt_log == AttemptLog::All,
+    };
+    if wanted { record_attempt(write, id, record) } else { Ok(()) }
+}
+
+fn record_attempt(write: &Write<'_>, id: MessageId, record: &AttemptRecord) -> Result<()> {
+    write
+        .conn
+        .prepare_cached(
+            "INSERT INTO _postrider_attempts
+               (message_id, number, node_id, started_at, duration, outcome, class, error, status, body)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+        )
+        .and_then(|mut statement| {
+            statement.execute(params![
+                id.0,
+                record.number,
+                record.node.0,
+                micros_of(record.started_at),
+                record.duration.as_micros() as i64,
+                record.outcome.as_str(),
+                record.class.map(|class| class.as_str()),
+                record.error,
+                record.status,
+                record.body.as_deref(),
+            ])
+        })
+        .map(|_| ())
+        .map_err(storage_error)
+}
+
+fn standing(write: &Write<'_>, id: MessageId) -> Result<Option<Standing>> {
+    write
+        .conn
+        .prepare_cached(
+            "SELECT place, node_id, batch, key_scope, ordering_key, losses, delivered_late, endpoint_id, created_at,
+                    idempotency_key IS NOT NULL
+             FROM _postrider_queue WHERE id = ?1",
+        )
+        .and_then(|mut statement| {
+            statement
+                .query_row([id.0], |row| {
+                    let key = match (row.get(3)?, row.get(4)?) {
+                        (Some(scope), Some(key)) => Some(Key { scope, key }),
+                        _ => None,
+                    };
+                    Ok(Standing {
+                        place: Place::from_column(row.get(0)?),
+                        fence: Fence { node: NodeId(row.get(1)?), batch: row.get(2)? },
+                        losses: row.get(5)?,
+                        delivered_late: row.get(6)?,
+                        leaving: Leaving {
+                            id,
+                            endpoint: EndpointId(row.get(7)?),
+                            created_at: row.get(8)?,
+                            has_idempotency_key: row.get(9)?,
+                            place: Place::from_column(row.get(0)?),
+                            key: key.clone(),
+                        },
+                        key,
+                    })
+                })
+                .optional()
+        })
+        .map_err(storage_error)
+}
+
+/// What cancel, reschedule and erase may touch: pending, not in a node's hands.
+pub(super) fn pending(write: &Write<'_>, id: MessageId) -> Result<Leaving> {
+    match standing(write, id)? {
+        Some(standing) if standing.place == Place::Claimed => Err(StoreError::Conflict(format!(
+            "message {id} is processing; only a pending one can be changed"
+        ))),
+        Some(standing) => Ok(standing.leaving),
+        None => Err(match archive::state_of(write.conn, id)? {
+            Some(state) => {
+                StoreError::Conflict(format!("message {id} is {state}; only a pending one can be changed"))
+            }
+            None => StoreError::unknown_message(id),
+        }),
+    }
+}
+
+pub(super) fn cancel(write: &mut Write<'_>, id: MessageId) -> Result<()> {
+    let leaving = pending(write, id)?;
+    let unblocked = archive::leave(write, &leaving, State::Cancelled, None)?;
+    write.tell_pending(unblocked);
+    Ok(())
+}
+
+/// Its endpoint goes away, so even one in flight is given back and cancelled: its late result finds nothing
+/// to change.
+pub(super) fn cancel_by_force(write: &mut Write<'_>, id: MessageId) -> Result<()> {
+    let Some(standing) = standing(write, id)? else { return Ok(()) };
+    let state = if standing.delivered_late { State::Completed } else { State::Cancelled };
+    write
+        .conn
+        .prepare_cached(
+            "UPDATE _postrider_queue SET place = 1, attempts = attempts - 1, node_id = 0, batch = 0, alone = 0,
+               started_at = 0 WHERE id = ?1 AND place = 2",
+        )
+        .and_then(|mut statement| statement.execute([id.0]))
+        .map_err(storage_error)?;
+    let unblocked = archive::leave(write, &standing.leaving, state, None)?;
+    write.tell_pending(unblocked);
+    Ok(())
+}
+
+pub(super) fn reschedule(write: &mut Write<'_>, id: MessageId, due_at: Timestamp) -> Result<()> {
+    let leaving = pending(write, id)?;
+    write
+        .conn
+        .prepare_cached("UPDATE _postrider_queue SET due_at = ?2, scheduled_at = ?2 WHERE id = ?1")
+        .and_then(|mut statement| statement.execute(params![id.0, micros_of(due_at)]))
+        .map_err(storage_error)?;
+    write.tell_pending(Some(leaving.endpoint));
+    Ok(())
+}
+
+/// A pending message without its payload cannot be delivered, so it is cancelled as well.
+pub(super) fn erase(write: &mut Write<'_>, id: MessageId) -> Result<()> {
+    match pending(write, id) {
+        Ok(leaving) => {
+            let unblocked = archive::leave(write, &leaving, State::Cancelled, None)?;
+            write.tell_pending(unblocked);
+        }
+        Err(StoreError::Conflict(_)) if standing(write, id)?.is_none() => {}
+        Err(error) => return Err(error),
+    }
+    archive::erase(write, id)?;
+    dlq::erase(write, id)?;
+    write
+        .conn
+        .prepare_cached("UPDATE _postrider_attempts SET body = NULL WHERE message_id = ?1")
+        .and_then(|mut statement| statement.execute([id.0]))
+        .map_err(storage_error)?;
+    let subject: Arc<str> = id.to_string().into();
+    events::log(write, "message.erased", Some(&subject), &json!({ "message": id }))
+}

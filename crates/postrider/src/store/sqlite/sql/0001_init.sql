@@ -1,0 +1,176 @@
+-- Version 1. Tables are `_postrider_*`, so that they stand apart from the application's own.
+-- Times are microseconds since 1970. No syntax newer than SQLite 3.38. On tables that every message passes
+-- a CHECK has no IN with a list: SQLite would build a temporary table for it at every insert.
+
+CREATE TABLE _postrider_meta (
+  name TEXT PRIMARY KEY,
+  value
+) WITHOUT ROWID;
+
+CREATE TABLE _postrider_settings (
+  name TEXT PRIMARY KEY,
+  value TEXT NOT NULL
+) WITHOUT ROWID;
+
+-- A dropped endpoint stays as a name for what the archive says of it.
+CREATE TABLE _postrider_endpoints (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  name TEXT NOT NULL,
+  protocol TEXT NOT NULL,
+  config TEXT NOT NULL,
+  retry_policy TEXT NOT NULL,
+  options TEXT NOT NULL,
+  disabled_by TEXT CHECK (disabled_by IN ('operator', 'gone')),
+  paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
+  circuit TEXT NOT NULL DEFAULT 'closed' CHECK (circuit IN ('closed', 'half_open', 'open')),
+  circuit_epoch INTEGER NOT NULL DEFAULT 0,
+  circuit_until INTEGER,
+  circuit_probe_node INTEGER,
+  held_until INTEGER,
+  rate_position INTEGER,
+  revision INTEGER NOT NULL DEFAULT 1,
+  created_at INTEGER NOT NULL,
+  dropped_at INTEGER
+);
+CREATE UNIQUE INDEX _postrider_endpoints_name ON _postrider_endpoints (name) WHERE dropped_at IS NULL;
+
+-- What is queued and dead, per endpoint; row 0 is the sum over all. Kept by every change of the queue, so
+-- that a full queue is noticed at a cost that does not grow with it.
+CREATE TABLE _postrider_counts (
+  endpoint_id INTEGER PRIMARY KEY,
+  queued INTEGER NOT NULL DEFAULT 0,
+  dead INTEGER NOT NULL DEFAULT 0,
+  dlq_bytes INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE TABLE _postrider_nodes (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  name TEXT NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('live', 'left', 'lost')),
+  joined_at INTEGER NOT NULL,
+  heartbeat_at INTEGER NOT NULL,
+  lease_until INTEGER NOT NULL
+);
+
+-- place: 0 ready, 1 behind its ordering key, 2 claimed, 3 ready but on probation after a lost claim.
+-- What a claim changes stands first and keeps its size, so SQLite overwrites the row in place.
+CREATE TABLE _postrider_queue (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  endpoint_id INTEGER NOT NULL,
+  place INTEGER NOT NULL CHECK (place BETWEEN 0 AND 3),
+  priority INTEGER NOT NULL CHECK (priority BETWEEN 0 AND 10),
+  due_at INTEGER NOT NULL,
+  attempts INTEGER NOT NULL DEFAULT 0,
+  attempts_before INTEGER NOT NULL DEFAULT 0,
+  losses INTEGER NOT NULL DEFAULT 0,
+  node_id INTEGER NOT NULL DEFAULT 0,
+  batch INTEGER NOT NULL DEFAULT 0,
+  alone INTEGER NOT NULL DEFAULT 0,
+  delivered_late INTEGER NOT NULL DEFAULT 0,
+  started_at INTEGER NOT NULL DEFAULT 0,
+  key_scope INTEGER,
+  key_position INTEGER,
+  ordering_key TEXT,
+  created_at INTEGER NOT NULL,
+  scheduled_at INTEGER,
+  expires_at INTEGER,
+  idempotency_key TEXT,
+  correlation_id TEXT,
+  event_type TEXT,
+  last_error TEXT,
+  content_type TEXT NOT NULL,
+  headers TEXT,
+  options TEXT,
+  payload BLOB,
+  CHECK (place <> 2 OR node_id <> 0)
+);
+-- Only what may be claimed, in the order in which it is claimed.
+CREATE INDEX _postrider_queue_due ON _postrider_queue (endpoint_id, priority DESC, due_at, id) WHERE place = 0;
+CREATE INDEX _postrider_queue_claimed ON _postrider_queue (node_id) WHERE place = 2;
+CREATE INDEX _postrider_queue_suspect ON _postrider_queue (due_at) WHERE place = 3;
+CREATE UNIQUE INDEX _postrider_queue_key ON _postrider_queue (key_scope, ordering_key, key_position)
+  WHERE ordering_key IS NOT NULL;
+-- Of one key at most one is ready or claimed: FIFO does not rest on code alone.
+CREATE UNIQUE INDEX _postrider_queue_current ON _postrider_queue (key_scope, ordering_key)
+  WHERE ordering_key IS NOT NULL AND place <> 1;
+CREATE UNIQUE INDEX _postrider_queue_idempotency ON _postrider_queue (endpoint_id, idempotency_key)
+  WHERE idempotency_key IS NOT NULL;
+CREATE INDEX _postrider_queue_expiry ON _postrider_queue (expires_at) WHERE expires_at IS NOT NULL;
+
+CREATE TRIGGER _postrider_queue_immutable BEFORE UPDATE OF payload, headers, content_type, options, created_at
+ON _postrider_queue WHEN NEW.payload IS NOT NULL OR NEW.headers IS NOT NULL
+BEGIN
+  SELECT RAISE(ABORT, '55000 a queued message never changes; it can only be erased');
+END;
+-- Keys of completed messages, for idempotency_retention.
+CREATE TABLE _postrider_reservations (
+  endpoint_id INTEGER NOT NULL,
+  idempotency_key TEXT NOT NULL,
+  message_id INTEGER NOT NULL,
+  digest BLOB NOT NULL,
+  until INTEGER NOT NULL,
+  PRIMARY KEY (endpoint_id, idempotency_key)
+) WITHOUT ROWID;
+CREATE INDEX _postrider_reservations_until ON _postrider_reservations (until);
+
+CREATE TABLE _postrider_attempts (
+  id INTEGER PRIMARY KEY,
+  message_id INTEGER NOT NULL,
+  number INTEGER NOT NULL,
+  node_id INTEGER NOT NULL,
+  started_at INTEGER NOT NULL,
+  duration INTEGER NOT NULL,
+  outcome TEXT NOT NULL,
+  class TEXT,
+  error TEXT,
+  status INTEGER,
+  body BLOB
+);
+CREATE INDEX _postrider_attempts_message ON _postrider_attempts (message_id);
+
+CREATE TABLE _postrider_dlq (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  message_id INTEGER NOT NULL,
+  endpoint_id INTEGER NOT NULL,
+  status TEXT NOT NULL CHECK (status IN ('failed', 'redriven', 'discarded')),
+  reason TEXT NOT NULL,
+  died_at INTEGER NOT NULL,
+  errors TEXT NOT NULL,
+  -- Its ordering key waits for it (on_dead = hold).
+  holds_key INTEGER NOT NULL DEFAULT 0,
+  bytes INTEGER NOT NULL,
+  priority INTEGER NOT NULL,
+  attempts INTEGER NOT NULL,
+  losses INTEGER NOT NULL,
+  key_scope INTEGER,
+  ordering_key TEXT,
+  created_at INTEGER NOT NULL,
+  scheduled_at INTEGER,
+  expires_at INTEGER,
+  idempotency_key TEXT,
+  correlation_id TEXT,
+  event_type TEXT,
+  last_error TEXT,
+  content_type TEXT NOT NULL,
+  headers TEXT,
+  options TEXT,
+  payload BLOB
+);
+CREATE INDEX _postrider_dlq_message ON _postrider_dlq (message_id);
+CREATE INDEX _postrider_dlq_endpoint ON _postrider_dlq (endpoint_id, status, id);
+CREATE INDEX _postrider_dlq_died ON _postrider_dlq (died_at);
+CREATE INDEX _postrider_dlq_holds ON _postrider_dlq (key_scope, ordering_key) WHERE holds_key = 1;
+
+CREATE TRIGGER _postrider_dlq_only_after_an_attempt BEFORE INSERT ON _postrider_dlq
+WHEN NOT EXISTS (SELECT 1 FROM _postrider_queue WHERE id = NEW.message_id AND place = 2)
+BEGIN
+  SELECT RAISE(ABORT, '55000 only a message that is processing can die');
+END;
+
+CREATE TABLE _postrider_event_log (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  at INTEGER NOT NULL,
+  kind TEXT NOT NULL,
+  subject TEXT,
+  detail TEXT NOT NULL
+);

@@ -1,0 +1,20 @@
+CREATE TABLE IF NOT EXISTS {table} (
+  id INTEGER PRIMARY KEY,
+  endpoint_id INTEGER NOT NULL,
+  status TEXT NOT NULL CHECK (status = 'completed' OR status = 'expired' OR status = 'cancelled'),
+  finished_at INTEGER NOT NULL,
+  priority INTEGER NOT NULL,
+  attempts INTEGER NOT NULL,
+  ordering_key TEXT,
+  created_at INTEGER NOT NULL,
+  scheduled_at INTEGER,
+  expires_at INTEGER,
+  idempotency_key TEXT,
+  correlation_id TEXT,
+  event_type TEXT,
+  last_error TEXT,
+  content_type TEXT NOT NULL,
+  headers TEXT,
+  options TEXT,
+  payload BLOB
+);

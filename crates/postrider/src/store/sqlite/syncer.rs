@@ -1,0 +1,78 @@
+//! Durability beside the writer. With `synchronous = NORMAL` a commit is in the WAL file but not yet on
+//! disk; syncing that file afterwards is exactly what `FULL` would have done within the commit. Done on a
+//! thread of its own, the writer goes on meanwhile and whatever it commits shares the next sync.
+
+use std::fs::{File, OpenOptions};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use super::nodes::Listeners;
+use super::writer::Job;
+use crate::error::StoreError;
+use crate::store::{Arrival, Result};
+
+/// Committed jobs whose callers wait until that is certain.
+pub(super) struct Unsynced {
+    pub(super) jobs: Vec<Box<dyn Job>>,
+    pub(super) news: Vec<Arrival>,
+}
+
+/// Hands groups to the thread; dropping it waits until all are answered.
+pub(super) struct Syncer {
+    groups: Option<Sender<Unsynced>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Syncer {
+    /// The WAL file exists by now and stays the same file for as long as the writer's connection is open.
+    /// SQLite keeps its locks on the other two files, so a descriptor of this one disturbs nobody.
+    pub(super) fn spawn(store: &Path, listeners: Arc<Listeners>) -> Result<Self> {
+        let mut path = store.as_os_str().to_owned();
+        path.push("-wal");
+        let unusable = |error: std::io::Error| {
+            StoreError::Unusable(format!("cannot open {}: {error}", Path::new(&path).display()))
+        };
+        let wal = OpenOptions::new().read(true).write(true).open(&path).map_err(unusable)?;
+        let (groups, waiting) = channel();
+        let thread = std::thread::Builder::new()
+            .name("postrider-syncer".to_owned())
+            .spawn(move || run(&wal, &waiting, &listeners))
+            .map_err(|error| StoreError::Unavailable(error.to_string()))?;
+        Ok(Self { groups: Some(groups), thread: Some(thread) })
+    }
+
+    pub(super) fn sync(&self, group: Unsynced) {
+        let groups = self.groups.as_ref().expect("there until it is dropped");
+        groups.send(group).expect("the thread ends only when this end is dropped");
+    }
+}
+
+impl Drop for Syncer {
+    fn drop(&mut self) {
+        self.groups = None;
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn run(wal: &File, waiting: &Receiver<Unsynced>, listeners: &Listeners) {
+    let mut broken: Option<StoreError> = None;
+    while let Ok(first) = waiting.recv() {
+        let groups: Vec<Unsynced> = std::iter::once(first).chain(waiting.try_iter()).collect();
+        // After a failed sync the kernel may have dropped the pages: a later success would prove nothing.
+        if broken.is_none()
+            && let Err(error) = wal.sync_data()
+        {
+            tracing::error!(%error, "the disk refused to sync; sends are refused until a restart");
+            broken = Some(StoreError::Unusable(format!(
+                "the disk refused to sync the store ({error}); restart the node once the disk is in order"
+            )));
+        }
+        let outcome = broken.clone().map_or(Ok(()), Err);
+        for group in groups {
+            group.jobs.into_iter().for_each(|job| job.finish(outcome.clone()));
+            listeners.tell(group.news);
+        }
+    }
+}

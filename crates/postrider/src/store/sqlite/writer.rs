@@ -1,0 +1,318 @@
+//! One thread owns the writing connection. What waits is committed together: settles and claims of one turn
+//! share one transaction, and what has to be durable goes on to the [`super::syncer`], where many senders
+//! share one fsync while the writer already works on the next group.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use super::archive::Months;
+use super::counts::Counts;
+use super::known::Known;
+use super::nodes::Listeners;
+use super::storage_error;
+use super::syncer::{Syncer, Unsynced};
+use crate::clock::Clock;
+use crate::endpoint::EndpointId;
+use crate::error::StoreError;
+use crate::store::{Arrival, Result};
+
+/// How often an idle writer looks whether another process committed: well within the promised 20 ms.
+const LOOK_OUTSIDE: Duration = Duration::from_millis(10);
+/// A transaction takes no further job after this long; other processes wait for the file meanwhile.
+const TRANSACTION_BUDGET: Duration = Duration::from_millis(4);
+const GROUP_JOBS_MAX: usize = 1024;
+
+/// Does the commit have to be on disk before anybody is told?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Commit {
+    /// In the file, not yet synced: survives a killed process, and a lost one only means a redelivery.
+    Soon,
+    Durable,
+}
+
+/// What a job sees of its transaction.
+pub(super) struct Write<'a> {
+    pub(super) conn: &'a Connection,
+    pub(super) now: Timestamp,
+    pub(super) known: &'a mut Known,
+    pub(super) listeners: &'a Listeners,
+    pub(super) counts: Counts,
+    pub(super) months: &'a mut Months,
+    /// The highest id inserted.
+    pub(super) newest: i64,
+    /// Told to the nodes after the commit.
+    pub(super) news: Vec<Arrival>,
+}
+
+impl Write<'_> {
+    pub(super) fn tell_pending(&mut self, endpoint: Option<EndpointId>) {
+        self.news.extend(endpoint.map(Arrival::Pending));
+    }
+}
+
+pub(super) trait Job: Send {
+    fn commit(&self) -> Commit;
+    /// May run again in another transaction if this one was rolled back.
+    fn run(&mut self, write: &mut Write<'_>) -> std::result::Result<(), ()>;
+    fn finish(self: Box<Self>, committed: std::result::Result<(), StoreError>);
+}
+
+struct Task<T, F> {
+    commit: Commit,
+    work: F,
+    result: Option<Result<T>>,
+    reply: oneshot::Sender<Result<T>>,
+}
+
+impl<T: Send, F: FnMut(&mut Write<'_>) -> Result<T> + Send> Job for Task<T, F> {
+    fn commit(&self) -> Commit {
+        self.commit
+    }
+
+    fn run(&mut self, write: &mut Write<'_>) -> std::result::Result<(), ()> {
+        let result = (self.work)(write);
+        let outcome = if result.is_ok() { Ok(()) } else { Err(()) };
+        self.result = Some(result);
+        outcome
+    }
+
+    fn finish(self: Box<Self>, committed: std::result::Result<(), StoreError>) {
+        let result = match (committed, self.result) {
+            (Ok(()), Some(result)) => result,
+            (Ok(()), None) => unreachable!("a committed job has run"),
+            // Its own refusal says more than the failed commit around it.
+            (Err(_), Some(Err(refusal))) => Err(refusal),
+            (Err(error), _) => Err(error),
+        };
+        // Nobody waits any more: the caller was cancelled, which undoes nothing.
+        let _ = self.reply.send(result);
+    }
+}
+
+/// Hands work to the writer thread.
+#[derive(Clone)]
+pub(super) struct WriterHandle {
+    jobs: Sender<Box<dyn Job>>,
+}
+
+impl WriterHandle {
+    pub(super) fn new(jobs: Sender<Box<dyn Job>>) -> Self {
+        Self { jobs }
+    }
+
+    /// Runs `work` in a transaction and returns once that is committed. `work` may run more than once.
+    pub(super) async fn run<T, F>(&self, commit: Commit, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnMut(&mut Write<'_>) -> Result<T> + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let stopped = || StoreError::Unavailable("the store was closed".to_owned());
+        self.jobs.send(Box::new(Task { commit, work, result: None, reply })).map_err(|_| stopped())?;
+        answer.await.unwrap_or_else(|_| Err(stopped()))
+    }
+}
+
+pub(super) struct Writer {
+    /// Dropped first: it answers everybody before the file is closed.
+    pub(super) syncer: Syncer,
+    pub(super) conn: Connection,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) jobs: Receiver<Box<dyn Job>>,
+    pub(super) known: Known,
+    pub(super) months: Months,
+    pub(super) listeners: Arc<Listeners>,
+    pub(super) data_version: i64,
+    /// The newest message this writer knows of; a higher one came from outside.
+    pub(super) newest_message: i64,
+    pub(super) wal: super::checkpoint::WalGauge,
+}
+
+impl Writer {
+    pub(super) fn run(mut self) {
+        let mut waiting: VecDeque<Box<dyn Job>> = VecDeque::new();
+        loop {
+            if waiting.is_empty() {
+                match self.jobs.recv_timeout(LOOK_OUTSIDE) {
+                    Ok(job) => waiting.push_back(job),
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.look_outside();
+                        continue;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+            while waiting.len() < GROUP_JOBS_MAX {
+                match self.jobs.try_recv() {
+                    Ok(job) => waiting.push_back(job),
+                    Err(_) => break,
+                }
+            }
+            self.commit_group(&mut waiting);
+            self.wal.finish_checkpoint_if_asked(&self.conn);
+        }
+    }
+
+    fn commit_group(&mut self, waiting: &mut VecDeque<Box<dyn Job>>) {
+        let mut ran = Vec::with_capacity(waiting.len());
+        match self.transaction(waiting, &mut ran) {
+            Ok(news) => {
+                let (durable, soon): (Vec<_>, Vec<_>) =
+                    ran.into_iter().partition(|job| job.commit() == Commit::Durable);
+                if durable.is_empty() {
+                    self.listeners.tell(news);
+                } else {
+                    // Nobody is told of a message before it is certain to exist.
+                    self.syncer.sync(Unsynced { jobs: durable, news });
+                }
+                soon.into_iter().for_each(|job| job.finish(Ok(())));
+            }
+            Err(Rollback::Spoiled) if ran.len() > 1 => {
+                // One job failed half-way: its neighbours must not pay for it.
+                for job in ran {
+                    let mut single = VecDeque::from([job]);
+                    self.commit_group(&mut single);
+                }
+            }
+            Err(Rollback::Spoiled) => {
+                let error = StoreError::Unavailable("the change was rolled back".to_owned());
+                ran.into_iter().for_each(|job| job.finish(Err(error.clone())));
+            }
+            Err(Rollback::Failed(error)) => {
+                ran.extend(waiting.drain(..));
+                ran.into_iter().for_each(|job| job.finish(Err(error.clone())));
+            }
+        }
+    }
+
+    fn transaction(
+        &mut self,
+        waiting: &mut VecDeque<Box<dyn Job>>,
+        ran: &mut Vec<Box<dyn Job>>,
+    ) -> std::result::Result<Vec<Arrival>, Rollback> {
+        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        // Under the lock: what others committed is seen before anything is decided on it.
+        self.look_outside();
+        let started = Instant::now();
+        let mut write = Write {
+            conn: &self.conn,
+            now: crate::clock::truncated(self.clock.now()),
+            known: &mut self.known,
+            listeners: &self.listeners,
+            counts: Counts::default(),
+            months: &mut self.months,
+            newest: 0,
+            news: Vec::new(),
+        };
+        let outcome = run_jobs(&mut write, waiting, ran, started);
+        let news = std::mem::take(&mut write.news);
+        let newest = write.newest;
+        let outcome = outcome.and_then(|()| commit(&self.conn));
+        match outcome {
+            Ok(()) => {
+                self.newest_message = self.newest_message.max(newest);
+                Ok(news)
+            }
+            Err(rollback) => {
+                // After some errors SQLite has rolled back by itself.
+                if !self.conn.is_autocommit() {
+                    let _ = self.conn.execute_batch("ROLLBACK");
+                }
+                self.known.forget();
+                self.months.forget();
+                self.listeners.take_back(news);
+                Err(rollback)
+            }
+        }
+    }
+
+    /// Another connection's commit moves `data_version`; our own do not.
+    fn look_outside(&mut self) {
+        let version = self
+            .conn
+            .prepare_cached("PRAGMA data_version")
+            .and_then(|mut statement| statement.query_row([], |row| row.get::<_, i64>(0)));
+        match version {
+            Ok(version) if version == self.data_version => {}
+            Ok(version) => {
+                self.data_version = version;
+                if let Err(error) = self.tell_what_came_in() {
+                    tracing::warn!(%error, "could not see what another process changed; looking again");
+                    self.data_version = -1;
+                }
+            }
+            Err(error) => tracing::warn!(%error, "could not look for changes of other processes"),
+        }
+    }
+
+    /// Ids are given under the write lock, so their order is commit order and a forward cursor is safe.
+    fn tell_what_came_in(&mut self) -> rusqlite::Result<()> {
+        let mut news = vec![Arrival::Outside];
+        if self.known.forget_if_outdated(&self.conn)? {
+            news.push(Arrival::Reconfigured);
+        }
+        let newest: i64 = self
+            .conn
+            .prepare_cached("SELECT coalesce(max(id), 0) FROM _postrider_queue")?
+            .query_row([], |row| row.get(0))?;
+        if newest > self.newest_message {
+            let mut statement = self.conn.prepare_cached(
+                "SELECT DISTINCT endpoint_id FROM _postrider_queue WHERE id > ?1 LIMIT 1000",
+            )?;
+            let endpoints = statement
+                .query_map([self.newest_message], |row| row.get(0))?
+                .collect::<rusqlite::Result<Vec<i64>>>()?;
+            self.newest_message = newest;
+            news.extend(endpoints.into_iter().map(|id| Arrival::Pending(EndpointId(id))));
+        }
+        self.listeners.tell(news);
+        Ok(())
+    }
+}
+
+fn run_jobs(
+    write: &mut Write<'_>,
+    waiting: &mut VecDeque<Box<dyn Job>>,
+    ran: &mut Vec<Box<dyn Job>>,
+    started: Instant,
+) -> std::result::Result<(), Rollback> {
+    write.known.load_if_forgotten(write.conn).map_err(Rollback::Failed)?;
+    while let Some(mut job) = waiting.pop_front() {
+        let before = write.conn.total_changes();
+        let outcome = job.run(write);
+        ran.push(job);
+        if outcome.is_err() && write.conn.total_changes() != before {
+            return Err(Rollback::Spoiled);
+        }
+        if started.elapsed() > TRANSACTION_BUDGET {
+            break;
+        }
+    }
+    write.counts.write(write.conn).map_err(Rollback::Failed)
+}
+
+fn commit(conn: &Connection) -> std::result::Result<(), Rollback> {
+    conn.prepare_cached("COMMIT")
+        .and_then(|mut statement| statement.execute([]))
+        .map(|_| ())
+        .map_err(Rollback::from)
+}
+
+enum Rollback {
+    /// A job failed after it had changed something.
+    Spoiled,
+    /// The database refused; nothing of the transaction is there.
+    Failed(StoreError),
+}
+
+impl From<rusqlite::Error> for Rollback {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Failed(storage_error(error))
+    }
+}

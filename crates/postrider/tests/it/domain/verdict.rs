@@ -1,0 +1,193 @@
+use std::time::Duration;
+
+use jiff::Timestamp;
+use postrider::retry::{RetryOverrides, RetryPolicy};
+use postrider::settings::Settings;
+use postrider::verdict::{
+    Class, DeadReason, Failure, Outcome, RETRY_AFTER_MAX, Receipt, Standing, Verdict, verdict,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// The setting `retry_max_delay`.
+const MAX_DELAY: Duration = Duration::from_secs(300);
+
+fn now() -> Timestamp {
+    "2026-01-15T12:00:00Z".parse().unwrap()
+}
+
+fn policy() -> RetryPolicy {
+    RetryOverrides::default().over(&Settings::default())
+}
+
+fn standing(budget_used: u32) -> Standing {
+    Standing { budget_used, expires_at: None, auto_disable_on_gone: false }
+}
+
+fn decide(outcome: &Outcome, standing: Standing) -> Verdict {
+    verdict(outcome, standing, &policy(), MAX_DELAY, now(), 0.5)
+}
+
+fn failed(class: Class) -> Outcome {
+    Outcome::Failed(Failure::new(class, "no"))
+}
+
+fn asked(seconds: u64) -> Outcome {
+    Outcome::Failed(Failure {
+        status: Some(503),
+        retry_after: Some(Duration::from_secs(seconds)),
+        ..Failure::retryable("busy")
+    })
+}
+
+fn retry_in(seconds: u64) -> Verdict {
+    Verdict::Retry { due_at: now() + SECOND * seconds as u32, hold_endpoint_until: None }
+}
+
+const EXHAUSTED: Verdict = Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false };
+const PERMANENT: Verdict = Verdict::Dead { reason: DeadReason::Permanent, disable_endpoint: false };
+
+#[test]
+fn each_class_has_one_consequence() {
+    let delivered = Outcome::Delivered(Receipt::default());
+    let table = [
+        (&delivered, 1, Verdict::Complete),
+        (&delivered, 11, Verdict::Complete),
+        (&failed(Class::Retryable), 1, retry_in(10)),
+        (&failed(Class::Retryable), 2, retry_in(20)),
+        (&failed(Class::Retryable), 10, retry_in(300)),
+        (&failed(Class::Retryable), 11, EXHAUSTED),
+        (&failed(Class::Retryable), 12, EXHAUSTED),
+        (&failed(Class::Permanent), 1, PERMANENT),
+        (&failed(Class::Gone), 1, Verdict::Dead { reason: DeadReason::Gone, disable_endpoint: false }),
+        (&Outcome::Lost { alone: true }, 1, retry_in(10)),
+        (&Outcome::Lost { alone: false }, 3, retry_in(40)),
+        (&Outcome::Lost { alone: true }, 11, EXHAUSTED),
+    ];
+    for (outcome, used, expected) in table {
+        assert_eq!(decide(outcome, standing(used)), expected, "{outcome:?} after {used}");
+    }
+}
+
+#[test]
+fn only_a_message_that_was_alone_dies_of_lost_leases() {
+    for used in [11, 12, 1000] {
+        let spared = decide(&Outcome::Lost { alone: false }, standing(used));
+        assert_eq!(spared, Verdict::Spare { due_at: now() + SECOND * 300 }, "after {used}");
+        assert_eq!(decide(&Outcome::Lost { alone: true }, standing(used)), EXHAUSTED, "after {used}");
+    }
+}
+
+#[test]
+fn no_limit_of_attempts_means_no_death_of_attempts() {
+    let endless = RetryPolicy { max_attempts: 0, ..policy() };
+    for outcome in [failed(Class::Retryable), Outcome::Lost { alone: true }] {
+        let verdict = verdict(&outcome, standing(u32::MAX), &endless, MAX_DELAY, now(), 0.5);
+        assert_eq!(verdict, retry_in(300));
+    }
+}
+
+#[test]
+fn gone_disables_the_endpoint_only_when_asked_to() {
+    for auto_disable_on_gone in [true, false] {
+        let standing = Standing { auto_disable_on_gone, ..standing(1) };
+        let expected = Verdict::Dead { reason: DeadReason::Gone, disable_endpoint: auto_disable_on_gone };
+        assert_eq!(decide(&failed(Class::Gone), standing), expected);
+        assert_eq!(decide(&failed(Class::Permanent), standing), PERMANENT);
+    }
+}
+
+#[test]
+fn a_failure_past_the_expiry_is_expired_not_dead() {
+    let outcomes = [
+        failed(Class::Retryable),
+        failed(Class::Permanent),
+        failed(Class::Gone),
+        asked(10),
+        Outcome::Lost { alone: true },
+        Outcome::Lost { alone: false },
+    ];
+    for outcome in &outcomes {
+        for used in [1, 11] {
+            for past in [Duration::ZERO, SECOND] {
+                let standing = Standing { expires_at: Some(now() - past), ..standing(used) };
+                assert_eq!(decide(outcome, standing), Verdict::Expire, "{outcome:?} after {used}");
+            }
+        }
+    }
+    let standing = Standing { expires_at: Some(now() - SECOND), ..standing(1) };
+    assert_eq!(decide(&Outcome::Delivered(Receipt::default()), standing), Verdict::Complete);
+}
+
+#[test]
+fn a_failure_before_the_expiry_is_judged_as_ever() {
+    let live = |used| Standing { expires_at: Some(now() + SECOND), ..standing(used) };
+    assert_eq!(decide(&failed(Class::Retryable), live(1)), retry_in(10));
+    assert_eq!(decide(&failed(Class::Retryable), live(11)), EXHAUSTED);
+    assert_eq!(decide(&failed(Class::Permanent), live(1)), PERMANENT);
+}
+
+/// What the endpoint said must not be lost with the message that heard it.
+#[test]
+fn gone_disables_the_endpoint_even_when_the_message_expired() {
+    let standing = Standing { expires_at: Some(now() - SECOND), auto_disable_on_gone: true, ..standing(1) };
+    let expected = Verdict::Dead { reason: DeadReason::Gone, disable_endpoint: true };
+    assert_eq!(decide(&failed(Class::Gone), standing), expected);
+}
+
+#[test]
+fn retry_after_replaces_the_delay_and_holds_the_endpoint_within_limits() {
+    // asked for, put off, endpoint held
+    let table = [
+        (0, 0, 0),
+        (7, 7, 7),
+        (300, 300, 300),
+        (301, 301, 300),
+        (86_400, 86_400, 300),
+        (86_401, 86_400, 300),
+    ];
+    for (seconds, put_off, held) in table {
+        let expected = Verdict::Retry {
+            due_at: now() + SECOND * put_off,
+            hold_endpoint_until: Some(now() + SECOND * held),
+        };
+        assert_eq!(decide(&asked(seconds), standing(1)), expected, "Retry-After: {seconds}");
+    }
+    assert_eq!(RETRY_AFTER_MAX, Duration::from_secs(86_400));
+    assert_eq!(decide(&asked(u64::from(u32::MAX) * 1000), standing(1)), decide(&asked(86_400), standing(1)));
+}
+
+#[test]
+fn retry_after_buys_no_further_attempt() {
+    assert_eq!(decide(&asked(5), standing(11)), EXHAUSTED);
+}
+
+#[test]
+fn busy_receivers_and_bad_messages_do_not_count_for_the_breaker() {
+    let with = |class, status| Failure { status, ..Failure::new(class, "no") };
+    let table = [
+        (with(Class::Retryable, None), true),
+        (with(Class::Retryable, Some(500)), true),
+        (with(Class::Retryable, Some(503)), true),
+        (with(Class::Retryable, Some(408)), true),
+        (with(Class::Retryable, Some(429)), false),
+        (with(Class::Permanent, Some(400)), false),
+        (with(Class::Permanent, None), false),
+        (with(Class::Gone, Some(410)), false),
+    ];
+    for (failure, counts) in table {
+        assert_eq!(failure.counts_for_breaker(), counts, "{failure:?}");
+    }
+}
+
+#[test]
+fn an_error_begins_with_the_tag_of_its_class() {
+    let table = [
+        (Class::Retryable, "retryable", "[RETRYABLE] no"),
+        (Class::Permanent, "permanent", "[PERMANENT] no"),
+        (Class::Gone, "gone", "[DISABLE] no"),
+    ];
+    for (class, name, tagged) in table {
+        assert_eq!(Failure::new(class, "no").tagged(), tagged);
+        assert_eq!(class.as_str(), name);
+    }
+}

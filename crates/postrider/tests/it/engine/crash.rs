@@ -1,0 +1,229 @@
+//! A node that dies without a word: what it had claimed is judged, put on probation and delivered.
+
+use std::time::Duration;
+
+use postrider::engine::Happening;
+use postrider::{MessageId, NewMessage, Operate, State};
+use serde_json::{Value, json};
+
+use super::node::Node;
+use super::receiver::Answer;
+use super::world::{World, quick, to, until_event};
+
+/// Sends this many to each, all of which hang when the node dies.
+async fn lose(world: &mut World, each: &[(&str, usize)]) -> Vec<MessageId> {
+    world.receiver.answer(Answer::ok().held());
+    let node = Node::start(world).await;
+    let mut ids = Vec::new();
+    for (endpoint, count) in each {
+        ids.extend(world.send_many(endpoint, *count).await);
+    }
+    world.receiver.until("all to hang", |receiver| receiver.running_in_all() == ids.len()).await;
+    node.kill(world).await;
+    world.receiver.forget_most_running();
+    ids
+}
+
+#[tokio::test]
+async fn lost_claims_go_through_the_retry_decision_and_come_back_at_most_eight_at_a_time() {
+    let mut world = World::new().await;
+    for endpoint in ["a", "b"] {
+        world.endpoint(endpoint).await;
+    }
+    let lost = lose(&mut world, &[("a", 16), ("b", 16)]).await;
+    // What was never claimed does not wait for them.
+    world.receiver.answer(Answer::ok().after(Duration::from_millis(10)));
+    let engine = world.engine().await;
+    let mut events = engine.events();
+    for _ in &lost {
+        let state = until_event(&mut events, |happening| match happening {
+            Happening::Lost { state, .. } => Some(*state),
+            Happening::Attempted { .. } | Happening::Circuit { .. } => None,
+        });
+        assert_eq!(state.await, State::Pending);
+    }
+    world.until_empty().await;
+    assert_eq!(world.receiver.most_running_in_all(), 8);
+    let again = world.receiver.arrivals().split_off(lost.len());
+    assert_eq!(again.len(), lost.len());
+    assert!(again.iter().all(|arrival| arrival.attempt == 2), "the lost attempt is counted");
+    for id in lost {
+        let story = world.story(id).await;
+        assert_eq!(story.attempt_count, 2);
+        assert_eq!(story.attempts[0].error.as_deref(), Some("[RETRYABLE] lease expired"));
+    }
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_backlog_flows_on_beside_lost_claims() {
+    let mut world = World::new().await;
+    let endpoints = ["a", "b", "c", "d"];
+    for endpoint in endpoints {
+        world.endpoint(endpoint).await;
+    }
+    let lost = lose(&mut world, &endpoints.map(|endpoint| (endpoint, 16))).await;
+    world.receiver.answer(Answer::ok());
+    for endpoint in endpoints {
+        world.send_many(endpoint, 500).await;
+    }
+    let engine = world.engine().await;
+    world.until_empty().await;
+    assert_eq!(world.receiver.count(), 2 * lost.len() + 4 * 500);
+    engine.stop().await;
+}
+
+/// Kills the node whenever it attempts the poison; how often that was until the poison was dead.
+async fn kill_until_dead(world: &mut World, poison: MessageId) -> usize {
+    for kills in 0..10 {
+        let node = Node::start(world).await;
+        loop {
+            if world.story(poison).await.state == State::Dead {
+                world.until_empty().await;
+                return kills;
+            }
+            if world.receiver.arrivals().last().is_some_and(|_| poison_runs(world)) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        node.kill(world).await;
+    }
+    panic!("the poison killed its node ten times and lives: {:?}", world.story(poison).await);
+}
+
+fn poison_runs(world: &World) -> bool {
+    world.receiver.arrivals().iter().any(|arrival| arrival.payload == "poison" && arrival.ended.is_none())
+}
+
+async fn with_poison(world: &World, poison: NewMessage) -> (MessageId, Vec<MessageId>) {
+    world.receiver.script(|arrival| match arrival.payload.as_str() {
+        "poison" => Answer::ok().held(),
+        _ => Answer::ok().after(Duration::from_millis(20)),
+    });
+    let mut messages: Vec<NewMessage> = (0..30).map(|n| to("a", n)).collect();
+    messages.insert(10, poison);
+    let mut ids = world.send_all(messages).await;
+    let poison = ids.remove(10);
+    (poison, ids)
+}
+
+async fn assert_only_the_poison_died(world: &World, poison: MessageId, neighbours: &[MessageId]) {
+    let letters = world.dead_letters().await;
+    assert_eq!(letters.iter().map(|letter| letter.message).collect::<Vec<_>>(), [poison]);
+    assert_eq!(letters[0].last_error.as_deref(), Some("[RETRYABLE] lease expired"));
+    for id in neighbours {
+        assert_eq!(world.story(*id).await.state, State::Completed);
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_kills_its_node_dies_alone() {
+    let mut world = World::new().await;
+    world.endpoint_from(json!({ "name": "a", "retry_policy": quick(3) })).await;
+    let (poison, neighbours) = with_poison(&world, to("a", "poison")).await;
+    let kills = kill_until_dead(&mut world, poison).await;
+    assert_eq!(kills, 3, "as often as it has attempts");
+    assert_only_the_poison_died(&world, poison, &neighbours).await;
+}
+
+#[tokio::test]
+async fn a_message_that_kills_its_node_dies_of_its_own_last_attempt() {
+    let mut world = World::new().await;
+    world.endpoint("a").await;
+    let options = json!({ "max_attempts": 2 }).as_object().unwrap().clone();
+    let poison = NewMessage { options, ..to("a", "poison") };
+    let (poison, neighbours) = with_poison(&world, poison).await;
+    let kills = kill_until_dead(&mut world, poison).await;
+    assert!((2..=3).contains(&kills), "it takes its last attempt alone, after {kills} kills");
+    assert_only_the_poison_died(&world, poison, &neighbours).await;
+}
+
+#[tokio::test]
+async fn the_key_of_a_message_that_kills_its_node_goes_on_after_it() {
+    let mut world = World::new().await;
+    world.endpoint_from(json!({ "name": "a", "retry_policy": quick(2) })).await;
+    let (poison, neighbours) = with_poison(&world, to("a", "poison").ordering_key("k")).await;
+    let behind = world.send_message(to("a", "behind").ordering_key("k")).await;
+    kill_until_dead(&mut world, poison).await;
+    assert_only_the_poison_died(&world, poison, &neighbours).await;
+    world.until_state(behind, State::Completed).await;
+}
+
+fn slower(name: &str) -> Value {
+    let policy = json!({ "max_attempts": 20, "backoff": "fixed", "base_delay_seconds": 0.4 });
+    json!({ "name": name, "retry_policy": policy })
+}
+
+#[tokio::test]
+async fn lost_claims_of_paused_endpoints_do_not_hold_up_those_of_others() {
+    let mut world = World::new().await;
+    let paused = ["p0", "p1", "p2", "p3", "p4"];
+    for endpoint in paused {
+        world.endpoint(endpoint).await;
+    }
+    world.endpoint_from(slower("open")).await;
+    let each: Vec<(&str, usize)> =
+        paused.into_iter().map(|endpoint| (endpoint, 16)).chain([("open", 4)]).collect();
+    lose(&mut world, &each).await;
+    for endpoint in paused {
+        world.store.set_endpoint_paused(endpoint, true).await.unwrap();
+    }
+    world.receiver.answer(Answer::ok());
+    let engine = world.engine().await;
+    world.receiver.until("those of the other", |receiver| receiver.at("open").len() == 8).await;
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn lost_claims_of_an_endpoint_that_asked_to_wait_do_not_hold_up_those_of_others() {
+    let mut world = World::new().await;
+    world.endpoint("busy").await;
+    world.endpoint_from(slower("open")).await;
+    lose(&mut world, &[("busy", 16), ("open", 4)]).await;
+    world.receiver.script(|arrival| match arrival.path.as_str() {
+        "busy" => Answer::status(503).retry_after(60),
+        _ => Answer::ok(),
+    });
+    let engine = world.engine().await;
+    world.receiver.until("those of the other", |receiver| receiver.at("open").len() == 8).await;
+    assert_eq!(world.receiver.at("busy").len(), 16 + 8);
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn lost_claims_of_an_endpoint_without_room_do_not_hold_up_those_of_others() {
+    let mut world = World::new().await;
+    world
+        .endpoint_from(json!({ "name": "full", "options": { "max_in_flight": 8 }, "retry_policy": quick(9) }))
+        .await;
+    world.endpoint_from(slower("open")).await;
+    lose(&mut world, &[("full", 8), ("open", 4)]).await;
+    world.receiver.script(|arrival| if arrival.path == "full" { Answer::ok().held() } else { Answer::ok() });
+    // Its backlog takes its room before those that were lost come due.
+    world.send_many("full", 8).await;
+    let engine = world.engine().await;
+    world.receiver.until("those of the other", |receiver| receiver.at("open").len() == 8).await;
+    assert_eq!(world.receiver.running("full"), 8);
+    world.receiver.release();
+    world.until_empty().await;
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn an_endpoint_dropped_during_the_trial_of_its_messages_does_not_end_all_trials() {
+    let mut world = World::new().await;
+    world.endpoint("doomed").await;
+    world.endpoint_from(slower("stays")).await;
+    lose(&mut world, &[("doomed", 4), ("stays", 4)]).await;
+    world
+        .receiver
+        .script(|arrival| if arrival.path == "doomed" { Answer::ok().held() } else { Answer::ok() });
+    let engine = world.engine().await;
+    world.receiver.until("the trial", |receiver| receiver.running("doomed") == 4).await;
+    world.store.drop_endpoint("doomed", true).await.unwrap();
+    world.receiver.release();
+    world.until_empty().await;
+    assert_eq!(world.receiver.at("stays").len(), 8);
+    engine.stop().await;
+}

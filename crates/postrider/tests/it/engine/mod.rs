@@ -1,0 +1,20 @@
+//! The engine through its public boundary: a real store in a file, real sinks, a real receiver.
+
+use std::time::Duration;
+
+mod receiver;
+mod world;
+mod node;
+
+mod delivery;
+mod retries;
+mod order;
+mod limits;
+mod breaker;
+mod neighbours;
+mod steering;
+mod stopping;
+mod crash;
+
+/// Long enough for a slow machine; every wait ends as soon as what it waits for is there.
+const PATIENCE: Duration = Duration::from_secs(20);

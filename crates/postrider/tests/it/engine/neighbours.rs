@@ -1,0 +1,117 @@
+//! Endpoints share a node fairly: a bad one slows nobody else.
+
+use std::time::Duration;
+
+use postrider::{EngineOptions, NewEndpoint, Operate};
+use serde_json::json;
+
+use super::receiver::{Answer, Receiver};
+use super::world::{World, to};
+
+#[tokio::test]
+async fn a_hanging_endpoint_does_not_hold_up_a_healthy_one() {
+    let world = World::new().await;
+    hanging_beside_healthy(&world, 1, EngineOptions { max_in_flight: 64, ..world.options() }).await;
+}
+
+#[tokio::test]
+async fn twenty_hanging_endpoints_do_not_hold_up_a_healthy_one() {
+    let world = World::new().await;
+    hanging_beside_healthy(&world, 20, world.options()).await;
+}
+
+#[tokio::test]
+async fn more_hanging_endpoints_than_the_node_has_room_for_leave_room_for_a_healthy_one() {
+    let world = World::new().await;
+    // Together they could take four times the room there is.
+    hanging_beside_healthy(&world, 20, EngineOptions { max_in_flight: 80, ..world.options() }).await;
+}
+
+async fn hanging_beside_healthy(world: &World, hanging: usize, options: EngineOptions) {
+    for n in 0..hanging {
+        world.endpoint(&format!("hanging{n}")).await;
+    }
+    world.endpoint("healthy").await;
+    world
+        .receiver
+        .script(|arrival| if arrival.path == "healthy" { Answer::ok() } else { Answer::ok().held() });
+    let engine = world.engine_with(options).await;
+    for n in 0..hanging {
+        world.send_many(&format!("hanging{n}"), 100).await;
+    }
+    let all_hang = |receiver: &Receiver| (0..hanging).all(|n| receiver.running(&format!("hanging{n}")) > 0);
+    world.receiver.until("all to hang", all_hang).await;
+    world.send_many("healthy", 200).await;
+    for n in 0..20 {
+        world.send("healthy", n).await;
+    }
+    world.receiver.until("the healthy ones", |receiver| receiver.at("healthy").len() == 220).await;
+    assert!(all_hang(&world.receiver), "they finished while the others still hang");
+    world.receiver.release();
+    world.until_empty().await;
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_dead_endpoint_does_not_hold_up_a_healthy_one() {
+    let world = World::new().await;
+    // Nobody listens there.
+    let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let config = json!({ "url": format!("http://{closed}/") });
+    world.endpoint_from(json!({ "name": "dead", "config": config })).await;
+    world.endpoint("healthy").await;
+    let engine = world.engine().await;
+    let messages = (0..200).map(|n| to(if n % 2 == 0 { "dead" } else { "healthy" }, n)).collect();
+    world.send_all(messages).await;
+    world.receiver.until("the healthy ones", |receiver| receiver.at("healthy").len() == 100).await;
+    assert_eq!(
+        world.store.status().await.unwrap().endpoints[0].pending,
+        100,
+        "nothing of the dead one is lost"
+    );
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn two_thousand_endpoints_each_get_their_message() {
+    let world = World::new().await;
+    for n in 0..2000 {
+        let config = json!({ "url": world.receiver.url(&format!("e{n}")) }).as_object().unwrap().clone();
+        let endpoint = NewEndpoint {
+            name: format!("e{n}"),
+            protocol: "http".to_owned(),
+            config,
+            ..NewEndpoint::default()
+        };
+        world.store.create_endpoint(endpoint).await.unwrap();
+    }
+    world.send_all((0..2000).map(|n| to(&format!("e{n}"), n)).collect()).await;
+    let engine = world.engine_with(EngineOptions { max_in_flight: 64, ..world.options() }).await;
+    world.until_empty().await;
+    let mut paths: Vec<String> = world.receiver.arrivals().into_iter().map(|arrival| arrival.path).collect();
+    assert_eq!(paths.len(), 2000);
+    paths.sort_unstable();
+    paths.dedup();
+    assert_eq!(paths.len(), 2000);
+    assert!(world.receiver.most_running_in_all() <= 64);
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_huge_backlog_does_not_starve_another_endpoint() {
+    let world = World::new().await;
+    world.endpoint("huge").await;
+    world.endpoint("small").await;
+    world.receiver.answer(Answer::ok().after(Duration::from_millis(5)));
+    world.send_many("huge", 5000).await;
+    let engine = world.engine_with(EngineOptions { max_in_flight: 16, ..world.options() }).await;
+    world.receiver.until("a busy node", |receiver| receiver.count() > 100).await;
+    let before = world.receiver.count();
+    world.send_many("small", 20).await;
+    world.receiver.until("the small ones", |receiver| receiver.at("small").len() == 20).await;
+    let meanwhile = world.receiver.count() - before;
+    // An even share is 40; what was claimed before, and the next turn of the other, come on top.
+    assert!(meanwhile < 400, "{meanwhile} others went first");
+    world.store.drop_endpoint("huge", true).await.unwrap();
+    engine.stop().await;
+}

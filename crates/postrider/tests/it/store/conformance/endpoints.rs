@@ -1,0 +1,197 @@
+use postrider::endpoint::{DisabledBy, EndpointChange, KeyScope, NewEndpoint, OnDead};
+use postrider::error::StoreError;
+use postrider::store::Arrival;
+use postrider::{Operate, State, Store};
+use serde_json::json;
+
+use crate::store::world::{Harness, World, new_endpoint, to};
+
+async fn kinds<H: Harness>(world: &World<H>, subject: &str) -> Vec<String> {
+    let about = |event: &postrider::store::EventRecord| event.subject.as_deref() == Some(subject);
+    let mut kinds: Vec<_> = world.events().await.into_iter().filter(about).map(|event| event.kind).collect();
+    kinds.reverse();
+    kinds
+}
+
+pub(crate) async fn an_endpoint_is_kept_as_it_was_created<H: Harness>(world: World<H>) {
+    let endpoint = NewEndpoint {
+        retry_policy: Some(json!({"max_attempts": 3, "schedule_seconds": [1, 2.5], "jitter": 0.1})),
+        ..new_endpoint(
+            "full",
+            json!({"max_in_flight": 7, "on_dead": "hold", "key_scope": "global",
+            "rate_limit": {"limit": 5, "interval": "minute"}, "max_queue_size": 9}),
+        )
+    };
+    let created = world.store().create_endpoint(endpoint.clone()).await.unwrap();
+    assert_eq!(created.created_at, world.now());
+    for read in [created.clone(), world.store().endpoint("full").await.unwrap()] {
+        assert_eq!((read.id, &*read.name, &read.config), (created.id, "full", &endpoint.config));
+        assert_eq!(read.retry.max_attempts, Some(3));
+        assert_eq!(read.retry.schedule_seconds, Some(vec![1.0, 2.5]));
+        assert_eq!((read.options.max_in_flight, read.max_in_flight()), (Some(7), 7));
+        assert_eq!((read.options.on_dead, read.options.key_scope), (OnDead::Hold, KeyScope::Global));
+        assert_eq!((read.options.max_queue_size, &read.options), (Some(9), &created.options));
+        assert_eq!((read.disabled, read.paused, read.held_until), (None, false, None));
+    }
+}
+
+pub(crate) async fn a_bad_endpoint_is_refused_by_field_and_leaves_nothing<H: Harness>(world: World<H>) {
+    let good = new_endpoint("x", json!({}));
+    let table = [
+        (NewEndpoint { name: "a b".into(), ..good.clone() }, "name"),
+        (NewEndpoint { protocol: "smtp".into(), ..good.clone() }, "protocol"),
+        (NewEndpoint { options: Some(json!({"on_dead": "stop"})), ..good.clone() }, "options.on_dead"),
+        (NewEndpoint { retry_policy: Some(json!({"jitter": 2})), ..good.clone() }, "retry_policy.jitter"),
+    ];
+    for (endpoint, field) in table {
+        let refused = world.store().create_endpoint(endpoint).await.unwrap_err();
+        assert!(matches!(&refused, StoreError::Invalid(invalid) if invalid.field == field), "{refused:?}");
+    }
+    let taken = world.store().create_endpoint(new_endpoint("a", json!({}))).await.unwrap_err();
+    assert!(matches!(&taken, StoreError::Exists { what: "endpoint", name } if name == "a"), "{taken:?}");
+    assert_eq!(world.store().endpoints(None, 10).await.unwrap().len(), 1);
+}
+
+pub(crate) async fn endpoints_are_listed_by_name_from_a_cursor<H: Harness>(world: World<H>) {
+    for name in ["d", "b", "c"] {
+        world.endpoint(name, json!({})).await;
+    }
+    let list = async |after: Option<&str>, limit| {
+        let endpoints = world.store().endpoints(after, limit).await.unwrap();
+        endpoints.iter().map(|endpoint| endpoint.name.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(list(None, 10).await, ["a", "b", "c", "d"]);
+    assert_eq!(list(None, 2).await, ["a", "b"]);
+    assert_eq!(list(Some("b"), 10).await, ["c", "d"]);
+    assert_eq!(list(Some("d"), 10).await, [""; 0]);
+}
+
+pub(crate) async fn a_change_touches_only_what_it_names<H: Harness>(world: World<H>) {
+    world.endpoint("x", json!({"max_in_flight": 7})).await;
+    let before = world.store().endpoint("x").await.unwrap();
+    let change =
+        EndpointChange { retry_policy: Some(json!({"max_attempts": 2})), ..EndpointChange::default() };
+    let after = world.store().alter_endpoint("x", change).await.unwrap();
+    assert_eq!((after.id, &after.config, &after.options), (before.id, &before.config, &before.options));
+    assert_eq!(after.retry.max_attempts, Some(2));
+    assert!(after.revision > before.revision, "sinks are connected anew");
+
+    let bad = EndpointChange { options: Some(json!({"on_dead": "stop"})), ..EndpointChange::default() };
+    let refused = world.store().alter_endpoint("x", bad).await.unwrap_err();
+    assert!(
+        matches!(&refused, StoreError::Invalid(invalid) if invalid.field == "options.on_dead"),
+        "{refused:?}"
+    );
+    assert_eq!(world.store().endpoint("x").await.unwrap().revision, after.revision);
+    let unknown = world.store().alter_endpoint("y", EndpointChange::default()).await.unwrap_err();
+    assert!(matches!(unknown, StoreError::Unknown { what: "endpoint", .. }), "{unknown:?}");
+}
+
+pub(crate) async fn an_endpoint_with_messages_is_dropped_by_force_only<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a").ordering_key("k").idempotency_key("i")).await;
+    let scheduled = postrider::NewMessage { scheduled_at: Some(world.in_seconds(60)), ..to("a") };
+    let scheduled = world.send(scheduled).await;
+    let refused = world.store().drop_endpoint("a", false).await.unwrap_err();
+    assert!(matches!(refused, StoreError::Conflict(_)), "{refused:?}");
+    assert_eq!(world.state(id).await, State::Pending);
+    world.store().drop_endpoint("a", true).await.unwrap();
+    assert_eq!(world.states(&[id, scheduled]).await, [State::Cancelled; 2]);
+    assert_eq!(world.story(id).await.endpoint, "a", "the record names it still");
+    assert_eq!(world.queued().await, 0);
+    let unknown = world.store().endpoint("a").await.unwrap_err();
+    assert!(matches!(unknown, StoreError::Unknown { .. }), "{unknown:?}");
+
+    let again = world.endpoint("a", json!({})).await;
+    assert_ne!(again, world.a, "another endpoint, though it has the name");
+    let fresh = world.send(to("a").ordering_key("k").idempotency_key("i")).await;
+    assert_eq!(world.claim(again, 10).await[0].id, fresh);
+}
+
+pub(crate) async fn a_forced_drop_fences_what_runs<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    assert!(world.store().drop_endpoint("a", false).await.is_err());
+    world.store().drop_endpoint("a", true).await.unwrap();
+    assert_eq!(world.state(id).await, State::Cancelled);
+    world.retry(ticket, 0).await;
+    assert_eq!(world.state(id).await, State::Cancelled);
+    assert_eq!(world.queued().await, 0);
+}
+
+pub(crate) async fn an_empty_endpoint_is_dropped_without_force<H: Harness>(mut world: World<H>) {
+    world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    world.complete(ticket).await;
+    world.store().drop_endpoint("a", false).await.unwrap();
+    assert_eq!(world.state(ticket.id).await, State::Completed);
+    assert!(world.store().endpoints(None, 10).await.unwrap().is_empty());
+}
+
+pub(crate) async fn switches_are_remembered_and_logged<H: Harness>(world: World<H>) {
+    world.store().set_endpoint_paused("a", true).await.unwrap();
+    assert!(world.store().endpoint("a").await.unwrap().paused);
+    world.store().set_endpoint_paused("a", false).await.unwrap();
+    world.store().set_endpoint_enabled("a", false).await.unwrap();
+    assert_eq!(world.store().endpoint("a").await.unwrap().disabled, Some(DisabledBy::Operator));
+    world.store().set_endpoint_enabled("a", true).await.unwrap();
+    assert_eq!(world.store().endpoint("a").await.unwrap().disabled, None);
+    world
+        .store()
+        .alter_endpoint(
+            "a",
+            EndpointChange { options: Some(json!({"max_in_flight": 1})), ..EndpointChange::default() },
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        kinds(&world, "a").await,
+        [
+            "endpoint.created",
+            "endpoint.paused",
+            "endpoint.resumed",
+            "endpoint.disabled",
+            "endpoint.enabled",
+            "endpoint.changed"
+        ]
+    );
+    for name in ["nowhere"] {
+        assert!(world.store().set_endpoint_paused(name, true).await.is_err());
+        assert!(world.store().set_endpoint_enabled(name, true).await.is_err());
+    }
+}
+
+pub(crate) async fn a_snapshot_is_news_only_when_something_changed<H: Harness>(mut world: World<H>) {
+    let first = world.store().snapshot(None).await.unwrap().expect("the first look");
+    assert_eq!(first.endpoints.len(), 1);
+    assert!(world.store().snapshot(Some(first.version)).await.unwrap().is_none());
+    world.send(to("a")).await;
+    world.claim_one().await;
+    assert!(world.store().snapshot(Some(first.version)).await.unwrap().is_none(), "traffic is no news");
+
+    let mut version = first.version;
+    let store = world.store();
+    store.set_endpoint_paused("a", true).await.unwrap();
+    let snapshot = store.snapshot(Some(version)).await.unwrap().expect("news");
+    assert!(snapshot.version > version && snapshot.endpoints[0].paused);
+    version = snapshot.version;
+    store.configure(vec![("node_lease".into(), "20".into())]).await.unwrap();
+    let snapshot = store.snapshot(Some(version)).await.unwrap().expect("news");
+    assert_eq!(snapshot.settings.node_lease.as_secs(), 20);
+    version = snapshot.version;
+    store.pause("why").await.unwrap();
+    let snapshot = store.snapshot(Some(version)).await.unwrap().expect("news");
+    assert_eq!(snapshot.paused.as_deref(), Some("why"));
+}
+
+pub(crate) async fn a_node_is_told_of_every_change<H: Harness>(mut world: World<H>) {
+    while world.arrivals.try_recv().is_ok() {}
+    world.store().set_endpoint_paused("a", true).await.unwrap();
+    let told = async {
+        loop {
+            if matches!(world.arrivals.recv().await.expect("the store lives"), Arrival::Reconfigured) {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(5), told).await.expect("within a second");
+}

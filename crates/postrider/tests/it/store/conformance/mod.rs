@@ -1,0 +1,256 @@
+//! One promise per test, generic over the store. `conformance!` lists them all; a promise that is
+//! missing there is dead code, and the build says so.
+
+pub(crate) mod sending;
+pub(crate) mod idempotency;
+pub(crate) mod claiming;
+pub(crate) mod direct;
+pub(crate) mod settling;
+pub(crate) mod fences;
+pub(crate) mod leases;
+pub(crate) mod suspects;
+pub(crate) mod keys;
+pub(crate) mod dead_letters;
+pub(crate) mod retention;
+pub(crate) mod backpressure;
+pub(crate) mod endpoints;
+pub(crate) mod circuits;
+pub(crate) mod settings;
+pub(crate) mod stories;
+pub(crate) mod durability;
+pub(crate) mod concurrency;
+
+/// One test for each promise, for one harness.
+macro_rules! conformance {
+    ($harness:ty) => {
+        $crate::store::conformance::promises! { $harness;
+            sending {
+                a_message_is_kept_with_everything_it_was_given,
+                an_unknown_endpoint_is_named,
+                a_bad_priority_is_named_and_changes_nothing,
+                each_limit_is_kept_to_the_byte_and_named_when_exceeded,
+                a_batch_may_be_full_but_not_fuller,
+                a_batch_is_taken_in_its_order,
+                one_bad_message_refuses_its_whole_batch,
+                a_bad_message_option_is_named,
+                a_disabled_endpoint_refuses_and_a_paused_one_accepts,
+                an_endpoint_that_is_gone_accepts_and_keeps,
+            }
+            idempotency {
+                the_same_key_and_payload_give_the_same_message,
+                another_payload_or_content_type_is_a_conflict,
+                a_key_belongs_to_one_endpoint,
+                a_finished_message_frees_its_key,
+                retention_reserves_a_key_after_completion,
+                an_expired_holder_is_expired_first,
+                a_running_holder_keeps_its_key_past_its_expiry,
+                only_a_completed_message_reserves_its_key,
+                a_batch_meets_its_own_keys,
+                a_redriven_message_lost_its_key,
+            }
+            claiming {
+                priority_goes_before_due_time_before_id,
+                nothing_is_claimed_before_its_schedule,
+                nothing_is_claimed_past_its_expiry,
+                expiry_is_applied_in_bounded_steps,
+                what_has_not_expired_is_not_expired,
+                an_attempt_counts_from_the_claim_on,
+                room_is_respected_and_the_rest_is_announced,
+                many_endpoints_are_served_at_once,
+                two_nodes_never_claim_the_same_message,
+                a_probe_is_the_due_message_with_the_fewest_attempts,
+                a_probe_is_a_suspect_when_nothing_else_is_due,
+                an_open_circuit_costs_nothing,
+                paused_and_disabled_endpoints_give_nothing,
+                a_rate_limit_holds_over_all_nodes,
+                a_rate_is_not_used_up_by_looking,
+                a_receiver_that_asks_for_rest_holds_its_endpoint,
+                only_a_node_that_joined_can_claim,
+                only_a_pending_message_is_cancelled_or_rescheduled,
+            }
+            direct {
+                a_message_sent_to_a_free_node_is_claimed_in_the_same_breath,
+                without_room_a_message_stays_pending_and_is_announced,
+                a_message_never_overtakes_what_is_due_already,
+                a_keyed_message_waits_for_its_predecessor,
+                what_may_not_go_now_is_never_claimed_directly,
+                nothing_is_claimed_directly_while_all_is_paused,
+                a_refused_batch_gives_its_slots_back,
+                a_node_that_went_away_without_listening_loses_nothing,
+            }
+            settling {
+                a_delivered_message_is_completed_and_archived,
+                a_retry_is_a_pending_message_that_is_due_later,
+                a_dead_message_is_a_dead_letter_with_everything,
+                each_reason_of_death_is_recorded,
+                a_failure_past_the_expiry_is_archived_as_expired,
+                what_expired_before_it_started_has_no_attempt,
+                a_released_claim_consumes_no_attempt,
+                one_settlement_does_not_touch_its_neighbours,
+            }
+            fences {
+                a_late_failure_changes_nothing,
+                a_settled_claim_cannot_be_settled_again,
+                a_late_delivery_completes_a_waiting_message,
+                a_late_delivery_lets_the_next_of_its_key_go,
+                a_late_delivery_completes_an_unkeyed_message_at_once,
+                a_late_delivery_of_a_keyed_message_waits_for_the_current_claim,
+                a_noted_delivery_survives_a_forced_drop,
+                a_noted_delivery_outlives_the_loss_of_the_next_claim,
+                a_released_claim_takes_no_fence_with_it,
+            }
+            leases {
+                a_silent_node_loses_its_claims_after_its_lease,
+                heartbeats_keep_a_lease,
+                the_lease_is_as_long_as_its_setting,
+                a_node_that_was_judged_is_told_so,
+                lost_claims_are_told_until_they_are_settled,
+                a_lost_claim_counts_as_an_attempt_and_says_why,
+                a_crash_loses_claims_and_no_message,
+                an_attempt_that_never_ends_is_lost_though_its_node_lives,
+                a_clean_stop_gives_claims_back_uncounted,
+                every_node_is_another_one,
+            }
+            suspects {
+                a_lost_message_is_a_suspect,
+                a_suspect_brings_its_own_limit_of_attempts,
+                a_suspect_is_never_claimed_among_others,
+                only_due_and_pending_suspects_are_claimed,
+                losses_add_up_and_being_alone_is_remembered,
+                a_spared_message_keeps_its_attempt_and_stays_a_suspect,
+                a_failed_attempt_makes_no_suspect,
+                suspects_come_oldest_due_first,
+                a_suspect_head_holds_its_key,
+            }
+            keys {
+                a_key_is_delivered_in_the_order_it_was_sent,
+                a_batch_of_one_key_is_delivered_in_its_order,
+                a_scheduled_head_holds_its_key_but_no_other,
+                a_retrying_head_holds_its_key_but_no_other,
+                a_released_head_stays_the_head,
+                the_head_stands_for_its_key,
+                keys_belong_to_one_endpoint_unless_global,
+                a_global_key_is_ordered_over_endpoints,
+                a_dead_head_holds_where_asked_and_only_its_key,
+                a_held_key_goes_on_when_released,
+                a_key_is_released_everywhere_when_no_endpoint_is_named,
+                a_held_key_goes_on_when_its_head_is_discarded,
+                a_held_key_goes_on_with_its_redriven_head,
+                a_redriven_message_waits_for_another_head_that_holds,
+                a_head_that_dies_again_holds_again,
+                a_redriven_message_goes_before_everything_pending_of_its_key,
+                a_redriven_message_waits_for_a_retry_that_runs_before_it,
+                cancelling_one_behind_starts_nothing,
+                cancelling_the_redriven_one_starts_nothing,
+                expiring_one_behind_starts_nothing,
+                dropping_an_endpoint_lets_the_keys_go_that_it_held,
+                a_forced_drop_starts_nothing_beside_what_runs,
+                a_bulk_redrive_keeps_the_original_order,
+                expired_and_cancelled_heads_never_hold,
+                one_cancelled_in_the_middle_is_skipped,
+                a_rescheduled_head_holds_its_key,
+                the_order_of_a_key_survives_a_crash,
+            }
+            dead_letters {
+                a_redriven_message_is_the_same_one_with_a_fresh_budget,
+                a_redriven_message_that_dies_again_tells_both_lives,
+                redriving_twice_yields_one_message,
+                racing_redrives_yield_one_message,
+                each_selection_redrives_what_it_names,
+                unkeyed_letters_are_redriven_in_original_order,
+                a_discarded_letter_is_dead_for_good,
+                a_redriven_letter_cannot_be_discarded,
+                letters_are_found_by_every_filter,
+                the_summary_counts_each_endpoint,
+                a_letter_keeps_its_last_hundred_errors,
+            }
+            retention {
+                letters_go_after_their_days_and_not_before,
+                an_evicted_letter_is_counted_and_logged,
+                a_head_that_holds_its_key_outlives_retention,
+                a_full_dlq_evicts_its_oldest_down_to_ninety_percent,
+                finished_messages_go_after_their_months_and_not_before,
+                what_is_not_finished_is_never_cleaned_up,
+                the_event_log_goes_after_its_days,
+                cleaning_up_is_done_in_bounded_steps,
+                the_archive_keeps_as_much_as_it_is_told,
+                the_attempt_log_keeps_as_much_as_it_is_told,
+                no_attempt_is_kept_where_none_is_wanted,
+                a_letter_tells_its_errors_whatever_the_attempt_log,
+            }
+            backpressure {
+                a_full_queue_refuses_a_whole_batch,
+                a_drained_queue_accepts_again,
+                an_endpoint_may_have_a_limit_of_its_own,
+                retries_and_releases_are_exempt,
+                a_redrive_is_not_exempt,
+                a_duplicate_needs_no_room,
+                zero_is_no_limit,
+            }
+            endpoints {
+                an_endpoint_is_kept_as_it_was_created,
+                a_bad_endpoint_is_refused_by_field_and_leaves_nothing,
+                endpoints_are_listed_by_name_from_a_cursor,
+                a_change_touches_only_what_it_names,
+                an_endpoint_with_messages_is_dropped_by_force_only,
+                a_forced_drop_fences_what_runs,
+                an_empty_endpoint_is_dropped_without_force,
+                switches_are_remembered_and_logged,
+                a_snapshot_is_news_only_when_something_changed,
+                a_node_is_told_of_every_change,
+            }
+            circuits {
+                of_two_nodes_one_moves_a_circuit,
+                a_circuit_survives_a_crash_in_every_state,
+                every_node_sees_a_move,
+                a_person_can_reset_a_circuit,
+                moves_of_a_circuit_are_logged,
+            }
+            settings {
+                a_new_store_has_the_defaults,
+                settings_change_all_or_none,
+                changes_of_settings_are_logged,
+                events_are_read_from_the_newest_back,
+                nodes_that_come_and_go_are_logged,
+                a_redrive_is_logged,
+                a_pause_of_everything_is_remembered_and_logged,
+            }
+            stories {
+                a_waiting_message_says_why,
+                an_endpoint_that_cannot_deliver_is_the_reason,
+                a_held_key_is_the_reason,
+                only_a_pending_message_has_a_reason,
+                a_message_is_erased_wherever_it_is,
+                status_counts_each_endpoint,
+            }
+            durability {
+                everything_survives_a_crash,
+                ids_are_never_reused,
+                two_stores_never_share_a_name,
+                a_crash_in_the_middle_of_work_loses_nothing,
+            }
+            concurrency {
+                of_racing_senders_exactly_one_wins,
+                a_refused_send_does_not_touch_its_neighbours,
+                senders_and_nodes_at_once_lose_and_double_nothing,
+            }
+        }
+    };
+}
+
+macro_rules! promises {
+    ($harness:ty; $($module:ident { $($promise:ident,)* })*) => {$(
+        mod $module {
+            use $crate::store::conformance::$module as promised;
+            use $crate::store::world::World;
+            $(
+                #[tokio::test]
+                async fn $promise() {
+                    promised::$promise(World::<$harness>::start().await).await;
+                }
+            )*
+        }
+    )*};
+}
+
+pub(crate) use {conformance, promises};

@@ -1,0 +1,191 @@
+use std::collections::BTreeMap;
+
+use postrider::error::StoreError;
+use postrider::{MessageId, NewMessage, Operate, State};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::store::world::{DEAD, Harness, World, due, to};
+
+pub(crate) async fn a_message_is_kept_with_everything_it_was_given<H: Harness>(mut world: World<H>) {
+    let message = NewMessage {
+        payload: b"\x00\xff {not json".as_slice().into(),
+        content_type: "application/octet-stream".into(),
+        headers: BTreeMap::from([("x-tenant".into(), "7".into()), ("x-empty".into(), String::new())]),
+        options: json!({"max_attempts": 3}).as_object().unwrap().clone(),
+        priority: 4,
+        scheduled_at: Some(world.in_seconds(5)),
+        expires_at: Some(world.in_seconds(500)),
+        idempotency_key: Some("once".into()),
+        correlation_id: Some(Uuid::from_u128(7)),
+        ordering_key: Some("customer 7".into()),
+        event_type: Some("order.paid".into()),
+        ..to("a")
+    };
+    let id = world.send(message.clone()).await;
+    let story = world.story(id).await;
+    assert_eq!((story.endpoint.as_str(), story.state), ("a", State::Pending));
+    assert_eq!(story.payload.as_ref(), Some(&message.payload));
+    assert_eq!(story.content_type, message.content_type);
+    assert_eq!((&story.headers, &story.options), (&message.headers, &message.options));
+    assert_eq!(story.priority, 4);
+    assert_eq!((story.scheduled_at, story.expires_at), (message.scheduled_at, message.expires_at));
+    assert_eq!(
+        (story.idempotency_key, story.ordering_key.clone()),
+        (message.idempotency_key, message.ordering_key)
+    );
+    assert_eq!(
+        (story.correlation_id, story.event_type.clone()),
+        (message.correlation_id, message.event_type)
+    );
+    assert_eq!((story.created_at, story.due_at), (world.now(), message.scheduled_at));
+    assert_eq!((story.attempt_count, story.finished_at, story.dlq_id), (0, None, None));
+
+    world.live(5).await;
+    let claimed = world.ask(world.node, false, vec![due(world.a, 1)]).await;
+    let claim = &claimed.claims[0];
+    assert_eq!((claim.attempt, claim.attempts_before, claim.losses), (1, 0, 0));
+    let held = &claim.message;
+    assert_eq!((held.id, held.endpoint, held.priority), (id, world.a, 4));
+    assert_eq!((&held.payload, &held.content_type), (&message.payload, &message.content_type));
+    assert_eq!((&held.headers, &held.options), (&message.headers, &message.options));
+    assert_eq!((held.expires_at, held.correlation_id), (message.expires_at, message.correlation_id));
+    assert_eq!((&held.ordering_key, &held.event_type), (&story.ordering_key, &story.event_type));
+    assert_eq!(held.created_at, story.created_at);
+}
+
+pub(crate) async fn an_unknown_endpoint_is_named<H: Harness>(world: World<H>) {
+    let refused = world.store().send(to("nowhere")).await.unwrap_err();
+    assert!(
+        matches!(&refused, StoreError::Unknown { what: "endpoint", name } if name == "nowhere"),
+        "{refused:?}"
+    );
+    assert_eq!(refused.sqlstate(), "42704");
+}
+
+pub(crate) async fn a_bad_priority_is_named_and_changes_nothing<H: Harness>(world: World<H>) {
+    for priority in [11, 255] {
+        let refused = world.store().send(NewMessage { priority, ..to("a") }).await.unwrap_err();
+        assert!(
+            matches!(&refused, StoreError::Invalid(invalid) if invalid.field == "priority"),
+            "{refused:?}"
+        );
+        assert_eq!(refused.sqlstate(), "22023");
+    }
+    world.send(NewMessage { priority: 10, ..to("a") }).await;
+    assert_eq!(world.queued().await, 1);
+}
+
+pub(crate) async fn each_limit_is_kept_to_the_byte_and_named_when_exceeded<H: Harness>(world: World<H>) {
+    for (name, value) in [("max_payload_bytes", 1024), ("max_headers_bytes", 10), ("max_key_bytes", 8)] {
+        world.configure(name, value).await;
+    }
+    let payload = |bytes: usize| NewMessage { payload: vec![b'1'; bytes].into(), ..to("a") };
+    let headers = |bytes: usize| NewMessage {
+        headers: BTreeMap::from([("x".repeat(4), "y".repeat(bytes - 4))]),
+        ..to("a")
+    };
+    let ordering = |bytes: usize| to("a").ordering_key("k".repeat(bytes));
+    // Two bytes in UTF-8: bytes are counted, not characters.
+    let idempotency = |bytes: usize| to("a").idempotency_key("ä".repeat(bytes / 2) + &"i".repeat(bytes % 2));
+    let table = [
+        (payload(1024), payload(1025), "payload", "max_payload_bytes"),
+        (headers(10), headers(11), "headers", "max_headers_bytes"),
+        (ordering(8), ordering(9), "ordering_key", "max_key_bytes"),
+        (idempotency(8), idempotency(9), "idempotency_key", "max_key_bytes"),
+    ];
+    for (fits, exceeds, expected_field, expected_setting) in table {
+        world.send(fits).await;
+        let before = world.queued().await;
+        let refused = world.store().send(exceeds).await.unwrap_err();
+        let StoreError::TooLarge { field, setting, bytes, limit } = &refused else { panic!("{refused:?}") };
+        assert_eq!((*field, *setting), (expected_field, expected_setting));
+        assert_eq!(*bytes, limit + 1);
+        assert_eq!(refused.sqlstate(), "54000");
+        assert_eq!(world.queued().await, before, "a refused message changes nothing");
+    }
+}
+
+pub(crate) async fn a_batch_may_be_full_but_not_fuller<H: Harness>(world: World<H>) {
+    world.configure("max_batch_messages", 3).await;
+    assert_eq!(world.store().send_batch(vec![to("a"); 3]).await.unwrap().len(), 3);
+    let refused = world.store().send_batch(vec![to("a"); 4]).await.unwrap_err();
+    assert!(
+        matches!(&refused, StoreError::TooLarge { setting: "max_batch_messages", limit: 3, .. }),
+        "{refused:?}"
+    );
+    assert_eq!(world.queued().await, 3);
+    assert_eq!(world.store().send_batch(Vec::new()).await.unwrap(), []);
+}
+
+pub(crate) async fn a_batch_is_taken_in_its_order<H: Harness>(mut world: World<H>) {
+    let b = world.endpoint("b", json!({})).await;
+    let sent = world.store().send_batch(vec![to("a"), to("b"), to("a")]).await.unwrap();
+    let ids: Vec<MessageId> = sent.iter().map(|sent| sent.id).collect();
+    assert!(ids.is_sorted() && sent.iter().all(|sent| !sent.duplicate), "{sent:?}");
+    assert_eq!(world.claim_ids().await, [ids[0], ids[2]]);
+    assert_eq!(world.claim(b, 10).await[0].id, ids[1]);
+}
+
+pub(crate) async fn one_bad_message_refuses_its_whole_batch<H: Harness>(world: World<H>) {
+    world.endpoint("off", json!({})).await;
+    world.store().set_endpoint_enabled("off", false).await.unwrap();
+    let bad = [
+        NewMessage { priority: 11, ..to("a") },
+        to("nowhere"),
+        to("off"),
+        to("a").ordering_key("k".repeat(257)),
+        NewMessage { payload: vec![b'1'; 1_048_577].into(), ..to("a") },
+    ];
+    for message in bad {
+        let kind = format!("{:?}", (&message.endpoint, message.priority));
+        let batch = vec![to("a").ordering_key("k").idempotency_key("i"), to("a"), message];
+        world.store().send_batch(batch).await.expect_err(&kind);
+        assert_eq!(world.queued().await, 0, "{kind}");
+    }
+    let sent = world.store().send(to("a").idempotency_key("i")).await.unwrap();
+    assert!(!sent.duplicate, "no refused batch left its idempotency key behind");
+}
+
+pub(crate) async fn a_bad_message_option_is_named<H: Harness>(world: World<H>) {
+    for (options, expected) in
+        [(json!({"max_attempts": "many"}), "options.max_attempts"), (json!({"speed": 1}), "options.speed")]
+    {
+        let message = NewMessage { options: options.as_object().unwrap().clone(), ..to("a") };
+        let refused = world.store().send(message).await.unwrap_err();
+        assert!(matches!(&refused, StoreError::Invalid(invalid) if invalid.field == expected), "{refused:?}");
+    }
+    assert_eq!(world.queued().await, 0);
+}
+
+pub(crate) async fn a_disabled_endpoint_refuses_and_a_paused_one_accepts<H: Harness>(world: World<H>) {
+    let kept = world.send(to("a")).await;
+    world.store().set_endpoint_enabled("a", false).await.unwrap();
+    let refused = world.store().send(to("a")).await.unwrap_err();
+    assert!(matches!(&refused, StoreError::Disabled { endpoint } if endpoint == "a"), "{refused:?}");
+    assert_eq!(refused.sqlstate(), "55000");
+    assert_eq!(world.state(kept).await, State::Pending, "what is pending stays");
+    world.store().set_endpoint_enabled("a", true).await.unwrap();
+    world.store().set_endpoint_paused("a", true).await.unwrap();
+    world.send(to("a")).await;
+    world.store().pause("maintenance").await.unwrap();
+    world.send(to("a")).await;
+    assert_eq!(world.queued().await, 3);
+}
+
+pub(crate) async fn an_endpoint_that_is_gone_accepts_and_keeps<H: Harness>(mut world: World<H>) {
+    world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    let gone = postrider::verdict::Verdict::Dead {
+        reason: postrider::verdict::DeadReason::Gone,
+        disable_endpoint: true,
+    };
+    assert_ne!(gone, DEAD);
+    world.settle(ticket, gone).await;
+    let endpoint = world.store().endpoint("a").await.unwrap();
+    assert_eq!(endpoint.disabled, Some(postrider::endpoint::DisabledBy::Gone));
+    let kept = world.send(to("a")).await;
+    assert_eq!(world.claim_ids().await, [], "nothing goes to who is gone");
+    world.store().set_endpoint_enabled("a", true).await.unwrap();
+    assert_eq!(world.claim_ids().await, [kept]);
+}

@@ -1,0 +1,159 @@
+use postrider::store::{AttemptOutcome, Effect, End, NextDue, Settlement};
+use postrider::verdict::{Class, DeadReason, Verdict};
+use postrider::{NewMessage, Operate, State, Store};
+
+use crate::store::world::{DEAD, Harness, Ticket, World, to};
+
+pub(crate) async fn a_delivered_message_is_completed_and_archived<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a").ordering_key("k")).await;
+    let ticket = world.claim_one().await;
+    world.advance(2);
+    let settled = world.complete(ticket).await;
+    assert_eq!((settled.effect, settled.endpoint), (Effect::Applied(State::Completed), world.a));
+    let story = world.story(id).await;
+    assert_eq!((story.state, story.attempt_count), (State::Completed, 1));
+    assert_eq!(story.finished_at, Some(world.now()));
+    assert_eq!((story.payload, story.due_at, story.reason), (Some(to("a").payload), None, None));
+    assert_eq!((story.ordering_key.as_deref(), story.last_error), (Some("k"), None));
+    assert_eq!(world.queued().await, 0);
+    assert_eq!(world.claim_ids().await, []);
+}
+
+pub(crate) async fn a_retry_is_a_pending_message_that_is_due_later<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    assert_eq!(world.retry(ticket, 10).await.effect, Effect::Applied(State::Pending));
+    let story = world.story(id).await;
+    let due_at = world.in_seconds(10);
+    assert_eq!((story.state, story.due_at, story.attempt_count), (State::Pending, Some(due_at), 1));
+    assert_eq!(story.last_error.as_deref(), Some("[RETRYABLE] try 1 failed"));
+    assert_eq!(story.attempts.len(), 1);
+    let attempt = &story.attempts[0];
+    assert_eq!((attempt.number, attempt.node, attempt.outcome), (1, world.node, AttemptOutcome::Failed));
+    assert_eq!((attempt.class, attempt.status), (Some(Class::Retryable), Some(500)));
+    assert_eq!(world.next_due(world.a).await, NextDue::At(due_at));
+    world.live(9).await;
+    assert_eq!(world.claim_ids().await, []);
+    world.live(1).await;
+    assert_eq!(world.claim_one().await.attempt, 2);
+}
+
+pub(crate) async fn a_dead_message_is_a_dead_letter_with_everything<H: Harness>(mut world: World<H>) {
+    let message = NewMessage {
+        headers: [("x-tenant".to_owned(), "7".to_owned())].into(),
+        content_type: "text/plain".into(),
+        event_type: Some("order.paid".into()),
+        ..to("a").ordering_key("k")
+    };
+    let id = world.send(message.clone()).await;
+    let created_at = world.now();
+    let first = world.claim_one().await;
+    world.retry(first, 5).await;
+    world.live(5).await;
+    let second = world.claim_one().await;
+    assert_eq!(world.die(second).await.effect, Effect::Applied(State::Dead));
+
+    let letter = world.letter_of(id).await;
+    assert_eq!((letter.endpoint.as_str(), letter.reason.as_str()), ("a", "attempts_exhausted"));
+    assert_eq!(letter.status, postrider::store::DlqStatus::Failed);
+    assert_eq!((letter.died_at, letter.created_at, letter.attempt_count), (world.now(), created_at, 2));
+    assert_eq!((letter.payload, letter.headers), (Some(message.payload), message.headers));
+    assert_eq!((letter.content_type, letter.event_type), (message.content_type, message.event_type));
+    assert_eq!(letter.ordering_key, message.ordering_key);
+    let errors: Vec<_> = letter.errors.iter().map(|error| (error.attempt, error.error.as_str())).collect();
+    assert_eq!(errors, [(1, "[RETRYABLE] try 1 failed"), (2, "[RETRYABLE] try 2 failed")]);
+    assert_eq!(letter.errors[0].at, created_at);
+    assert_eq!(letter.last_error.as_deref(), Some("[RETRYABLE] try 2 failed"));
+    let story = world.story(id).await;
+    assert_eq!((story.state, story.dlq_id), (State::Dead, Some(letter.id)));
+    assert_eq!(world.queued().await, 0);
+    assert_eq!(world.store().status().await.unwrap().dead, 1);
+}
+
+pub(crate) async fn each_reason_of_death_is_recorded<H: Harness>(mut world: World<H>) {
+    for reason in [DeadReason::AttemptsExhausted, DeadReason::Permanent, DeadReason::Gone] {
+        let id = world.send(to("a")).await;
+        let ticket = world.claim_one().await;
+        world.settle(ticket, Verdict::Dead { reason, disable_endpoint: false }).await;
+        assert_eq!(world.letter_of(id).await.reason, reason.as_str());
+    }
+    assert!(world.store().endpoint("a").await.unwrap().disabled.is_none());
+}
+
+pub(crate) async fn a_failure_past_the_expiry_is_archived_as_expired<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    assert_eq!(world.settle(ticket, Verdict::Expire).await.effect, Effect::Applied(State::Expired));
+    let story = world.story(id).await;
+    assert_eq!((story.state, story.attempt_count, story.dlq_id), (State::Expired, 1, None));
+    assert_eq!(story.finished_at, Some(world.now()));
+    assert!(world.letters().await.is_empty());
+}
+
+pub(crate) async fn what_expired_before_it_started_has_no_attempt<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    let settled = world.end(ticket, End::ExpiredUnstarted).await;
+    assert_eq!(settled.effect, Effect::Applied(State::Expired));
+    let story = world.story(id).await;
+    assert_eq!((story.state, story.attempt_count, story.attempts.len()), (State::Expired, 0, 0));
+}
+
+pub(crate) async fn a_released_claim_consumes_no_attempt<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a")).await;
+    let first = world.claim_one().await;
+    assert_eq!(world.end(first, End::Released).await.effect, Effect::Applied(State::Pending));
+    let story = world.story(id).await;
+    assert_eq!((story.state, story.attempt_count, story.last_error), (State::Pending, 0, None));
+    let second = world.claim_one().await;
+    assert_eq!(second.attempt, 1);
+    assert_ne!(second.fence, first.fence);
+    world.retry(second, 0).await;
+    let third = world.claim_one().await;
+    world.end(third, End::Released).await;
+    assert_eq!(world.claim_one().await.attempt, 2);
+    assert_eq!(world.end(first, End::Released).await.effect, Effect::Fenced, "attempts do not come back");
+}
+
+pub(crate) async fn one_settlement_does_not_touch_its_neighbours<H: Harness>(mut world: World<H>) {
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        ids.push(world.send(to("a")).await);
+    }
+    let tickets = world.claim(world.a, 10).await;
+    world.end(tickets[1], End::Released).await;
+    let now = world.now();
+    let settlement = |ticket: Ticket, end| Settlement {
+        id: ticket.id,
+        endpoint: ticket.endpoint,
+        fence: ticket.fence,
+        end,
+    };
+    let attempted = |ticket: Ticket, verdict| settlement(ticket, ticket.attempted(now, verdict));
+    let settled = world
+        .store()
+        .settle(vec![
+            attempted(tickets[0], Verdict::Complete),
+            attempted(tickets[1], DEAD),
+            attempted(tickets[2], DEAD),
+            settlement(tickets[3], End::Released),
+            attempted(tickets[4], Verdict::Complete),
+        ])
+        .await
+        .unwrap();
+    let effects: Vec<_> = settled.iter().map(|settled| settled.effect).collect();
+    use Effect::{Applied, Fenced};
+    let expected = [
+        Applied(State::Completed),
+        Fenced,
+        Applied(State::Dead),
+        Applied(State::Pending),
+        Applied(State::Completed),
+    ];
+    assert_eq!(effects, expected);
+    assert_eq!(settled.iter().map(|settled| settled.id).collect::<Vec<_>>(), ids);
+    assert_eq!(
+        world.states(&ids).await,
+        [State::Completed, State::Pending, State::Dead, State::Pending, State::Completed]
+    );
+}

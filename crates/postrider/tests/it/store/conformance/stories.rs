@@ -1,0 +1,122 @@
+use std::time::Duration;
+
+use postrider::error::StoreError;
+use postrider::{MessageId, NewMessage, Operate, State, Store};
+use serde_json::json;
+
+use crate::store::world::{Harness, World, retry_at, to};
+
+pub(crate) async fn a_waiting_message_says_why<H: Harness>(mut world: World<H>) {
+    let scheduled = world.send(NewMessage { scheduled_at: Some(world.in_seconds(99)), ..to("a") }).await;
+    let reason = world.reason(scheduled).await;
+    assert!(reason.contains("scheduled"), "{reason}");
+    assert!(reason.contains(&world.in_seconds(99).to_string()), "{reason}");
+
+    let tried = world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    world.settle(ticket, retry_at(world.in_seconds(77))).await;
+    let reason = world.reason(tried).await;
+    assert!(reason.contains("next try"), "{reason}");
+    assert!(reason.contains(&world.in_seconds(77).to_string()), "{reason}");
+
+    let keyed = world.send_keyed("customer 7", 2).await;
+    let reason = world.reason(keyed[1]).await;
+    assert!(reason.contains("behind") && reason.contains("customer 7"), "{reason}");
+}
+
+pub(crate) async fn an_endpoint_that_cannot_deliver_is_the_reason<H: Harness>(world: World<H>) {
+    let id = world.send(to("a")).await;
+    world.store().set_endpoint_paused("a", true).await.unwrap();
+    assert!(world.reason(id).await.contains("paused"));
+    world.store().set_endpoint_paused("a", false).await.unwrap();
+    world.store().set_endpoint_enabled("a", false).await.unwrap();
+    assert!(world.reason(id).await.contains("disabled"));
+    world.store().set_endpoint_enabled("a", true).await.unwrap();
+    let endpoint = world.store().endpoint("a").await.unwrap();
+    let opened = endpoint.circuit.opened(world.now(), Duration::from_secs(30));
+    world.store().move_circuit(world.a, endpoint.circuit.epoch, opened).await.unwrap();
+    let reason = world.reason(id).await;
+    assert!(reason.contains("circuit"), "{reason}");
+    world.store().reset_circuit("a").await.unwrap();
+    world.store().pause("upgrade").await.unwrap();
+    let reason = world.reason(id).await;
+    assert!(reason.contains("paused") && reason.contains("upgrade"), "{reason}");
+}
+
+pub(crate) async fn a_held_key_is_the_reason<H: Harness>(mut world: World<H>) {
+    world.endpoint("hold", json!({"on_dead": "hold"})).await;
+    let letter = world.send_to_death(to("hold").ordering_key("customer 7")).await;
+    let id = world.send(to("hold").ordering_key("customer 7")).await;
+    let reason = world.reason(id).await;
+    assert!(reason.contains("customer 7"), "{reason}");
+    assert!(reason.contains(&letter.message.to_string()), "{reason}");
+}
+
+pub(crate) async fn only_a_pending_message_has_a_reason<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    assert_eq!(world.story(id).await.reason, None);
+    world.complete(ticket).await;
+    assert_eq!(world.story(id).await.reason, None);
+    let unknown = world.store().story(MessageId(i64::MAX)).await.unwrap_err();
+    assert!(matches!(unknown, StoreError::Unknown { what: "message", .. }), "{unknown:?}");
+}
+
+fn with_secret() -> NewMessage {
+    NewMessage {
+        headers: [("authorization".to_owned(), "secret".to_owned())].into(),
+        correlation_id: Some(uuid::Uuid::from_u128(9)),
+        ..to("a").ordering_key("k")
+    }
+}
+
+async fn is_erased<H: Harness>(world: &World<H>, id: MessageId, state: State) {
+    world.store().erase(id).await.unwrap_or_else(|error| panic!("{state}: {error}"));
+    let story = world.story(id).await;
+    assert_eq!((story.state, story.payload, story.headers.len()), (state, None, 0));
+    assert_eq!(
+        (story.ordering_key.as_deref(), story.correlation_id),
+        (Some("k"), with_secret().correlation_id)
+    );
+}
+
+pub(crate) async fn a_message_is_erased_wherever_it_is<H: Harness>(mut world: World<H>) {
+    let completed = world.send(with_secret()).await;
+    let ticket = world.claim_one().await;
+    let refused = world.store().erase(completed).await.unwrap_err();
+    assert!(matches!(refused, StoreError::Conflict(_)), "not while it is sent: {refused:?}");
+    world.complete(ticket).await;
+    is_erased(&world, completed, State::Completed).await;
+
+    let letter = world.send_to_death(with_secret()).await;
+    is_erased(&world, letter.message, State::Dead).await;
+    let letter = world.letter_of(letter.message).await;
+    assert_eq!((letter.payload, letter.headers.len()), (None, 0));
+
+    let pending = world.send(with_secret()).await;
+    is_erased(&world, pending, State::Cancelled).await;
+    assert_eq!(world.claim_ids().await, [], "nothing is left of it to deliver");
+    let unknown = world.store().erase(MessageId(i64::MAX)).await.unwrap_err();
+    assert!(matches!(unknown, StoreError::Unknown { .. }), "{unknown:?}");
+}
+
+pub(crate) async fn status_counts_each_endpoint<H: Harness>(mut world: World<H>) {
+    world.endpoint("b", json!({})).await;
+    world.send_to_death(to("a")).await;
+    let first = world.now();
+    world.send(to("a")).await;
+    world.send(to("b")).await;
+    world.live(5).await;
+    world.send(to("a")).await;
+    world.claim(world.a, 1).await;
+    let status = world.store().status().await.unwrap();
+    assert_eq!((status.pending, status.processing, status.dead), (2, 1, 1));
+    assert_eq!(status.oldest_pending, Some(first));
+    assert_eq!(status.store, *world.store().name());
+    let figures: Vec<_> = status
+        .endpoints
+        .iter()
+        .map(|of| (of.name.as_str(), of.pending, of.processing, of.dead, of.oldest_pending))
+        .collect();
+    assert_eq!(figures, [("a", 1, 1, 1, Some(world.now())), ("b", 1, 0, 0, Some(first))]);
+}

@@ -1,0 +1,175 @@
+//! Sending inside the application's own transaction on the SQLite file.
+
+use std::time::Duration;
+
+use postrider::error::StoreError;
+use postrider::rusqlite::{Connection, Transaction, TransactionBehavior};
+use postrider::store::sqlite::{SqliteOptions, send_batch_in, send_in};
+use postrider::store::{Arrival, NoDirectClaims};
+use postrider::{NewMessage, Operate, SqliteStore, State, Store};
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::world::{join, new_endpoint, to};
+
+/// A running store, and an application's own connection to the same file.
+struct Shop {
+    folder: TempDir,
+    store: SqliteStore,
+    app: Connection,
+}
+
+impl Shop {
+    async fn open() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shop.db");
+        let store = SqliteStore::open(SqliteOptions::node(&path)).unwrap();
+        store.create_endpoint(new_endpoint("a", json!({}))).await.unwrap();
+        let app = Connection::open(&path).unwrap();
+        app.execute_batch("CREATE TABLE orders (id INTEGER PRIMARY KEY, total INTEGER)").unwrap();
+        Self { folder, store, app }
+    }
+
+    fn begin(&mut self) -> Transaction<'_> {
+        self.app.transaction_with_behavior(TransactionBehavior::Immediate).unwrap()
+    }
+
+    fn orders(&self) -> i64 {
+        self.app.query_row("SELECT count(*) FROM orders", [], |row| row.get(0)).unwrap()
+    }
+
+    async fn queued(&self) -> u64 {
+        let status = self.store.status().await.unwrap();
+        status.pending + status.processing
+    }
+}
+
+fn order(transaction: &Transaction<'_>) {
+    transaction.execute("INSERT INTO orders (total) VALUES (4200)", []).unwrap();
+}
+
+#[tokio::test]
+async fn a_message_commits_with_the_data_it_belongs_to() {
+    let mut shop = Shop::open().await;
+    let transaction = shop.begin();
+    order(&transaction);
+    let sent = send_in(&transaction, &to("a").ordering_key("k")).unwrap();
+    transaction.commit().unwrap();
+    assert_eq!((shop.orders(), shop.queued().await), (1, 1));
+    let story = shop.store.story(sent.id).await.unwrap();
+    assert_eq!((story.state, story.ordering_key.as_deref()), (State::Pending, Some("k")));
+    assert_eq!(story.payload, Some(to("a").payload));
+}
+
+#[tokio::test]
+async fn a_rolled_back_message_never_existed() {
+    let mut shop = Shop::open().await;
+    let transaction = shop.begin();
+    order(&transaction);
+    let sent = send_in(&transaction, &to("a").ordering_key("k").idempotency_key("i")).unwrap();
+    transaction.rollback().unwrap();
+    assert_eq!((shop.orders(), shop.queued().await), (0, 0));
+    assert!(matches!(shop.store.story(sent.id).await, Err(StoreError::Unknown { .. })));
+    let again = shop.store.send(to("a").ordering_key("k").idempotency_key("i")).await.unwrap();
+    assert!(!again.duplicate, "its idempotency key was never taken");
+    let waiting = shop.store.waiting().await.unwrap();
+    assert_eq!(waiting.len(), 1, "nor does it stand before others of its ordering key");
+}
+
+#[tokio::test]
+async fn a_refused_batch_leaves_the_callers_transaction_as_it_was() {
+    let mut shop = Shop::open().await;
+    let transaction = shop.begin();
+    order(&transaction);
+    let kept = send_in(&transaction, &to("a").idempotency_key("kept")).unwrap();
+    let batch = [to("a").idempotency_key("lost"), to("a"), NewMessage { priority: 11, ..to("a") }];
+    let refused = send_batch_in(&transaction, &batch).unwrap_err();
+    assert!(matches!(&refused, StoreError::Invalid(invalid) if invalid.field == "priority"), "{refused:?}");
+    order(&transaction);
+    let sent = send_batch_in(&transaction, &batch[..2]).unwrap();
+    assert!(sent.iter().all(|sent| !sent.duplicate), "{sent:?}");
+    transaction.commit().unwrap();
+    assert_eq!((shop.orders(), shop.queued().await), (2, 3));
+    assert_eq!(shop.store.story(kept.id).await.unwrap().state, State::Pending);
+}
+
+#[tokio::test]
+async fn the_rules_are_those_of_every_other_way_in() {
+    let mut shop = Shop::open().await;
+    let held = shop.store.send(to("a").idempotency_key("i")).await.unwrap();
+    shop.store.configure(vec![("max_queue_size".into(), "2".into())]).await.unwrap();
+    let transaction = shop.begin();
+    let duplicate = send_in(&transaction, &to("a").idempotency_key("i")).unwrap();
+    assert_eq!((duplicate.id, duplicate.duplicate), (held.id, true));
+    let other = NewMessage::new("a", "2").idempotency_key("i");
+    let refused = |message: &NewMessage| send_in(&transaction, message).unwrap_err().sqlstate();
+    assert_eq!(refused(&other), "23505");
+    assert_eq!(refused(&to("nowhere")), "42704");
+    assert_eq!(refused(&to("a").ordering_key("k".repeat(257))), "54000");
+    assert_eq!(refused(&NewMessage { payload: vec![0; 1_048_577].into(), ..to("a") }), "54000");
+    send_in(&transaction, &to("a")).unwrap();
+    assert_eq!(refused(&to("a")), "53400");
+    transaction.commit().unwrap();
+    assert_eq!(shop.queued().await, 2);
+    assert_eq!(shop.store.send(to("a")).await.unwrap_err().sqlstate(), "53400", "both ways count together");
+}
+
+#[tokio::test]
+async fn a_running_node_notices_the_commit() {
+    let mut shop = Shop::open().await;
+    let (_, mut arrivals) = join(&shop.store, std::sync::Arc::new(NoDirectClaims)).await;
+    let a = shop.store.endpoint("a").await.unwrap().id;
+    while arrivals.try_recv().is_ok() {}
+    let transaction = shop.begin();
+    send_in(&transaction, &to("a")).unwrap();
+    transaction.commit().unwrap();
+    let told = async {
+        while !matches!(arrivals.recv().await, Some(Arrival::Pending(endpoint)) if endpoint == a) {}
+    };
+    tokio::time::timeout(Duration::from_secs(5), told).await.expect("the node is told without being asked");
+}
+
+#[tokio::test]
+async fn both_ways_in_share_the_order_of_a_key() {
+    let mut shop = Shop::open().await;
+    let mut ids = Vec::new();
+    for round in 0..4 {
+        if round % 2 == 0 {
+            ids.push(shop.store.send(to("a").ordering_key("k")).await.unwrap().id);
+        } else {
+            let transaction = shop.begin();
+            ids.push(send_in(&transaction, &to("a").ordering_key("k")).unwrap().id);
+            transaction.commit().unwrap();
+        }
+    }
+    assert!(ids.is_sorted_by(|left, right| left < right), "{ids:?}");
+    for _ in 0..ids.len() {
+        let id = ids.remove(0);
+        let head = shop.store.story(id).await.unwrap().reason.unwrap_or_default();
+        assert!(!head.contains("behind"), "{id}: {head}");
+        for behind in &ids {
+            let reason = shop.store.story(*behind).await.unwrap().reason.unwrap_or_default();
+            assert!(reason.contains("behind"), "{behind}: {reason}");
+        }
+        shop.store.cancel(id).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_file_has_one_node_and_any_number_of_tools() {
+    let shop = Shop::open().await;
+    let path = shop.folder.path().join("shop.db");
+    let second = SqliteStore::open(SqliteOptions::node(&path));
+    assert!(matches!(second, Err(StoreError::Unusable(_))), "a second owner is told so");
+    let tool = SqliteStore::open(SqliteOptions::tool(&path)).unwrap();
+    tool.send(to("a")).await.unwrap();
+    assert_eq!(shop.queued().await, 1);
+    let hello = postrider::store::Hello {
+        name: "tool".into(),
+        arrivals: tokio::sync::mpsc::unbounded_channel().0,
+        direct: std::sync::Arc::new(NoDirectClaims),
+    };
+    assert!(tool.join(hello).await.is_err(), "a tool does not dispatch");
+    drop(shop.store);
+    SqliteStore::open(SqliteOptions::node(&path)).expect("the next node takes over at once");
+}
