@@ -112,18 +112,18 @@ impl SqliteStore {
             .map_err(storage_error)?;
         let listeners = Arc::new(Listeners::default());
         let gauge = WalGauge::default();
-        let (jobs, receiver) = mpsc::channel();
+        let (commands, receiver) = mpsc::channel();
         let (stop, stopped) = mpsc::channel();
         let checkpointer =
             if options.own { Some(checkpoint::spawn(&options.path, gauge.clone(), stopped)?) } else { None };
         let writer = Writer {
             conn,
             clock: options.clock.clone(),
-            jobs: receiver,
+            commands: receiver,
             known: Known::default(),
             months: archive::Months::default(),
             listeners: listeners.clone(),
-            syncer: Syncer::spawn(&options.path, listeners.clone())?,
+            syncer: Syncer::spawn(&options.path, listeners.clone(), commands.clone())?,
             data_version: -1,
             newest_message,
             wal: gauge,
@@ -145,7 +145,7 @@ impl SqliteStore {
             listeners,
             readers: Arc::default(),
             threads: Threads {
-                writer: Some(WriterHandle::new(jobs)),
+                writer: Some(WriterHandle::new(commands)),
                 stop: Some(stop),
                 thread: Some(thread),
                 checkpointer,
@@ -211,7 +211,7 @@ struct Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        self.writer = None;
+        self.writer.take().inspect(WriterHandle::stop);
         self.stop = None;
         for thread in [self.checkpointer.take(), self.thread.take()].into_iter().flatten() {
             let _ = thread.join();
