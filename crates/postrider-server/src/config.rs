@@ -33,12 +33,12 @@ pub(crate) struct RawConfig {
 
     /// Bring an older store up to date instead of stopping with a message
     #[arg(long, env = "POSTRIDER_MIGRATE", hide_env_values = true, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", value_name = "BOOL", hide_possible_values = true)]
+          default_missing_value = "true", value_name = "BOOL", value_parser = clap::builder::BoolishValueParser::new(), hide_possible_values = true)]
     migrate: Option<bool>,
 
     /// Deliver to loopback, private and other internal addresses too
     #[arg(long, env = "POSTRIDER_ALLOW_INTERNAL", hide_env_values = true, num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", value_name = "BOOL", hide_possible_values = true)]
+          default_missing_value = "true", value_name = "BOOL", value_parser = clap::builder::BoolishValueParser::new(), hide_possible_values = true)]
     allow_internal: Option<bool>,
 
     /// Deliver to this internal network all the same; may be given several times

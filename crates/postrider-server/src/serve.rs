@@ -160,7 +160,7 @@ fn greet(store: &StoreUrl, created: bool, address: SocketAddr) {
 /// A mistyped variable would be ignored in silence. It is not refused, because others set variables
 /// with this prefix too (service discovery).
 fn warn_of_unknown_variables() {
-    const KNOWN: [&str; 13] = [
+    const KNOWN: [&str; 12] = [
         "POSTRIDER_STORE",
         "POSTRIDER_CONFIG",
         "POSTRIDER_LISTEN",
@@ -173,7 +173,6 @@ fn warn_of_unknown_variables() {
         "POSTRIDER_DRAIN_TIMEOUT",
         "POSTRIDER_LOG_FORMAT",
         "POSTRIDER_LOG",
-        "POSTRIDER_JSON",
     ];
     for (name, _) in std::env::vars_os() {
         let Some(name) = name.to_str() else { continue };

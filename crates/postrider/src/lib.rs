@@ -28,3 +28,8 @@ pub use store::{Operate, Store};
 
 /// The SQLite that the store is built with, so that callers can share a transaction with it.
 pub use rusqlite;
+
+/// The examples of the README are doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -20,3 +20,25 @@ pub(super) async fn readyz(State(api): State<Arc<Api>>) -> Result<Response<Body>
     Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "not-ready", "The engine makes no progress")
         .detail("the dispatcher has not turned, or the lease was not confirmed, within the last seconds"))
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::http::Request;
+    use postrider::SqliteStore;
+    use postrider::store::sqlite::SqliteOptions;
+    use tower_service::Service;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_engine_that_makes_no_progress_is_not_ready_but_alive() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let store = SqliteStore::open(SqliteOptions::tool(folder.path().join("a.db"))).expect("a store");
+        let mut router = crate::api::router(Api::new(Arc::new(store), || false));
+        for (path, status) in [("/readyz", 503), ("/livez", 200)] {
+            let request = Request::get(path).body(Body::empty()).expect("a request");
+            assert_eq!(router.call(request).await.expect("an answer").status(), status, "{path}");
+        }
+    }
+}

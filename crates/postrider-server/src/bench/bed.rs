@@ -24,7 +24,7 @@ pub(super) struct Bed {
 /// About 200 bytes, as the targets say.
 pub(super) fn payload(number: u32) -> String {
     let filler = "0123456789abcdef".repeat(9);
-    format!(r#"{{"number":{number:08},"kind":"bench","filler":"{filler}"}}"#)
+    format!(r#"{{"number":{number},"kind":"bench","filler":"{filler}"}}"#)
 }
 
 impl Bed {

@@ -53,7 +53,7 @@ fn rows(latencies: &[f64], commits: &[f64]) -> Vec<Row> {
 fn timed(number: u64) -> NewMessage {
     let sent_us = Timestamp::now().as_microsecond();
     let filler = "0123456789abcdef".repeat(9);
-    let payload = format!(r#"{{"number":{number:08},"sent_us":{sent_us},"filler":"{filler}"}}"#);
+    let payload = format!(r#"{{"number":{number},"sent_us":{sent_us},"filler":"{filler}"}}"#);
     NewMessage::new(HEALTHY, payload)
 }
 

@@ -24,6 +24,10 @@ Try `postrider demo` first: it needs nothing and cleans up after itself.
 Exit codes: 0 done, 1 failed, 2 asked for wrongly, 3 the store cannot be reached or used,
 4 refused (unknown, conflict, bad value, full). With --json, errors are JSON on stderr.";
 
+const BENCH_HELP: &str = "\
+Its own stores are made in a folder beside --store, by default the current folder, and removed
+afterwards: what is measured is that disk. The store itself is not touched.";
+
 /// Reliable delivery out of your database: commit a message with your data, Postrider gets it delivered.
 #[derive(Parser)]
 #[command(name = "postrider", version, after_help = AFTER_HELP, max_term_width = 100)]
@@ -57,6 +61,7 @@ enum Command {
     /// See it work: a temporary store, a receiver that misbehaves, and an account at the end
     Demo(demo::DemoArgs),
     /// Measure it on this machine, against yardsticks measured in the same run
+    #[command(after_help = BENCH_HELP)]
     Bench(bench::BenchArgs),
     /// Send one message
     Send(send::SendArgs),

@@ -70,6 +70,10 @@ impl Plan {
         messages[2].kind = Kind::Poison;
         Self { seed, keys, messages, orders_outage, alerts_outage }
     }
+
+    pub(super) fn outage(&self, endpoint: &str) -> Outage {
+        if endpoint == ORDERS { self.orders_outage } else { self.alerts_outage }
+    }
 }
 
 fn draw_one(number: u32, at: Duration, places: &mut [u32], outage: Outage, dice: &mut StdRng) -> Planned {

@@ -127,6 +127,7 @@ fn what_was_accepted_arrives_in_order_whenever_the_node_is_killed() {
     let seen = seen.lock().expect("the receiver is done");
     let lost: Vec<&u32> = accepted.iter().filter(|number| !seen.accepted.contains(number)).collect();
     assert!(lost.is_empty(), "{} of {} accepted messages were lost: {lost:?}", lost.len(), accepted.len());
+    println!("{} accepted, {} arrivals, {} kills", accepted.len(), seen.arrivals.len(), KILLS);
     check_ids_and_attempts(&seen);
     check_order(&seen);
 }

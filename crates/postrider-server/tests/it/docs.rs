@@ -90,16 +90,12 @@ fn examples(page: &str) -> Vec<Example> {
 fn matches(expected: &str, printed: &str) -> bool {
     let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let (expected, printed) = (squeeze(expected), squeeze(printed));
-    let mut rest = printed.as_str();
-    let mut parts = expected.split('…').map(str::trim);
-    let first = parts.next().unwrap_or_default();
-    let Some(after) = rest.strip_prefix(first) else { return false };
-    rest = after;
-    let mut ends_open = false;
-    for part in parts {
-        ends_open = part.is_empty();
-        let Some(at) = rest.find(part) else { return false };
-        rest = &rest[at + part.len()..];
-    }
-    ends_open || rest.trim().is_empty()
+    let mut parts: Vec<&str> = expected.split('…').map(str::trim).collect();
+    let last = parts.pop().unwrap_or_default();
+    let Some((first, middle)) = parts.split_first() else {
+        return printed == last;
+    };
+    let Some(rest) = printed.strip_prefix(first) else { return false };
+    let rest = middle.iter().try_fold(rest, |rest, part| rest.find(part).map(|at| &rest[at + part.len()..]));
+    rest.is_some_and(|rest| rest.ends_with(last))
 }

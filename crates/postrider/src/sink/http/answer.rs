@@ -1,10 +1,10 @@
 //! Answers: the status decides, the body is read under a cap, the connection goes back if it can.
 
 use std::error::Error as _;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
+use futures_util::FutureExt as _;
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
@@ -12,8 +12,7 @@ use hyper::body::{Body as _, Incoming};
 use jiff::Timestamp;
 use tokio::time::{Instant, timeout_at};
 
-use super::connector::{Http1, Http2Connection};
-use super::pool::IdleConnections;
+use super::connection::{Connection, Http1};
 use crate::sink::{Delivery, net};
 use crate::verdict::{Class, Failure, RETRY_AFTER_MAX, Receipt};
 
@@ -26,68 +25,66 @@ const RESERVE: Duration = Duration::from_millis(100);
 
 pub(super) struct Answer {
     pub(super) response: http::Response<Incoming>,
-    pub(super) way: Way,
-}
-
-/// What the answer came on, alive until it is read.
-pub(super) enum Way {
-    Http1 { connection: Http1, idle: Arc<IdleConnections> },
-    Http2 { _connection: Http2Connection },
+    /// What it came on, if that is still open; must live until the body is read.
+    pub(super) connection: Option<Connection>,
+    /// False where a redirect led to another origin: the connection must not be taken for one to ours.
+    pub(super) keep_connection: bool,
 }
 
 impl Answer {
-    pub(super) async fn judge(self, delivery: &Delivery, deadline: Instant) -> Result<Receipt, Failure> {
+    /// What the answer means, and the connection if another request can use it.
+    pub(super) async fn judge(
+        mut self,
+        delivery: &Delivery,
+        deadline: Instant,
+    ) -> (Result<Receipt, Failure>, Option<Http1>) {
         let status = self.response.status();
         let capture = delivery.capture;
         let wanted = if status.is_success() { capture.on_success } else { capture.on_failure };
-        let retry_after = retry_after(status, self.response.headers(), delivery.now);
         let until = deadline.checked_sub(RESERVE).unwrap_or(deadline);
-        let body = match wanted {
-            true => Some(self.read(capture.bytes_max, until).await),
-            false => {
-                self.discard(until).await;
-                None
-            }
+        let mut body = wanted.then(BytesMut::new);
+        let whole = match &mut body {
+            Some(kept) => self.read(kept, capture.bytes_max, until).await,
+            None => self.discard(until).await,
         };
-        match class(status) {
+        let body = body.map(BytesMut::freeze);
+        let result = match class(status) {
             None => Ok(Receipt { status: Some(status.as_u16()), body }),
             Some(class) => Err(Failure {
                 class,
                 error: format!("answered {}", named(status)),
                 status: Some(status.as_u16()),
-                retry_after,
+                retry_after: retry_after(status, self.response.headers(), delivery.now),
                 body,
             }),
+        };
+        match self.connection {
+            Some(Connection::Http1(connection)) if whole && self.keep_connection => {
+                (result, Some(connection))
+            }
+            Some(Connection::Http1(_) | Connection::Http2(_)) | None => (result, None),
         }
     }
 
-    /// Reads the body away so that the connection can be used again.
-    pub(super) async fn discard(self, until: Instant) {
+    async fn discard(&mut self, until: Instant) -> bool {
         if self.response.body().is_end_stream() {
-            return self.give_back();
+            return true;
         }
-        self.read(0, until.min(Instant::now() + DISCARD_TIME_MAX)).await;
+        self.read(&mut BytesMut::new(), 0, until.min(Instant::now() + DISCARD_TIME_MAX)).await
     }
 
-    /// The first bytes of the body, as far as they come in time.
-    async fn read(mut self, bytes_max: usize, until: Instant) -> Bytes {
-        let mut kept = BytesMut::new();
-        let whole = timeout_at(until, read_all(self.response.body_mut(), &mut kept, bytes_max)).await;
-        if whole.unwrap_or(false) {
-            self.give_back();
+    /// Keeps the first bytes of the body, as far as they come in time; true when it was read to its end.
+    async fn read(&mut self, kept: &mut BytesMut, bytes_max: usize, until: Instant) -> bool {
+        // Most bodies arrive with the status, and then need no timer.
+        if let Some(whole) = read_all(self.response.body_mut(), kept, bytes_max).now_or_never() {
+            return whole;
         }
-        kept.freeze()
-    }
-
-    fn give_back(self) {
-        match self.way {
-            Way::Http1 { connection, idle } => idle.put(connection),
-            Way::Http2 { .. } => {}
-        }
+        let reading = read_all(self.response.body_mut(), kept, bytes_max);
+        Box::pin(timeout_at(until, reading)).await.unwrap_or(false)
     }
 }
 
-/// True when the end was reached; false leaves the connection unusable.
+/// True when the end was reached. May be dropped and begun again at any point.
 async fn read_all(body: &mut Incoming, kept: &mut BytesMut, bytes_max: usize) -> bool {
     let mut seen = 0;
     while let Some(frame) = body.frame().await {

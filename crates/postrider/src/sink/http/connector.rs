@@ -13,8 +13,9 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use url::Host;
 
+use super::connection::{Connection, Http1, Http2};
 use super::origin::Origin;
-use super::{Body, tls};
+use super::tls;
 use crate::protocol::seconds;
 use crate::sink::net::{self, Gate};
 use crate::verdict::Failure;
@@ -31,45 +32,18 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct Connector {
     gate: Gate,
     connect_timeout: Duration,
-    http2: Http2,
+    http2: Version2,
     ca: Option<String>,
     tls: OnceLock<Arc<ClientConfig>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Http2 {
+enum Version2 {
     /// On TLS, when the receiver offers it.
     Negotiated,
     /// On plain connections too, without asking.
     PriorKnowledge,
     Never,
-}
-
-/// A connection that requests can be sent on. Dropping it closes it.
-pub(super) enum Connection {
-    Http1(Http1),
-    Http2(Http2Connection),
-}
-
-pub(super) struct Http1 {
-    pub(super) sender: http1::SendRequest<Body>,
-    _driver: Driver,
-}
-
-/// Shared by all requests to an origin.
-#[derive(Clone)]
-pub(super) struct Http2Connection {
-    pub(super) sender: http2::SendRequest<Body>,
-    _driver: Arc<Driver>,
-}
-
-/// The task that moves a connection's bytes; it ends with its owner, whatever the receiver does.
-struct Driver(tokio::task::AbortHandle);
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 impl Connector {
@@ -78,9 +52,9 @@ impl Connector {
             gate,
             connect_timeout: seconds(config, "connect_timeout").unwrap_or(CONNECT_TIMEOUT_DEFAULT),
             http2: match config.get("http2").and_then(Value::as_bool) {
-                None => Http2::Negotiated,
-                Some(true) => Http2::PriorKnowledge,
-                Some(false) => Http2::Never,
+                None => Version2::Negotiated,
+                Some(true) => Version2::PriorKnowledge,
+                Some(false) => Version2::Never,
             },
             ca: config.get("tls").and_then(|tls| tls.get("ca")).and_then(Value::as_str).map(str::to_owned),
             tls: OnceLock::new(),
@@ -91,16 +65,16 @@ impl Connector {
         if let Some(config) = self.tls.get() {
             return Ok(config);
         }
-        let config = tls::client_config(self.ca.as_deref(), self.http2 != Http2::Never)?;
+        let config = tls::client_config(self.ca.as_deref(), self.http2 != Version2::Never)?;
         Ok(self.tls.get_or_init(|| config))
     }
 
     /// May requests to this origin share one connection? Known for sure only once it is open.
     pub(super) fn may_share(&self, origin: &Origin) -> bool {
         match self.http2 {
-            Http2::Negotiated => origin.tls,
-            Http2::PriorKnowledge => true,
-            Http2::Never => false,
+            Version2::Negotiated => origin.tls,
+            Version2::PriorKnowledge => true,
+            Version2::Never => false,
         }
     }
 
@@ -115,8 +89,8 @@ impl Connector {
         let _ = stream.set_nodelay(true);
         if !origin.tls {
             return match self.http2 {
-                Http2::PriorKnowledge => speak_http2(stream).await,
-                Http2::Negotiated | Http2::Never => speak_http1(stream).await,
+                Version2::PriorKnowledge => speak_http2(stream).await,
+                Version2::Negotiated | Version2::Never => speak_http1(stream).await,
             };
         }
         let stream = self.encrypt(stream, &origin.host).await?;
@@ -157,8 +131,7 @@ async fn speak_http1(
         .handshake(TokioIo::new(stream))
         .await
         .map_err(|error| Failure::retryable(format!("cannot speak HTTP/1.1: {error}")))?;
-    let driver = Driver(tokio::spawn(connection).abort_handle());
-    Ok(Connection::Http1(Http1 { sender, _driver: driver }))
+    Ok(Connection::Http1(Http1::new(sender, connection)))
 }
 
 async fn speak_http2(
@@ -172,6 +145,5 @@ async fn speak_http2(
         .handshake(TokioIo::new(stream))
         .await
         .map_err(|error| Failure::retryable(format!("cannot speak HTTP/2: {error}")))?;
-    let driver = Driver(tokio::spawn(connection).abort_handle());
-    Ok(Connection::Http2(Http2Connection { sender, _driver: Arc::new(driver) }))
+    Ok(Connection::Http2(Http2::new(sender, connection)))
 }

@@ -25,6 +25,7 @@ mod encoding;
 mod cloudevents;
 mod pool;
 mod connector;
+mod connection;
 mod tls;
 mod answer;
 mod redirect;
@@ -70,8 +71,12 @@ impl Sink for HttpSink {
         let request = self.template.fill(delivery)?;
         let answer = match self.redirects.are_followed() {
             false => self.pool.send(request).await?,
-            true => self.redirects.send(&self.pool, request).await?,
+            true => Box::pin(self.redirects.send(&self.pool, request)).await?,
         };
-        answer.judge(delivery, deadline).await
+        let (result, connection) = answer.judge(delivery, deadline).await;
+        if let Some(connection) = connection {
+            self.pool.put(connection);
+        }
+        result
     }
 }

@@ -2,7 +2,7 @@
 
 use http::HeaderValue;
 use http::header::HOST;
-use http::uri::PathAndQuery;
+use http::uri::{Authority, PathAndQuery};
 use serde_json::{Map, Value};
 use url::{Host, Position, Url};
 
@@ -100,18 +100,14 @@ pub(super) fn target_of(url: &Url) -> &str {
 }
 
 /// HTTP/2 has no `host` header: what it says goes into the URL.
-pub(super) fn as_http2(mut request: Request, origin: &Origin) -> Result<Request, Failure> {
-    let host = request.headers_mut().remove(HOST);
-    let path = request.uri().path_and_query().cloned();
-    let authority = host.as_ref().map(HeaderValue::as_bytes).unwrap_or_default();
-    let uri = http::Uri::builder()
-        .scheme(origin.scheme())
-        .authority(authority)
-        .path_and_query(path.unwrap_or_else(|| PathAndQuery::from_static("/")))
-        .build()
-        .map_err(|_| Failure::permanent("the host cannot be sent with HTTP/2"))?;
-    *request.uri_mut() = uri;
-    Ok(request)
+pub(super) fn as_http2(mut request: Request, origin: &Origin) -> Request {
+    let host = request.headers_mut().remove(HOST).or_else(|| origin.authority().ok());
+    let mut parts = std::mem::take(request.uri_mut()).into_parts();
+    parts.scheme = Some(origin.scheme());
+    parts.authority = host.and_then(|host| Authority::try_from(host.as_bytes()).ok());
+    // Without an authority there is no such URL, and hyper refuses the request.
+    *request.uri_mut() = http::Uri::from_parts(parts).unwrap_or_default();
+    request
 }
 
 /// Undoes [`as_http2`], for a request that was not sent after all.

@@ -4,13 +4,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hyper::client::conn::TrySendError;
+use futures_util::FutureExt as _;
+use futures_util::future::{Either, ready};
 use tokio::time::{Instant, timeout};
 
 use super::Request;
-use super::answer::{Answer, Way, lost};
-use super::connector::{Connection, Connector, Http1, Http2Connection};
-use super::origin::{Origin, as_http1, as_http2};
+use super::answer::Answer;
+use super::connection::{Connection, Http1, Http2, Sent};
+use super::connector::Connector;
+use super::origin::Origin;
 use crate::verdict::Failure;
 
 /// Shorter than the keep-alive of common servers, so that they seldom close what is about to be used.
@@ -22,29 +24,32 @@ const READY_TIME_MAX: Duration = Duration::from_millis(100);
 pub(super) struct Pool {
     origin: Origin,
     connector: Arc<Connector>,
-    idle: Arc<IdleConnections>,
+    idle: IdleConnections,
     /// None where HTTP/2 is out of the question.
     shared: Option<Shared>,
 }
 
 #[derive(Default)]
 struct Shared {
-    open: tokio::sync::Mutex<Option<Http2Connection>>,
+    open: Mutex<Option<Http2>>,
+    /// Held while connecting, so that many waiting requests make one connection.
+    opening: tokio::sync::Mutex<()>,
     /// The receiver was asked and speaks HTTP/1 only.
     declined: AtomicBool,
 }
 
-/// What became of one try.
-enum Tried {
-    Answered(Answer),
-    /// Not a byte of it was written.
-    NotSent(Request),
+/// An open connection, if there is one.
+enum Reused {
+    Ready(Connection),
+    /// Not yet done with its last request, or closed.
+    Busy(Http1),
+    None,
 }
 
 impl Pool {
     pub(super) fn new(origin: Origin, connector: Arc<Connector>, idle_max: usize) -> Self {
         let shared = connector.may_share(&origin).then(Shared::default);
-        Self { origin, connector, idle: Arc::new(IdleConnections::new(idle_max)), shared }
+        Self { origin, connector, idle: IdleConnections::new(idle_max), shared }
     }
 
     pub(super) fn origin(&self) -> &Origin {
@@ -53,53 +58,81 @@ impl Pool {
 
     /// Sends a request in the form of HTTP/1. When an open connection turns out to be closed before
     /// anything was written, the request goes out on a new one; nothing is written twice.
-    pub(super) async fn send(&self, mut request: Request) -> Result<Answer, Failure> {
-        if let Some(connection) = self.reused().await {
-            match self.send_on(connection, request).await? {
-                Tried::Answered(answer) => return Ok(answer),
-                Tried::NotSent(unsent) => request = as_http1(unsent),
-            }
-        }
-        let connection = match timeout(self.connector.connect_timeout(), self.open()).await {
-            Ok(connection) => connection?,
-            Err(_) => return Err(self.timed_out()),
+    ///
+    /// Written without `async` so that a delivery is small: the request moves straight into the
+    /// connection, and what is rare goes on the heap.
+    pub(super) fn send(&self, request: Request) -> impl Future<Output = Result<Answer, Failure>> {
+        let connection = match self.reused() {
+            Reused::Ready(connection) => connection,
+            Reused::Busy(busy) => return Either::Left(self.send_once_ready(busy, request).boxed()),
+            Reused::None => return Either::Left(self.send_anew(request).boxed()),
         };
-        match self.send_on(connection, request).await? {
-            Tried::Answered(answer) => Ok(answer),
-            Tried::NotSent(_) => {
+        let sent = connection.send(request, &self.origin);
+        Either::Right(sent.then(|sent| match sent {
+            Sent::Returned(request) => Either::Left(self.send_anew(request).boxed()),
+            sent => Either::Right(ready(self.answer(sent))),
+        }))
+    }
+
+    /// Takes back a connection whose last answer was read to its end.
+    pub(super) fn put(&self, connection: Http1) {
+        self.idle.put(connection);
+    }
+
+    fn answer(&self, sent: Sent) -> Result<Answer, Failure> {
+        match sent {
+            Sent::Answered(response, connection) => {
+                Ok(Answer { response, connection, keep_connection: self.idle.count_max > 0 })
+            }
+            Sent::Returned(_) => {
                 Err(Failure::retryable("the connection was closed before the request was sent"))
             }
+            Sent::Lost(failure) => Err(failure),
         }
     }
 
-    /// An open connection, if there is one.
-    async fn reused(&self) -> Option<Connection> {
-        match self.sharing() {
-            Some(shared) => {
-                // Whoever opens the connection holds the lock: wait for it in `open`, under its timeout.
-                let open = shared.open.try_lock().ok()?;
-                open.as_ref().filter(|open| !open.sender.is_closed()).cloned().map(Connection::Http2)
+    async fn send_once_ready(&self, mut busy: Http1, request: Request) -> Result<Answer, Failure> {
+        while !timeout(READY_TIME_MAX, busy.ready()).await.unwrap_or(false) {
+            match self.idle.take() {
+                Some(next) => busy = next,
+                None => return self.send_anew(request).await,
             }
-            None => self.idle.take().await.map(Connection::Http1),
+        }
+        match Connection::Http1(busy).send(request, &self.origin).await {
+            Sent::Returned(request) => self.send_anew(request).await,
+            sent => self.answer(sent),
+        }
+    }
+
+    async fn send_anew(&self, request: Request) -> Result<Answer, Failure> {
+        let opened = timeout(self.connector.connect_timeout(), self.open()).await;
+        let connection = opened.unwrap_or_else(|_| Err(self.timed_out()))?;
+        self.answer(connection.send(request, &self.origin).await)
+    }
+
+    fn reused(&self) -> Reused {
+        if let Some(shared) = self.sharing() {
+            return shared.open().map_or(Reused::None, Reused::Ready);
+        }
+        match self.idle.take() {
+            Some(connection) if connection.is_ready() => Reused::Ready(Connection::Http1(connection)),
+            Some(connection) => Reused::Busy(connection),
+            None => Reused::None,
         }
     }
 
     async fn open(&self) -> Result<Connection, Failure> {
-        let Some(shared) = &self.shared else {
+        let Some(shared) = self.sharing() else {
             return self.connector.open(&self.origin).await;
         };
-        if shared.declined.load(Ordering::Relaxed) {
-            return self.connector.open(&self.origin).await;
-        }
-        // Held while connecting, so that many waiting requests make one connection.
-        let mut open = shared.open.lock().await;
-        if let Some(open) = open.as_ref().filter(|open| !open.sender.is_closed()) {
-            return Ok(Connection::Http2(open.clone()));
+        let _opening = shared.opening.lock().await;
+        if let Some(open) = shared.open() {
+            return Ok(open);
         }
         let connection = self.connector.open(&self.origin).await?;
         match &connection {
             Connection::Http1(_) => shared.declined.store(true, Ordering::Relaxed),
-            Connection::Http2(fresh) => *open = Some(fresh.clone()),
+            Connection::Http2(fresh) => *lock(&shared.open) = Some(fresh.clone()),
         }
         Ok(connection)
     }
@@ -108,42 +141,20 @@ impl Pool {
         self.shared.as_ref().filter(|shared| !shared.declined.load(Ordering::Relaxed))
     }
 
-    async fn send_on(&self, connection: Connection, request: Request) -> Result<Tried, Failure> {
-        match connection {
-            Connection::Http1(mut connection) => match connection.sender.try_send_request(request).await {
-                Ok(response) => Ok(Tried::Answered(Answer {
-                    response,
-                    way: Way::Http1 { connection, idle: Arc::clone(&self.idle) },
-                })),
-                Err(error) => not_sent(error),
-            },
-            Connection::Http2(mut connection) => {
-                let request = as_http2(request, &self.origin)?;
-                match connection.sender.try_send_request(request).await {
-                    Ok(response) => {
-                        Ok(Tried::Answered(Answer { response, way: Way::Http2 { _connection: connection } }))
-                    }
-                    Err(error) => not_sent(error),
-                }
-            }
-        }
-    }
-
     fn timed_out(&self) -> Failure {
         let seconds = self.connector.connect_timeout().as_secs_f64();
         Failure::retryable(format!("timed out connecting after {seconds} s"))
     }
 }
 
-fn not_sent(mut error: TrySendError<Request>) -> Result<Tried, Failure> {
-    match error.take_message() {
-        Some(request) => Ok(Tried::NotSent(request)),
-        None => Err(lost(&error.into_error())),
+impl Shared {
+    fn open(&self) -> Option<Connection> {
+        lock(&self.open).as_ref().filter(|open| open.is_open()).cloned().map(Connection::Http2)
     }
 }
 
 /// Last in, first out: the youngest is the least likely to have been closed meanwhile.
-pub(super) struct IdleConnections {
+struct IdleConnections {
     list: Mutex<Vec<Idle>>,
     count_max: usize,
 }
@@ -158,32 +169,25 @@ impl IdleConnections {
         Self { list: Mutex::new(Vec::new()), count_max }
     }
 
-    async fn take(&self) -> Option<Http1> {
-        loop {
-            let Idle { mut connection, since } = self.lock().pop()?;
-            if since.elapsed() > IDLE_TIME_MAX {
-                // Those below it are older still. They are closed after the lock is given back.
-                drop(std::mem::take(&mut *self.lock()));
-                return None;
-            }
-            if connection.sender.is_ready() {
-                return Some(connection);
-            }
-            if let Ok(Ok(())) = timeout(READY_TIME_MAX, connection.sender.ready()).await {
-                return Some(connection);
-            }
+    fn take(&self) -> Option<Http1> {
+        let Idle { connection, since } = lock(&self.list).pop()?;
+        if since.elapsed() <= IDLE_TIME_MAX {
+            return Some(connection);
         }
+        // Those below it are older still. They are closed after the lock is given back.
+        let old = std::mem::take(&mut *lock(&self.list));
+        drop(old);
+        None
     }
 
-    /// Only for a connection whose last answer was read to its end.
-    pub(super) fn put(&self, connection: Http1) {
-        let mut list = self.lock();
-        if list.len() < self.count_max && !connection.sender.is_closed() {
+    fn put(&self, connection: Http1) {
+        let mut list = lock(&self.list);
+        if list.len() < self.count_max {
             list.push(Idle { connection, since: Instant::now() });
         }
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Idle>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

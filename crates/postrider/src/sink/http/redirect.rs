@@ -8,7 +8,6 @@ use std::sync::Arc;
 use http::header::{HOST, LOCATION};
 use http::{Method, StatusCode};
 use serde_json::{Map, Value};
-use tokio::time::Instant;
 use url::Url;
 
 use super::Request;
@@ -47,9 +46,7 @@ impl Redirects {
             let from = Origin::of(&here);
             let to = checked(from.as_ref(), &next, &answer)?;
             readdress(&mut request, from.as_ref() == Some(&to), &to, &next)?;
-            answer.discard(Instant::now()).await;
-            let hop = Pool::new(to, Arc::clone(&self.connector), 0);
-            answer = hop.send(request.clone()).await?;
+            answer = Pool::new(to, Arc::clone(&self.connector), 0).send(request.clone()).await?;
             here = next;
         }
         match next_hop(&here, request.method(), &answer)? {

@@ -1,8 +1,11 @@
 //! Requests. All that does not change from message to message is made once, when the sink connects.
 
+use std::fmt::Write as _;
+
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, USER_AGENT};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method, Uri};
+use jiff::Timestamp;
 use serde_json::Value;
 
 use super::cloudevents::Mode;
@@ -32,7 +35,7 @@ pub(super) struct Template {
     method: Method,
     uri: Uri,
     target: Target,
-    /// Host, agent, the endpoint's own headers and its credentials.
+    /// Host, agent, the endpoint's own headers and its credentials; what a message fills in is empty.
     headers: HeaderMap,
     endpoint_sets_content_type: bool,
     signing_keys: Vec<SigningKey>,
@@ -46,15 +49,24 @@ impl Template {
         target: Target,
         secrets: &Secrets,
     ) -> Result<Self, Failure> {
-        let headers = endpoint_headers(endpoint, origin, secrets)?;
+        let mut headers = endpoint_headers(endpoint, origin, secrets)?;
+        let endpoint_sets_content_type = headers.contains_key(CONTENT_TYPE);
+        let signing_keys = signing_keys(endpoint, secrets)?;
+        // Room for what every message has, so that no copy of the map has to grow.
+        for name in [CONTENT_TYPE, CONTENT_LENGTH, WEBHOOK_ID, WEBHOOK_TIMESTAMP, ATTEMPT, CREATED_AT] {
+            headers.entry(name).or_insert(HeaderValue::from_static(""));
+        }
+        if !signing_keys.is_empty() {
+            headers.insert(WEBHOOK_SIGNATURE, HeaderValue::from_static(""));
+        }
         let text = |key: &str| endpoint.config.get(key).and_then(Value::as_str);
         Ok(Self {
             method: text("method").map_or(Ok(Method::POST), method)?,
             uri: target.uri()?,
             target,
-            endpoint_sets_content_type: headers.contains_key(CONTENT_TYPE),
+            endpoint_sets_content_type,
             headers,
-            signing_keys: signing_keys(endpoint, secrets)?,
+            signing_keys,
             cloudevents: text("cloudevents").map(|mode| Mode::new(mode, &endpoint.name)),
         })
     }
@@ -85,6 +97,7 @@ impl Template {
             headers.insert(WEBHOOK_SIGNATURE, owned(signature));
         }
         headers.insert(WEBHOOK_ID, sent_as_is(id)?);
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
 
         let mut request = Request::new(Body::new(body));
         *request.method_mut() = self.method_of(message)?;
@@ -109,8 +122,7 @@ impl Template {
 }
 
 fn endpoint_headers(endpoint: &Endpoint, origin: &Origin, secrets: &Secrets) -> Result<HeaderMap, Failure> {
-    // Room for what every message adds, so that a copy of the map never grows.
-    let mut headers = HeaderMap::with_capacity(24);
+    let mut headers = HeaderMap::new();
     headers.insert(HOST, origin.authority()?);
     headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
     let own = endpoint.config.get("headers").and_then(Value::as_object);
@@ -152,7 +164,7 @@ fn signing_keys(endpoint: &Endpoint, secrets: &Secrets) -> Result<Vec<SigningKey
 fn about(delivery: &Delivery, headers: &mut HeaderMap) {
     let message = &*delivery.message;
     headers.insert(ATTEMPT, HeaderValue::from(delivery.attempt));
-    headers.insert(CREATED_AT, owned(message.created_at.to_string()));
+    headers.insert(CREATED_AT, timestamp(message.created_at));
     if let Some(id) = message.correlation_id {
         headers.insert(CORRELATION_ID, owned(id.to_string()));
     }
@@ -162,6 +174,13 @@ fn about(delivery: &Delivery, headers: &mut HeaderMap) {
     if let Some(event_type) = &message.event_type {
         headers.insert(EVENT_TYPE, header_value(event_type));
     }
+}
+
+fn timestamp(at: Timestamp) -> HeaderValue {
+    // As long as the stores' microseconds make it.
+    let mut text = String::with_capacity("2026-01-01T00:00:00.000000Z".len());
+    write!(text, "{at}").expect("a string can always be written to");
+    owned(text)
 }
 
 fn content_type(message: &Message) -> Result<HeaderValue, Failure> {

@@ -1,6 +1,7 @@
 //! The archive: finished messages in one table per month of creation.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use jiff::tz::Offset;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -77,13 +78,15 @@ impl Months {
     }
 
     fn statements(&mut self, conn: &Connection, month: Month) -> Result<&Statements> {
-        if !self.made.contains_key(&month) {
-            let table = month.table();
-            conn.execute_batch(&include_str!("sql/archive_month.sql").replace("{table}", &table))
-                .map_err(storage_error)?;
-            self.made.insert(month, Statements::into_table(&table));
+        match self.made.entry(month) {
+            Entry::Occupied(made) => Ok(made.into_mut()),
+            Entry::Vacant(place) => {
+                let table = month.table();
+                conn.execute_batch(&include_str!("sql/archive_month.sql").replace("{table}", &table))
+                    .map_err(storage_error)?;
+                Ok(place.insert(Statements::into_table(&table)))
+            }
         }
-        Ok(&self.made[&month])
     }
 }
 

@@ -79,7 +79,7 @@ fn why_not_yet(
     }
     if place == Place::Blocked {
         let key = story.ordering_key.as_deref().unwrap_or_default();
-        return Ok(behind_key(conn, scope.unwrap_or(GLOBAL_SCOPE), key, story.id)?);
+        return behind_key(conn, scope.unwrap_or(GLOBAL_SCOPE), key, story.id);
     }
     if due_at > now && story.attempt_count == 0 {
         return Ok(format!("scheduled: next try at {due_at}"));

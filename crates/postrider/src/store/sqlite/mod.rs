@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
+use rusqlite::config::DbConfig;
 
 use self::checkpoint::WalGauge;
 use self::known::Known;
@@ -53,7 +54,8 @@ pub use outbox::{send_batch_in, send_in};
 /// How long a transaction of another process may keep the writer waiting.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const STATEMENTS_CACHED: usize = 256;
-const WRITER_CACHE_KIB: i64 = 32 * 1024;
+/// The ends of the queue and the inner pages of its trees; the rest is in the page cache of the system.
+const WRITER_CACHE_KIB: i64 = 16 * 1024;
 const READERS_MAX: usize = 4;
 
 /// How to open a store file.
@@ -110,18 +112,18 @@ impl SqliteStore {
             .map_err(storage_error)?;
         let listeners = Arc::new(Listeners::default());
         let gauge = WalGauge::default();
-        let (jobs, receiver) = mpsc::channel();
+        let (commands, receiver) = mpsc::channel();
         let (stop, stopped) = mpsc::channel();
         let checkpointer =
             if options.own { Some(checkpoint::spawn(&options.path, gauge.clone(), stopped)?) } else { None };
         let writer = Writer {
             conn,
             clock: options.clock.clone(),
-            jobs: receiver,
+            commands: receiver,
             known: Known::default(),
             months: archive::Months::default(),
             listeners: listeners.clone(),
-            syncer: Syncer::spawn(&options.path, listeners.clone())?,
+            syncer: Syncer::spawn(&options.path, listeners.clone(), commands.clone())?,
             data_version: -1,
             newest_message,
             wal: gauge,
@@ -143,7 +145,7 @@ impl SqliteStore {
             listeners,
             readers: Arc::default(),
             threads: Threads {
-                writer: Some(WriterHandle::new(jobs)),
+                writer: Some(WriterHandle::new(commands)),
                 stop: Some(stop),
                 thread: Some(thread),
                 checkpointer,
@@ -209,7 +211,7 @@ struct Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        self.writer = None;
+        self.writer.take().inspect(WriterHandle::stop);
         self.stop = None;
         for thread in [self.checkpointer.take(), self.thread.take()].into_iter().flatten() {
             let _ = thread.join();
@@ -422,6 +424,8 @@ fn open_connection(path: &Path) -> Result<Connection> {
     let conn = Connection::open(path).map_err(storage_error)?;
     conn.busy_timeout(BUSY_TIMEOUT).map_err(storage_error)?;
     conn.set_prepared_statement_cache_capacity(STATEMENTS_CACHED);
+    // Without it SQLite compiles statements on partial indexes anew for every bound value.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(storage_error)?;
     let mode: String =
         conn.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)).map_err(storage_error)?;
     if mode != "wal" {

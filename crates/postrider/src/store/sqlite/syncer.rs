@@ -5,11 +5,12 @@
 use std::fs::{File, OpenOptions};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use super::nodes::Listeners;
-use super::writer::Job;
+use super::writer::{Command, Job};
 use crate::error::StoreError;
 use crate::store::{Arrival, Result};
 
@@ -23,12 +24,14 @@ pub(super) struct Unsynced {
 pub(super) struct Syncer {
     groups: Option<Sender<Unsynced>>,
     thread: Option<JoinHandle<()>>,
+    /// Groups that are not answered yet.
+    unanswered: Arc<AtomicUsize>,
 }
 
 impl Syncer {
     /// The WAL file exists by now and stays the same file for as long as the writer's connection is open.
     /// SQLite keeps its locks on the other two files, so a descriptor of this one disturbs nobody.
-    pub(super) fn spawn(store: &Path, listeners: Arc<Listeners>) -> Result<Self> {
+    pub(super) fn spawn(store: &Path, listeners: Arc<Listeners>, writer: Sender<Command>) -> Result<Self> {
         let mut path = store.as_os_str().to_owned();
         path.push("-wal");
         let unusable = |error: std::io::Error| {
@@ -36,14 +39,21 @@ impl Syncer {
         };
         let wal = OpenOptions::new().read(true).write(true).open(&path).map_err(unusable)?;
         let (groups, waiting) = channel();
+        let unanswered = Arc::new(AtomicUsize::new(0));
+        let left = unanswered.clone();
         let thread = std::thread::Builder::new()
             .name("postrider-syncer".to_owned())
-            .spawn(move || run(&wal, &waiting, &listeners))
+            .spawn(move || run(&wal, &waiting, &listeners, &left, &writer))
             .map_err(|error| StoreError::Unavailable(error.to_string()))?;
-        Ok(Self { groups: Some(groups), thread: Some(thread) })
+        Ok(Self { groups: Some(groups), thread: Some(thread), unanswered })
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.unanswered.load(Ordering::Acquire) > 0
     }
 
     pub(super) fn sync(&self, group: Unsynced) {
+        self.unanswered.fetch_add(1, Ordering::AcqRel);
         let groups = self.groups.as_ref().expect("there until it is dropped");
         groups.send(group).expect("the thread ends only when this end is dropped");
     }
@@ -56,7 +66,13 @@ impl Drop for Syncer {
     }
 }
 
-fn run(wal: &File, waiting: &Receiver<Unsynced>, listeners: &Listeners) {
+fn run(
+    wal: &File,
+    waiting: &Receiver<Unsynced>,
+    listeners: &Listeners,
+    unanswered: &AtomicUsize,
+    writer: &Sender<Command>,
+) {
     let mut broken: Option<StoreError> = None;
     while let Ok(first) = waiting.recv() {
         let groups: Vec<Unsynced> = std::iter::once(first).chain(waiting.try_iter()).collect();
@@ -69,6 +85,9 @@ fn run(wal: &File, waiting: &Receiver<Unsynced>, listeners: &Listeners) {
                 "the disk refused to sync the store ({error}); restart the node once the disk is in order"
             )));
         }
+        unanswered.fetch_sub(groups.len(), Ordering::AcqRel);
+        // It may have ended already; then nothing waits there.
+        let _ = writer.send(Command::Synced);
         let outcome = broken.clone().map_or(Ok(()), Err);
         for group in groups {
             group.jobs.into_iter().for_each(|job| job.finish(outcome.clone()));

@@ -27,6 +27,10 @@ const LOOK_OUTSIDE: Duration = Duration::from_millis(10);
 /// A transaction takes no further job after this long; other processes wait for the file meanwhile.
 const TRANSACTION_BUDGET: Duration = Duration::from_millis(4);
 const GROUP_JOBS_MAX: usize = 1024;
+/// While the disk is busy with the last group, the next one gathers: committing it earlier would not make
+/// it durable any earlier, only cost another transaction. Not longer than this, and not more than that.
+const COMPANY_WAIT: Duration = Duration::from_millis(5);
+const COMPANY_JOBS_MAX: usize = 256;
 
 /// Does the commit have to be on disk before anybody is told?
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,6 +58,14 @@ impl Write<'_> {
     pub(super) fn tell_pending(&mut self, endpoint: Option<EndpointId>) {
         self.news.extend(endpoint.map(Arrival::Pending));
     }
+}
+
+/// What the writer is told.
+pub(super) enum Command {
+    Do(Box<dyn Job>),
+    /// The disk is free again.
+    Synced,
+    Stop,
 }
 
 pub(super) trait Job: Send {
@@ -98,12 +110,18 @@ impl<T: Send, F: FnMut(&mut Write<'_>) -> Result<T> + Send> Job for Task<T, F> {
 /// Hands work to the writer thread.
 #[derive(Clone)]
 pub(super) struct WriterHandle {
-    jobs: Sender<Box<dyn Job>>,
+    commands: Sender<Command>,
 }
 
 impl WriterHandle {
-    pub(super) fn new(jobs: Sender<Box<dyn Job>>) -> Self {
-        Self { jobs }
+    pub(super) fn new(commands: Sender<Command>) -> Self {
+        Self { commands }
+    }
+
+    /// Everything handed over before is still done.
+    pub(super) fn stop(&self) {
+        // An error means that it has stopped.
+        let _ = self.commands.send(Command::Stop);
     }
 
     /// Runs `work` in a transaction and returns once that is committed. `work` may run more than once.
@@ -114,7 +132,8 @@ impl WriterHandle {
     {
         let (reply, answer) = oneshot::channel();
         let stopped = || StoreError::Unavailable("the store was closed".to_owned());
-        self.jobs.send(Box::new(Task { commit, work, result: None, reply })).map_err(|_| stopped())?;
+        let task = Box::new(Task { commit, work, result: None, reply });
+        self.commands.send(Command::Do(task)).map_err(|_| stopped())?;
         answer.await.unwrap_or_else(|_| Err(stopped()))
     }
 }
@@ -124,7 +143,7 @@ pub(super) struct Writer {
     pub(super) syncer: Syncer,
     pub(super) conn: Connection,
     pub(super) clock: Arc<dyn Clock>,
-    pub(super) jobs: Receiver<Box<dyn Job>>,
+    pub(super) commands: Receiver<Command>,
     pub(super) known: Known,
     pub(super) months: Months,
     pub(super) listeners: Arc<Listeners>,
@@ -137,25 +156,40 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn run(mut self) {
         let mut waiting: VecDeque<Box<dyn Job>> = VecDeque::new();
-        loop {
-            if waiting.is_empty() {
-                match self.jobs.recv_timeout(LOOK_OUTSIDE) {
-                    Ok(job) => waiting.push_back(job),
-                    Err(RecvTimeoutError::Timeout) => {
-                        self.look_outside();
-                        continue;
-                    }
-                    Err(RecvTimeoutError::Disconnected) => return,
-                }
+        let mut stopping = false;
+        while !stopping || !waiting.is_empty() {
+            let patience = if waiting.is_empty() { LOOK_OUTSIDE } else { self.wait_for_company(&waiting) };
+            let first = if patience.is_zero() { None } else { Some(self.commands.recv_timeout(patience)) };
+            match first {
+                None => {}
+                Some(Ok(Command::Do(job))) => waiting.push_back(job),
+                Some(Ok(Command::Synced)) => {}
+                Some(Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected)) => stopping = true,
+                Some(Err(RecvTimeoutError::Timeout)) if waiting.is_empty() => self.look_outside(),
+                Some(Err(RecvTimeoutError::Timeout)) => self.commit_group(&mut waiting),
             }
             while waiting.len() < GROUP_JOBS_MAX {
-                match self.jobs.try_recv() {
-                    Ok(job) => waiting.push_back(job),
+                match self.commands.try_recv() {
+                    Ok(Command::Do(job)) => waiting.push_back(job),
+                    Ok(Command::Synced) => {}
+                    Ok(Command::Stop) => stopping = true,
                     Err(_) => break,
                 }
             }
-            self.commit_group(&mut waiting);
+            if !waiting.is_empty() && (stopping || self.wait_for_company(&waiting).is_zero()) {
+                self.commit_group(&mut waiting);
+            }
             self.wal.finish_checkpoint_if_asked(&self.conn);
+        }
+    }
+
+    /// How long these may wait for others: not at all, unless all of them need the disk and it is busy.
+    fn wait_for_company(&self, waiting: &VecDeque<Box<dyn Job>>) -> Duration {
+        let all_durable = || waiting.iter().all(|job| job.commit() == Commit::Durable);
+        if self.syncer.is_busy() && waiting.len() < COMPANY_JOBS_MAX && all_durable() {
+            COMPANY_WAIT
+        } else {
+            Duration::ZERO
         }
     }
 

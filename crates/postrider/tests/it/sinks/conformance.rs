@@ -135,22 +135,34 @@ async fn a_cancelled_delivery_does_not_break_the_next(receiver: &mut dyn Receive
     assert!((0..20).all(|round| ids.contains(&format!("msg_{STORE}_{round}"))));
 }
 
-struct HttpReceiver {
+struct HttpReceiver<const HTTP2: bool> {
     address: SocketAddr,
     server: Option<Server>,
 }
 
-impl HttpReceiver {
+type Http1Receiver = HttpReceiver<false>;
+type Http2Receiver = HttpReceiver<true>;
+
+impl<const HTTP2: bool> HttpReceiver<HTTP2> {
     async fn new() -> Self {
-        let server = Server::ok().await;
+        let server = Self::serve("127.0.0.1:0".parse().unwrap(), 200).await;
         Self { address: server.address, server: Some(server) }
+    }
+
+    async fn serve(address: SocketAddr, code: u16) -> Server {
+        let speaks = if HTTP2 { Speaks::Http2 } else { Speaks::Http1 };
+        Server::start_at(address, speaks, None, move |_| status(code)).await
+    }
+
+    fn endpoint_at(&self, path: &str) -> Endpoint {
+        endpoint("http", json!({"url": format!("http://{}{path}", self.address), "http2": HTTP2}))
     }
 }
 
 #[async_trait]
-impl Receiver for HttpReceiver {
+impl<const HTTP2: bool> Receiver for HttpReceiver<HTTP2> {
     fn endpoint(&self) -> Endpoint {
-        endpoint("http", json!({"url": format!("http://{}/hook", self.address)}))
+        self.endpoint_at("/hook")
     }
 
     fn environment(&self) -> Environment {
@@ -173,14 +185,13 @@ impl Receiver for HttpReceiver {
     }
 
     async fn start(&mut self) {
-        self.server = Some(Server::start_at(self.address, Speaks::Http1, None, |_| status(200)).await);
+        self.server = Some(Self::serve(self.address, 200).await);
     }
 
     async fn refusing(&mut self) -> Endpoint {
         self.stop().await;
-        let refuse = |_: &super::server::Received| status(400);
-        self.server = Some(Server::start_at(self.address, Speaks::Http1, None, refuse).await);
-        endpoint("http", json!({"url": format!("http://{}/refused", self.address)}))
+        self.server = Some(Self::serve(self.address, 400).await);
+        self.endpoint_at("/refused")
     }
 }
 
@@ -266,4 +277,4 @@ macro_rules! conforms {
     };
 }
 
-conforms!(http = HttpReceiver, file = FileReceiver);
+conforms!(http1 = Http1Receiver, http2 = Http2Receiver, file = FileReceiver);

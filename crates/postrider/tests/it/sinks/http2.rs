@@ -1,5 +1,6 @@
 //! HTTP/2: one connection for all, by agreement over TLS or by prior knowledge.
 
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use http::Version;
 use serde_json::json;
@@ -91,4 +92,17 @@ async fn a_receiver_that_speaks_http1_to_prior_knowledge_is_retryable() {
     let sink = http_sink(json!({"url": server.url("/"), "http2": true}));
     let failure = sink.deliver(&delivery(message(1, "{}"))).await.unwrap_err();
     assert_eq!(failure.class, postrider::verdict::Class::Retryable, "{}", failure.error);
+}
+
+#[tokio::test]
+async fn a_cancelled_delivery_leaves_the_shared_connection_to_the_others() {
+    let server = plain_http2().await;
+    let sink = http_sink(json!({"url": server.url("/"), "http2": true}));
+    sink.deliver(&delivery(message(0, "{}"))).await.unwrap();
+    for number in 1..20 {
+        let cancelled = delivery(message(100 + number, "{}"));
+        assert!(sink.deliver(&cancelled).now_or_never().is_none());
+        sink.deliver(&delivery(message(number, "{}"))).await.unwrap();
+    }
+    assert_eq!(server.connections(), 1);
 }

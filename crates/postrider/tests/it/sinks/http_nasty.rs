@@ -223,6 +223,39 @@ async fn a_dropped_delivery_closes_its_connection_and_leaves_the_sink_usable() {
     sink.deliver(&sent).await.unwrap();
 }
 
+#[tokio::test]
+async fn a_dropped_delivery_stops_sending_to_a_receiver_that_does_not_read() {
+    // More than the buffers of both ends can hold.
+    const PAYLOAD: usize = 100_000_000;
+    let (begun, dropped) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let read = Arc::new(Mutex::new(None));
+    let finished = Arc::new(Notify::new());
+    let server = RawServer::start({
+        let (begun, dropped) = (Arc::clone(&begun), Arc::clone(&dropped));
+        let (read, finished) = (Arc::clone(&read), Arc::clone(&finished));
+        move |mut peer, _| {
+            let (begun, dropped) = (Arc::clone(&begun), Arc::clone(&dropped));
+            let (read, finished) = (Arc::clone(&read), Arc::clone(&finished));
+            async move {
+                peer.stream.readable().await.unwrap();
+                begun.notify_one();
+                dropped.notified().await;
+                *read.lock().unwrap() = Some(peer.until_closed().await);
+                finished.notify_one();
+            }
+        }
+    })
+    .await;
+    let sink = plain_sink(&server.url());
+    let sent = delivery(message(1, vec![b'x'; PAYLOAD]));
+    tokio::select! {
+        _ = sink.deliver(&sent) => panic!("there was no answer"),
+        () = begun.notified() => dropped.notify_one(),
+    }
+    tokio::time::timeout(PATIENCE, finished.notified()).await.unwrap();
+    assert!(read.lock().unwrap().unwrap() < PAYLOAD);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_closed_while_idle_never_makes_a_message_arrive_twice_in_one_attempt() {
     let seen: Arc<Mutex<HashMap<String, usize>>> = Arc::default();

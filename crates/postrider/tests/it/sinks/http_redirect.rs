@@ -59,6 +59,17 @@ async fn what_keeps_method_and_payload_is_followed() {
 }
 
 #[tokio::test]
+async fn the_next_delivery_begins_at_the_endpoint_again() {
+    let target = Server::ok().await;
+    let server = redirecting(307, target.url("/there")).await;
+    let sink = following(&server, json!({}));
+    for number in 1..=3 {
+        sink.deliver(&delivery(message(number, "{}"))).await.unwrap();
+        assert_eq!((server.received().len() as i64, target.received().len() as i64), (number, number));
+    }
+}
+
+#[tokio::test]
 async fn what_would_drop_the_payload_is_not_followed() {
     for code in [301, 302, 303] {
         let server = redirecting(code, "/there").await;

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use postrider::message::Message;
+use postrider::protocol::Protocol;
 use postrider::protocol::signature::VerifyingKey;
 use postrider::sink::{Delivery, connect};
 use postrider::verdict::Class;
+use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 use serde_json::{Value, json};
 
 use super::server::{Received, Server, header};
@@ -177,4 +179,21 @@ async fn a_config_that_was_never_checked_is_refused_when_the_sink_connects() {
         connect(&endpoint("http", json!({"url": "ftp://x/"})), &open_environment()).map(drop).unwrap_err();
     assert_eq!(failure.class, Class::Permanent);
     assert_says(&failure, "config.url: ");
+}
+
+#[test]
+fn every_suffix_that_is_accepted_can_be_sent_and_stays_below_the_url() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let server = runtime.block_on(Server::ok());
+    let sink = plain_sink(&server.url("/hook"));
+    proptest!(|(suffix in "[/?][ -~é]{0,24}")| {
+        let options = object(json!({"url_suffix": suffix}));
+        if Protocol::Http.check_message_options(&options).is_ok() {
+            let message = Message { options, ..message(1, "{}") };
+            runtime.block_on(sink.deliver(&delivery(message))).unwrap();
+            let request = server.received().pop().unwrap();
+            prop_assert!(request.uri().path().starts_with("/hook"));
+            prop_assert_eq!(header(&request, "host"), server.address.to_string());
+        }
+    });
 }

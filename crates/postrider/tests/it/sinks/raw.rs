@@ -78,9 +78,13 @@ impl Peer {
         self.stream.write_all(bytes).await.is_ok()
     }
 
-    /// Returns when the other side has closed the connection.
-    pub(super) async fn until_closed(&mut self) {
-        let mut bytes = [0; 4096];
-        while self.stream.read(&mut bytes).await.unwrap_or(0) > 0 {}
+    /// Returns when the other side has closed the connection: how many bytes it sent before.
+    pub(super) async fn until_closed(&mut self) -> usize {
+        let mut bytes = vec![0; 65_536];
+        let mut total = 0;
+        while let Ok(count @ 1..) = self.stream.read(&mut bytes).await {
+            total += count;
+        }
+        total
     }
 }

@@ -42,8 +42,13 @@ impl Harness for Sqlite {
 
 super::conformance::conformance!(crate::store::sqlite::Sqlite);
 
+/// Enough for every run; `PROPTEST_CASES=1000` looks longer.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(32)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 2000, ..ProptestConfig::default() })]
     #[test]
     fn every_sequence_of_operations_ends_as_in_the_model(operations in model::operations()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

@@ -1,5 +1,6 @@
 -- Version 1. Tables are `_postrider_*`, so that they stand apart from the application's own.
--- Times are microseconds since 1970. No syntax newer than SQLite 3.38.
+-- Times are microseconds since 1970. No syntax newer than SQLite 3.38. On tables that every message passes
+-- a CHECK has no IN with a list: SQLite would build a temporary table for it at every insert.
 
 CREATE TABLE _postrider_meta (
   name TEXT PRIMARY KEY,
@@ -56,7 +57,7 @@ CREATE TABLE _postrider_nodes (
 CREATE TABLE _postrider_queue (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   endpoint_id INTEGER NOT NULL,
-  place INTEGER NOT NULL CHECK (place IN (0, 1, 2, 3)),
+  place INTEGER NOT NULL CHECK (place BETWEEN 0 AND 3),
   priority INTEGER NOT NULL CHECK (priority BETWEEN 0 AND 10),
   due_at INTEGER NOT NULL,
   attempts INTEGER NOT NULL DEFAULT 0,

@@ -1,7 +1,7 @@
 CREATE TABLE IF NOT EXISTS {table} (
   id INTEGER PRIMARY KEY,
   endpoint_id INTEGER NOT NULL,
-  status TEXT NOT NULL CHECK (status IN ('completed', 'expired', 'cancelled')),
+  status TEXT NOT NULL CHECK (status = 'completed' OR status = 'expired' OR status = 'cancelled'),
   finished_at INTEGER NOT NULL,
   priority INTEGER NOT NULL,
   attempts INTEGER NOT NULL,

@@ -143,8 +143,17 @@ pub(crate) async fn a_probe_is_the_due_message_with_the_fewest_attempts<H: Harne
     let claimed = world.ask(world.node, false, vec![probe(world.a)]).await;
     let ids: Vec<MessageId> = claimed.claims.iter().map(|claim| claim.message.id).collect();
     assert_eq!(ids, [fresh], "one, and not the one that was tried");
+    let older = world.send(to("a")).await;
+    let claims = world.claim(world.a, 2).await;
+    assert_eq!(claims.iter().map(|claim| claim.id).collect::<Vec<_>>(), [tried, older]);
+    for claim in claims {
+        world.retry(claim, 0).await;
+    }
+    let newer = world.send(to("a")).await;
     let claimed = world.ask(world.node, false, vec![probe(world.a)]).await;
-    assert_eq!(claimed.claims[0].message.id, tried);
+    assert_eq!(claimed.claims[0].message.id, newer, "though others of its priority were due before it");
+    let claimed = world.ask(world.node, false, vec![probe(world.a)]).await;
+    assert_eq!(claimed.claims[0].message.id, older);
 }
 
 pub(crate) async fn a_probe_is_a_suspect_when_nothing_else_is_due<H: Harness>(mut world: World<H>) {

@@ -14,6 +14,8 @@ pub(crate) async fn a_redriven_message_is_the_same_one_with_a_fresh_budget<H: Ha
         ..to("a").ordering_key("k").idempotency_key("i")
     };
     let id = world.send(message.clone()).await;
+    let created_at = world.now();
+    world.live(1).await;
     for _ in 0..2 {
         let ticket = world.claim_one().await;
         world.retry(ticket, 0).await;
@@ -23,7 +25,8 @@ pub(crate) async fn a_redriven_message_is_the_same_one_with_a_fresh_budget<H: Ha
     let story = world.story(id).await;
     assert_eq!((story.state, story.attempt_count, story.priority), (State::Pending, 3, 3));
     assert_eq!((story.expires_at, story.idempotency_key), (None, None));
-    assert_eq!(story.ordering_key.as_deref(), Some("k"));
+    assert_eq!((story.ordering_key.as_deref(), story.created_at), (Some("k"), created_at));
+    assert_eq!(story.due_at, Some(world.now()));
     assert_eq!((story.payload, story.headers), (Some(message.payload.clone()), message.headers));
     assert_eq!(story.attempts.len(), 3, "its story goes on");
 

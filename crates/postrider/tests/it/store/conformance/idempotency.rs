@@ -89,6 +89,27 @@ pub(crate) async fn an_expired_holder_is_expired_first<H: Harness>(world: World<
     assert_eq!(world.queued().await, 1);
 }
 
+pub(crate) async fn a_running_holder_keeps_its_key_past_its_expiry<H: Harness>(mut world: World<H>) {
+    let holder = world.send(NewMessage { expires_at: Some(world.in_seconds(5)), ..once("1") }).await;
+    world.claim_one().await;
+    world.live(6).await;
+    is_duplicate(&world, holder, once("1")).await;
+    is_conflict(&world, holder, once("2")).await;
+    assert_eq!(world.state(holder).await, State::Processing);
+}
+
+pub(crate) async fn only_a_completed_message_reserves_its_key<H: Harness>(mut world: World<H>) {
+    world.configure("idempotency_retention", 60).await;
+    let cancelled = world.send(once("1")).await;
+    world.store().cancel(cancelled).await.unwrap();
+    world.send_to_death(once("2")).await;
+    let expired = world.send(NewMessage { expires_at: Some(world.in_seconds(1)), ..once("3") }).await;
+    world.live(2).await;
+    world.store().expire(10).await.unwrap();
+    assert_eq!(world.state(expired).await, State::Expired);
+    world.send(once("4")).await;
+}
+
 pub(crate) async fn a_batch_meets_its_own_keys<H: Harness>(world: World<H>) {
     let sent = world.store().send_batch(vec![once("1"), to("a"), once("1")]).await.unwrap();
     assert_eq!(sent[0].id, sent[2].id);

@@ -165,6 +165,17 @@ pub(crate) async fn a_held_key_goes_on_with_its_redriven_head<H: Harness>(mut wo
     }
 }
 
+pub(crate) async fn a_redriven_message_waits_for_another_head_that_holds<H: Harness>(mut world: World<H>) {
+    let hold = world.endpoint("hold", json!({"on_dead": "hold"})).await;
+    let first = world.send_to_death(to("hold").ordering_key("k")).await;
+    world.store().release_key("k", Some("hold")).await.unwrap();
+    let second = world.send_to_death(to("hold").ordering_key("k")).await;
+    world.store().redrive(Redrive::One(first.id)).await.unwrap();
+    assert!(world.claim(hold, 10).await.is_empty(), "the second one holds the key");
+    world.store().discard(second.id).await.unwrap();
+    assert_eq!(next_of(&mut world, hold).await.id, first.message);
+}
+
 pub(crate) async fn a_head_that_dies_again_holds_again<H: Harness>(mut world: World<H>) {
     let (hold, ids) = held(&mut world).await;
     world.store().redrive(Redrive::All).await.unwrap();

@@ -43,6 +43,8 @@ macro_rules! conformance {
                 a_finished_message_frees_its_key,
                 retention_reserves_a_key_after_completion,
                 an_expired_holder_is_expired_first,
+                a_running_holder_keeps_its_key_past_its_expiry,
+                only_a_completed_message_reserves_its_key,
                 a_batch_meets_its_own_keys,
                 a_redriven_message_lost_its_key,
             }
@@ -134,6 +136,7 @@ macro_rules! conformance {
                 a_key_is_released_everywhere_when_no_endpoint_is_named,
                 a_held_key_goes_on_when_its_head_is_discarded,
                 a_held_key_goes_on_with_its_redriven_head,
+                a_redriven_message_waits_for_another_head_that_holds,
                 a_head_that_dies_again_holds_again,
                 a_redriven_message_goes_before_everything_pending_of_its_key,
                 a_redriven_message_waits_for_a_retry_that_runs_before_it,

@@ -1,0 +1,31 @@
+//! Commands, shown before they run.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+pub(crate) fn cargo(arguments: &[&str]) -> Result<(), String> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    run(&cargo, arguments)
+}
+
+pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
+    let name = Path::new(program).file_name().map_or(program.into(), |name| name.to_string_lossy());
+    eprintln!("\n$ {name} {}", arguments.join(" "));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is inside the workspace");
+    let status = Command::new(program)
+        .args(arguments)
+        .current_dir(root)
+        .status()
+        .map_err(|error| format!("cannot run {name}: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("{name} {} failed: {status}", arguments.join(" "))) }
+}
+
+/// Does `program --version` work here?
+pub(crate) fn has(program: &str, arguments: &[&str]) -> bool {
+    Command::new(program)
+        .args(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}

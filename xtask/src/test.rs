@@ -1,0 +1,17 @@
+//! `cargo xtask test`: what has to hold before a change goes in. The tests come last, so that their
+//! summary ends the output.
+
+use crate::command::{cargo, has};
+use crate::prepare;
+
+pub(crate) fn run() -> Result<(), String> {
+    prepare::prepare()?;
+    prepare::components()?;
+    cargo(&["fmt", "--all", "--check"])?;
+    cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+    cargo(&["test", "--workspace", "--doc"])?;
+    if has("cargo", &["nextest", "--version"]) {
+        return cargo(&["nextest", "run", "--workspace"]);
+    }
+    cargo(&["test", "--workspace", "--lib", "--bins", "--tests"])
+}
