@@ -63,6 +63,7 @@ async fn a_system_pause_stops_everything_until_it_is_lifted() {
         operator.pause("maintenance").await.unwrap();
         let mut waiting = world.send_many("a", 5).await;
         waiting.push(world.send("b", 0).await);
+        until_quiet(&world, "a").await;
         assert_waiting(&world, &waiting).await;
         assert!(engine.is_progressing(), "a paused node is a healthy one");
         operator.resume().await.unwrap();
