@@ -7,6 +7,9 @@ use std::sync::{Arc, RwLock};
 use crate::endpoint::EndpointId;
 use crate::store::DirectClaims;
 
+/// Once half of the room is taken, nobody gets more than this part of the rest.
+const FAIR_PART: u32 = 8;
+
 /// The node's room over all endpoints, and each endpoint's own.
 pub(super) struct Slots {
     free: AtomicU32,
@@ -45,10 +48,19 @@ impl Slots {
 
     /// Up to `wanted` slots of `slot`, which may have `limit` running; how many there were.
     pub(super) fn reserve(&self, slot: &Slot, limit: u32, wanted: u32) -> u32 {
+        let limit = limit.min(self.fair_limit(slot));
         let of_node = take(&self.free, wanted);
         let of_endpoint = add(&slot.running, limit, of_node);
         self.free.fetch_add(of_node - of_endpoint, Relaxed);
         of_endpoint
+    }
+
+    /// The less room others leave, the less of it one endpoint gets: however many receivers hang, one that
+    /// does not finds a slot.
+    fn fair_limit(&self, slot: &Slot) -> u32 {
+        let (free, own) = (self.free(), slot.running.load(Relaxed));
+        let is_alone = free + own >= self.total;
+        if is_alone || free >= self.total / 2 { u32::MAX } else { (free / FAIR_PART).max(1) }
     }
 
     /// An endpoint that was dropped meanwhile has no slots of its own any more; the node's room comes back.
@@ -110,6 +122,19 @@ mod tests {
         slots.release(EndpointId(1), 3);
         slots.release(EndpointId(2), 2);
         assert!(slots.is_idle());
+    }
+
+    #[test]
+    fn many_endpoints_that_take_all_they_can_leave_a_slot_for_another() {
+        let slots = Slots::new(80);
+        for id in 1..=20 {
+            let mut got = 0;
+            while slots.reserve(&slots.slot(EndpointId(id)), 16, 1) == 1 {
+                got += 1;
+            }
+            assert!(got >= 1, "endpoint {id} has its turn");
+        }
+        assert_eq!(slots.reserve(&slots.slot(EndpointId(21)), 64, 10), 1);
     }
 
     #[test]
