@@ -82,6 +82,7 @@ pub(super) struct Dispatcher {
     look: Errand<Vec<Waiting>>,
     suspects: Errand<Vec<Suspect>>,
 
+    line_up_at: Instant,
     /// A failing store is left alone until then.
     retry_at: Instant,
     backoff: Duration,
@@ -104,6 +105,7 @@ impl Dispatcher {
             reload: Errand::wanted_every(RELOAD_INTERVAL),
             look: Errand::wanted_every(LOOK_EVERYWHERE_INTERVAL),
             suspects: Errand::wanted_every(SUSPECTS_INTERVAL),
+            line_up_at: Instant::now(),
             retry_at: Instant::now(),
             backoff: STORE_BACKOFF_MIN,
             stopping: false,
@@ -164,6 +166,10 @@ impl Dispatcher {
 
     fn ask_the_store(&mut self) {
         self.lanes.fire_timers(self.parts.store.now());
+        if self.line_up_at <= Instant::now() {
+            self.line_up_at = Instant::now() + TURN_INTERVAL;
+            self.lanes.line_up();
+        }
         if Instant::now() < self.retry_at {
             return;
         }
@@ -242,12 +248,16 @@ impl Dispatcher {
                 Some(Permission::Deliver) => {
                     let limit = lane.concurrency.limit();
                     let room = self.parts.slots.reserve(&lane.slot, limit, share.min(left));
-                    // Without room it waits for one of its own attempts to end.
                     if room > 0 {
                         lane.work = Work::Asked;
                         left -= room;
                         request.wants.push(Want { endpoint: id, room, pick: Pick::Due });
+                    } else if self.parts.slots.free() == 0 {
+                        // Senders took the node's last room meanwhile: it is this one's turn again.
+                        self.lanes.first_in_line(id);
+                        return;
                     }
+                    // Without room of its own it waits for one of its attempts to end.
                 }
             }
         }
@@ -343,10 +353,16 @@ impl Dispatcher {
 
     fn claim_answered(&mut self, claimed: Result<Claimed, StoreError>) {
         let claiming = std::mem::take(&mut self.claiming);
-        let claimed = claimed.unwrap_or_else(|error| {
-            self.store_failed("claim", &error);
-            Claimed::default()
-        });
+        let claimed = match claimed {
+            Ok(claimed) => {
+                self.backoff = STORE_BACKOFF_MIN;
+                claimed
+            }
+            Err(error) => {
+                self.store_failed("claim", &error);
+                Claimed::default()
+            }
+        };
         let mut got: HashMap<EndpointId, u32> = HashMap::new();
         claimed.claims.iter().for_each(|claim| *got.entry(claim.message.endpoint).or_default() += 1);
         let mut asked_for_suspects = false;
@@ -548,18 +564,25 @@ impl Dispatcher {
         let (id, accepts) = (change.endpoint, self.accepts());
         let Some(lane) = self.lanes.get_mut(id) else { return };
         lane.circuit_moving = false;
-        let moved = change.moved.unwrap_or_else(|error| {
-            tracing::warn!(%error, endpoint = %lane.endpoint.name, "could not move the circuit");
-            false
-        });
-        if !moved {
-            // Another node was first: what it made of the circuit comes with the next snapshot.
-            self.reload.want();
-            self.lanes.has_room_again(id);
-            return;
+        // A snapshot that is newer still may have come first.
+        if let Ok(true) = change.moved
+            && change.to.epoch > lane.circuit.epoch
+        {
+            lane.circuit = change.to;
         }
-        lane.circuit = change.to;
         lane.publish_room(accepts);
+        match change.moved {
+            Ok(true) => {}
+            Ok(false) => {
+                // Another node was first: what it made of the circuit comes with the next snapshot.
+                self.reload.want();
+                return self.lanes.has_room_again(id);
+            }
+            Err(error) => {
+                self.store_failed("move a circuit", &error);
+                return self.lanes.has_room_again(id);
+            }
+        }
         let (from, to) = (change.from.state.name(), change.to.state.name());
         if from != to {
             tracing::info!(endpoint = %lane.endpoint.name, "circuit {}", to.as_str());
@@ -632,7 +655,13 @@ impl Dispatcher {
 
     /// What is still running is cut off: leaving the store gives its claims back.
     async fn finish(mut self) {
-        self.attempts.shutdown().await;
+        self.attempts.abort_all();
+        while let Some(finished) = self.attempts.join_next().await {
+            // Some ended in time after all, and what they came to is known.
+            if finished.is_ok() {
+                self.attempt_ended(finished);
+            }
+        }
         if !self.settle.is_none() {
             let settled = self.settle.answer().await;
             self.settle_answered(settled);

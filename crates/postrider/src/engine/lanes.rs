@@ -97,6 +97,27 @@ impl Lanes {
         self.follow(id);
     }
 
+    /// It was this one's turn, and still is.
+    pub(super) fn first_in_line(&mut self, id: EndpointId) {
+        if let Some(lane) = self.lanes.get_mut(&id)
+            && !lane.in_line
+        {
+            lane.in_line = true;
+            self.line.push_front(id);
+        }
+    }
+
+    /// Whoever has work and found no room may find some now: others, or senders that changed their mind, gave
+    /// it back.
+    pub(super) fn line_up(&mut self) {
+        for (id, lane) in &mut self.lanes {
+            if lane.work == Work::Now && !lane.in_line {
+                lane.in_line = true;
+                self.line.push_back(*id);
+            }
+        }
+    }
+
     pub(super) fn in_line(&self) -> usize {
         self.line.len()
     }

@@ -19,8 +19,9 @@ use crate::protocol::max_attempts_option;
 use crate::store::{Arrival, Effect, Hello, Settlement, Snapshot, Store};
 use crate::verdict::{Outcome, Standing, verdict};
 
-/// Heartbeats in one lease: two may fail before it runs out.
 const HEARTBEATS_PER_LEASE: u32 = 3;
+/// A heartbeat that failed is made again sooner, so that the next ones come before the lease runs out.
+const TRIES_PER_LEASE: u32 = 15;
 
 /// Who this node is, and until when it may start attempts.
 pub(super) struct Lease {
@@ -82,10 +83,14 @@ pub(super) struct LeaseKeeper {
 impl LeaseKeeper {
     pub(super) async fn run(mut self, stop: CancellationToken) {
         loop {
-            if let Err(error) = self.turn().await {
-                tracing::warn!(%error, "the store did not confirm the lease; trying again");
-            }
-            let pause = self.snapshot.settings.node_lease / HEARTBEATS_PER_LEASE;
+            let lease = self.snapshot.settings.node_lease;
+            let pause = match self.turn().await {
+                Ok(()) => lease / HEARTBEATS_PER_LEASE,
+                Err(error) => {
+                    tracing::warn!(%error, "the store did not confirm the lease; trying again");
+                    lease / TRIES_PER_LEASE
+                }
+            };
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}

@@ -117,10 +117,15 @@ mod tests {
         let slots = Slots::new(5);
         let (a, b) = (slots.slot(EndpointId(1)), slots.slot(EndpointId(2)));
         assert_eq!(slots.reserve(&a, 3, 10), 3);
-        assert_eq!(slots.reserve(&b, 10, 10), 2);
+        assert_eq!(slots.reserve(&b, 10, 1), 1);
+        assert_eq!(slots.reserve(&a, 3, 10), 0);
+        assert_eq!(slots.reserve(&b, 2, 10), 0, "the last one is kept for others");
+        let c = slots.slot(EndpointId(3));
+        assert_eq!(slots.reserve(&c, 10, 10), 1);
         assert_eq!(slots.free(), 0);
+        slots.release(EndpointId(3), 1);
         slots.release(EndpointId(1), 3);
-        slots.release(EndpointId(2), 2);
+        slots.release(EndpointId(2), 1);
         assert!(slots.is_idle());
     }
 
@@ -135,6 +140,22 @@ mod tests {
             assert!(got >= 1, "endpoint {id} has its turn");
         }
         assert_eq!(slots.reserve(&slots.slot(EndpointId(21)), 64, 10), 1);
+    }
+
+    #[test]
+    fn an_endpoint_that_is_alone_may_have_all_the_room() {
+        let slots = Slots::new(8);
+        assert_eq!(slots.reserve(&slots.slot(EndpointId(1)), 10, 5), 5);
+        assert_eq!(slots.reserve(&slots.slot(EndpointId(1)), 10, 5), 3);
+    }
+
+    #[test]
+    fn however_many_endpoints_hang_the_next_one_finds_room() {
+        let slots = Slots::new(1024);
+        for hanging in 1..=80 {
+            assert!(slots.reserve(&slots.slot(EndpointId(hanging)), 16, 16) > 0);
+        }
+        assert!(slots.reserve(&slots.slot(EndpointId(81)), 16, 16) > 0);
     }
 
     #[test]

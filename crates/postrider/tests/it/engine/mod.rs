@@ -5,6 +5,7 @@ use std::time::Duration;
 mod receiver;
 mod world;
 mod node;
+mod faulty;
 
 mod delivery;
 mod retries;
@@ -15,6 +16,7 @@ mod neighbours;
 mod steering;
 mod stopping;
 mod crash;
+mod outage;
 
 /// Long enough for a slow machine; every wait ends as soon as what it waits for is there.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,9 +1,11 @@
 //! Endpoints share a node fairly: a bad one slows nobody else.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use postrider::{EngineOptions, NewEndpoint, Operate};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use super::receiver::{Answer, Receiver};
 use super::world::{World, to};
@@ -113,5 +115,37 @@ async fn a_huge_backlog_does_not_starve_another_endpoint() {
     // An even share is 40; what was claimed before, and the next turn of the other, come on top.
     assert!(meanwhile < 400, "{meanwhile} others went first");
     world.store.drop_endpoint("huge", true).await.unwrap();
+    engine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn senders_that_skip_the_queue_leave_turns_to_the_backlog_of_others() {
+    let world = Arc::new(World::new().await);
+    for endpoint in ["direct", "b0", "b1", "b2", "b3"] {
+        world.endpoint(endpoint).await;
+    }
+    let engine = world.engine_with(EngineOptions { max_in_flight: 2, ..world.options() }).await;
+    let stop = CancellationToken::new();
+    // They take the node's last room between two of the dispatcher's looks at it.
+    let senders: Vec<_> = (0..4)
+        .map(|_| {
+            let (world, stop) = (world.clone(), stop.clone());
+            tokio::spawn(async move {
+                while !stop.is_cancelled() {
+                    world.send("direct", 0).await;
+                }
+            })
+        })
+        .collect();
+    for endpoint in ["b0", "b1", "b2", "b3"] {
+        world.send_many(endpoint, 150).await;
+    }
+    let backlog = |receiver: &Receiver| receiver.arrivals().iter().filter(|a| a.path != "direct").count();
+    world.receiver.until("the backlog", |receiver| backlog(receiver) == 600).await;
+    stop.cancel();
+    for sender in senders {
+        sender.await.unwrap();
+    }
+    world.until_empty().await;
     engine.stop().await;
 }

@@ -1,0 +1,109 @@
+//! A store that refuses when it is told to, and counts how often it was asked meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use postrider::breaker::Circuit;
+use postrider::endpoint::EndpointId;
+use postrider::message::{LostClaim, NodeId};
+use postrider::store::{
+    ClaimRequest, Claimed, Hello, Result, Settled, Settlement, Snapshot, Suspect, Waiting,
+};
+use postrider::{SqliteStore, Store, StoreError};
+
+pub(super) struct Faulty {
+    store: Arc<SqliteStore>,
+    pub(super) failing: AtomicBool,
+    /// Heartbeats that are still to be refused.
+    pub(super) refused_heartbeats: AtomicU32,
+    /// Questions it refused.
+    pub(super) refused: AtomicUsize,
+}
+
+impl Faulty {
+    pub(super) fn over(store: &Arc<SqliteStore>) -> Arc<Self> {
+        Arc::new(Self {
+            store: store.clone(),
+            failing: AtomicBool::new(false),
+            refused_heartbeats: AtomicU32::new(0),
+            refused: AtomicUsize::new(0),
+        })
+    }
+
+    pub(super) fn fail(&self, failing: bool) {
+        self.failing.store(failing, SeqCst);
+    }
+
+    fn ask(&self) -> Result<&SqliteStore> {
+        if self.failing.load(SeqCst) {
+            self.refused.fetch_add(1, SeqCst);
+            return Err(StoreError::Unavailable("the disk is full".to_owned()));
+        }
+        Ok(&self.store)
+    }
+}
+
+#[async_trait]
+impl Store for Faulty {
+    fn name(&self) -> Arc<str> {
+        self.store.name()
+    }
+
+    fn now(&self) -> Timestamp {
+        self.store.now()
+    }
+
+    async fn join(&self, hello: Hello) -> Result<NodeId> {
+        self.ask()?.join(hello).await
+    }
+
+    async fn heartbeat(&self, node: NodeId) -> Result<()> {
+        let refuse = |left: u32| left.checked_sub(1);
+        if self.refused_heartbeats.fetch_update(SeqCst, SeqCst, refuse).is_ok() {
+            return Err(StoreError::Unavailable("no heartbeat today".to_owned()));
+        }
+        self.ask()?.heartbeat(node).await
+    }
+
+    async fn leave(&self, node: NodeId) -> Result<()> {
+        self.ask()?.leave(node).await
+    }
+
+    async fn snapshot(&self, known: Option<i64>) -> Result<Option<Arc<Snapshot>>> {
+        self.ask()?.snapshot(known).await
+    }
+
+    async fn waiting(&self) -> Result<Vec<Waiting>> {
+        self.ask()?.waiting().await
+    }
+
+    async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
+        self.ask()?.claim(request).await
+    }
+
+    async fn settle(&self, settlements: Vec<Settlement>) -> Result<Vec<Settled>> {
+        self.ask()?.settle(settlements).await
+    }
+
+    async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
+        self.ask()?.suspects(limit).await
+    }
+
+    async fn lost_claims(&self, limit: usize) -> Result<Vec<LostClaim>> {
+        self.ask()?.lost_claims(limit).await
+    }
+
+    async fn move_circuit(&self, endpoint: EndpointId, from_epoch: i64, to: Circuit) -> Result<bool> {
+        self.ask()?.move_circuit(endpoint, from_epoch, to).await
+    }
+
+    async fn expire(&self, limit: usize) -> Result<usize> {
+        self.ask()?.expire(limit).await
+    }
+
+    async fn clean_up(&self, limit: usize) -> Result<bool> {
+        self.ask()?.clean_up(limit).await
+    }
+}

@@ -1,0 +1,114 @@
+//! A failing store is an expected day: the engine backs off, goes on, and loses nothing.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use postrider::breaker::CircuitName;
+use postrider::rusqlite::Connection;
+use postrider::{Engine, NewMessage, Operate, State};
+use serde_json::json;
+
+use super::faulty::Faulty;
+use super::receiver::Answer;
+use super::world::{World, to};
+
+#[tokio::test]
+async fn attempts_that_end_while_the_store_fails_are_settled_when_it_is_back() {
+    let world = World::new().await;
+    world.endpoint_with("a", json!({ "max_in_flight": 8 })).await;
+    world.receiver.answer(Answer::ok().held());
+    let faulty = Faulty::over(&world.store);
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    world.send_many("a", 50).await;
+    world.receiver.until("a full endpoint", |receiver| receiver.running("a") == 8).await;
+    faulty.fail(true);
+    world.receiver.release();
+    world.receiver.until("the answers", |receiver| receiver.running("a") == 0).await;
+    // Half a second of refusals: the pauses between them double from 50 ms on.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let refused = faulty.refused.load(SeqCst);
+    assert!((2..40).contains(&refused), "asked {refused} times in half a second");
+    assert!(engine.is_progressing(), "a node whose store is away for a moment is a healthy one");
+    faulty.fail(false);
+    world.until_empty().await;
+    assert_eq!(world.receiver.count(), 50, "nothing was delivered twice");
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_circuit_that_cannot_move_is_left_alone_between_tries() {
+    let (world, clock) = World::standing_still().await;
+    world.configure("circuit_breaker_threshold", "1").await;
+    world.endpoint_with("a", json!({ "max_in_flight": 1 })).await;
+    world.receiver.answer(Answer::status(500));
+    let faulty = Faulty::over(&world.store);
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    let id = world.send("a", 1).await;
+    let deadline = Instant::now() + super::PATIENCE;
+    while world.store.endpoint("a").await.unwrap().circuit.state.name() != CircuitName::Open {
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    world.until_state(id, State::Pending).await;
+    world.receiver.answer(Answer::ok());
+    faulty.fail(true);
+    clock.advance(Duration::from_secs(30));
+    // Two turns of the loop, so that it has tried to take the probe.
+    tokio::time::sleep(Duration::from_millis(2000)).await;
+    let refused = faulty.refused.load(SeqCst);
+    assert!((1..60).contains(&refused), "asked {refused} times in two seconds");
+    faulty.fail(false);
+    world.until_state(id, State::Completed).await;
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_file_locked_for_longer_than_the_store_waits_costs_nothing_but_time() {
+    let world = World::new().await;
+    world.endpoint("a").await;
+    world.receiver.answer(Answer::ok().held());
+    let engine = world.engine().await;
+    let mut ids = world.send_many("a", 10).await;
+    ids.push(world.send_message(NewMessage { priority: 3, ..to("a", "eleventh") }).await);
+    world.receiver.until("all to hang", |receiver| receiver.running("a") == 11).await;
+    let other = Connection::open(world.path()).unwrap();
+    other.busy_timeout(Duration::from_secs(5)).unwrap();
+    other.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    world.receiver.release();
+    let locked = Instant::now();
+    while locked.elapsed() < Duration::from_secs(6) {
+        assert!(engine.is_progressing());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    other.execute_batch("COMMIT").unwrap();
+    for id in ids {
+        let story = world.until_state(id, State::Completed).await;
+        assert_eq!(story.attempt_count, 1);
+    }
+    let more = world.send("a", "more").await;
+    world.until_state(more, State::Completed).await;
+    assert_eq!(world.receiver.count(), 12, "nothing was delivered twice");
+    assert!(engine.is_progressing());
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn two_lost_heartbeats_do_not_cost_the_lease() {
+    let world = World::new().await;
+    world.configure("node_lease", "5").await;
+    let faulty = Faulty::over(&world.store);
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    let began = Instant::now();
+    // The first ones come at once; those after it are a third of the lease apart.
+    while began.elapsed() < Duration::from_millis(500) {
+        assert!(engine.is_progressing());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    faulty.refused_heartbeats.store(2, SeqCst);
+    while began.elapsed() < Duration::from_millis(6000) {
+        assert!(engine.is_progressing(), "the lease was lost after {:?}", began.elapsed());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(faulty.refused_heartbeats.load(SeqCst), 0);
+    engine.stop().await;
+}
