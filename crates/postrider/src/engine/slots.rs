@@ -7,10 +7,8 @@ use std::sync::{Arc, RwLock};
 use crate::endpoint::EndpointId;
 use crate::store::DirectClaims;
 
-/// A quarter of the node's room is kept for endpoints that have little in flight.
-const KEPT_PART: u32 = 4;
-/// Little is an eighth of what is left of it.
-const LITTLE_PART: u32 = 8;
+/// Once half of the room is taken, nobody gets more than this part of the rest.
+const FAIR_PART: u32 = 8;
 
 /// The node's room over all endpoints, and each endpoint's own.
 pub(super) struct Slots {
@@ -50,26 +48,19 @@ impl Slots {
 
     /// Up to `wanted` slots of `slot`, which may have `limit` running; how many there were.
     pub(super) fn reserve(&self, slot: &Slot, limit: u32, wanted: u32) -> u32 {
-        let of_node = take(&self.free, self.fair_share(slot, wanted));
+        let limit = limit.min(self.fair_limit(slot));
+        let of_node = take(&self.free, wanted);
         let of_endpoint = add(&slot.running, limit, of_node);
         self.free.fetch_add(of_node - of_endpoint, Relaxed);
         of_endpoint
     }
 
-    /// However many endpoints hang, the next one finds room: a part of the node's is kept for those that have
-    /// little in flight, and each takes only a little of what is left there. The first slot is always its own,
-    /// and an endpoint that is alone may have them all.
-    fn fair_share(&self, slot: &Slot, wanted: u32) -> u32 {
+    /// The less room others leave, the less of it one endpoint gets: however many receivers hang, one that
+    /// does not finds a slot.
+    fn fair_limit(&self, slot: &Slot) -> u32 {
         let (free, own) = (self.free(), slot.running.load(Relaxed));
-        let others = self.total.saturating_sub(free).saturating_sub(own);
-        let kept = self.total / KEPT_PART;
-        let open = free.saturating_sub(kept);
-        if others == 0 || wanted <= open {
-            return wanted;
-        }
-        let of_kept = (free.min(kept) / LITTLE_PART).saturating_sub(own + open);
-        let first = u32::from(own + open == 0);
-        wanted.min(open + of_kept.max(first))
+        let is_alone = free + own >= self.total;
+        if is_alone || free >= self.total / 2 { u32::MAX } else { (free / FAIR_PART).max(1) }
     }
 
     /// An endpoint that was dropped meanwhile has no slots of its own any more; the node's room comes back.
@@ -136,6 +127,19 @@ mod tests {
         slots.release(EndpointId(1), 3);
         slots.release(EndpointId(2), 1);
         assert!(slots.is_idle());
+    }
+
+    #[test]
+    fn many_endpoints_that_take_all_they_can_leave_a_slot_for_another() {
+        let slots = Slots::new(80);
+        for id in 1..=20 {
+            let mut got = 0;
+            while slots.reserve(&slots.slot(EndpointId(id)), 16, 1) == 1 {
+                got += 1;
+            }
+            assert!(got >= 1, "endpoint {id} has its turn");
+        }
+        assert_eq!(slots.reserve(&slots.slot(EndpointId(21)), 64, 10), 1);
     }
 
     #[test]
