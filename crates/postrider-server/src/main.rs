@@ -15,6 +15,10 @@ mod serve;
 mod store_url;
 mod view;
 
+/// Messages are many small allocations made on one thread and freed on another.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     cli::main()
 }

@@ -69,6 +69,11 @@ impl StoreUrl {
         self.open(SqliteOptions { migrate: true, ..SqliteOptions::tool(&self.path) }).await
     }
 
+    /// For a new store id: no node may run meanwhile, or its messages would change their ids between attempts.
+    pub(crate) async fn open_renaming(&self) -> Result<Arc<SqliteStore>, Failure> {
+        self.open(SqliteOptions { migrate: true, ..SqliteOptions::node(&self.path) }).await
+    }
+
     async fn open(&self, options: SqliteOptions) -> Result<Arc<SqliteStore>, Failure> {
         let opened = tokio::task::spawn_blocking(move || SqliteStore::open(options))
             .await

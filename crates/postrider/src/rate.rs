@@ -90,13 +90,6 @@ impl RateLimit {
         Grant { granted, position: at(end), next_at: at((end + self.micros_for(1) - span).max(now_us)) }
     }
 
-    /// Puts back grants that found no message.
-    pub fn give_back(&self, position: Timestamp, unused: u32) -> Timestamp {
-        // Rounded down, so that giving back never makes room that was not taken.
-        let back = i64::from(unused) * self.interval.micros() / i64::from(self.limit);
-        Timestamp::from_microsecond(position.as_microsecond() - back).unwrap_or(position)
-    }
-
     /// How far `count` messages move the schedule. Rounded up, so that the limit is never exceeded.
     fn micros_for(&self, count: u32) -> i64 {
         let (interval, limit) = (self.interval.micros(), i64::from(self.limit));

@@ -24,11 +24,23 @@ pub fn check(message: &NewMessage, endpoint: &Endpoint, settings: &Settings) -> 
     check_keys(message, settings)?;
     if !message.options.is_empty() {
         endpoint.protocol.check_message_options(&message.options)?;
+        check_timeout(message, endpoint, settings)?;
     }
     if let (Some(expires_at), Some(scheduled_at)) = (message.expires_at, message.scheduled_at)
         && truncated(expires_at) <= truncated(scheduled_at)
     {
         return Err(Invalid::new("expires_at", "must be later than scheduled_at").into());
+    }
+    Ok(())
+}
+
+/// An attempt has to end before the janitor takes it for stuck.
+fn check_timeout(message: &NewMessage, endpoint: &Endpoint, settings: &Settings) -> Result<(), StoreError> {
+    let timeout = endpoint.protocol.attempt_timeout(&endpoint.config, &message.options);
+    if timeout >= settings.stale_recovery_timeout {
+        let limit = settings.stale_recovery_timeout.as_secs();
+        let rule = format!("must be below stale_recovery_timeout, which is {limit} s");
+        return Err(Invalid::new("options.timeout", rule).into());
     }
     Ok(())
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::error::Invalid;
 
@@ -238,14 +237,5 @@ impl Setting {
                 }
             }
         }
-    }
-
-    /// A JSON value as people write it: 30 or "30", "on".
-    pub fn text(&self, value: &Value) -> Result<String, Invalid> {
-        let text = match value {
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
-        self.check(&text).map(|_| text)
     }
 }

@@ -115,8 +115,6 @@ pub enum Verdict {
     Complete,
     Retry {
         due_at: Timestamp,
-        /// Hold back the whole endpoint until then (`Retry-After`).
-        hold_endpoint_until: Option<Timestamp>,
     },
     /// Lost with others around it on its last attempt: tried again, alone, and this one is not counted.
     Spare {
@@ -147,11 +145,19 @@ impl DeadReason {
     }
 }
 
+/// Until when the receiver wants to be left alone (`Retry-After`), whatever becomes of the message: at most
+/// `retry_max_delay` from now.
+pub fn endpoint_hold(outcome: &Outcome, retry_max_delay: Duration, now: Timestamp) -> Option<Timestamp> {
+    match outcome {
+        Outcome::Failed(failure) => failure.retry_after.map(|delay| now + delay.min(retry_max_delay)),
+        Outcome::Delivered(_) | Outcome::Lost { .. } => None,
+    }
+}
+
 pub fn verdict(
     outcome: &Outcome,
     standing: Standing,
     policy: &RetryPolicy,
-    retry_max_delay: Duration,
     now: Timestamp,
     dice: f64,
 ) -> Verdict {
@@ -171,7 +177,7 @@ pub fn verdict(
         Class::Permanent => Verdict::Dead { reason: DeadReason::Permanent, disable_endpoint: false },
         Class::Retryable => {
             let asked = failure.and_then(|failure| failure.retry_after);
-            retry_or_dead(outcome, standing, policy, asked, retry_max_delay, now, dice)
+            retry_or_dead(outcome, standing, policy, asked, now, dice)
         }
     }
 }
@@ -181,7 +187,6 @@ fn retry_or_dead(
     standing: Standing,
     policy: &RetryPolicy,
     asked: Option<Duration>,
-    retry_max_delay: Duration,
     now: Timestamp,
     dice: f64,
 ) -> Verdict {
@@ -194,8 +199,5 @@ fn retry_or_dead(
             _ => Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false },
         };
     }
-    Verdict::Retry {
-        due_at: now + delay,
-        hold_endpoint_until: asked.map(|delay| now + delay.min(retry_max_delay)),
-    }
+    Verdict::Retry { due_at: now + delay }
 }

@@ -9,7 +9,7 @@ use crate::store_url::StoreUrl;
 
 pub(super) async fn run(new_store_id: bool, url: &StoreUrl, output: Output) -> Result<(), Failure> {
     let created = !url.exists();
-    let mut store = url.open_migrating().await?;
+    let mut store = if new_store_id { url.open_renaming().await? } else { url.open_migrating().await? };
     if new_store_id {
         store.renew_name().await?;
         // The name is read when a store is opened.

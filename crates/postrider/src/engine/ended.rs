@@ -14,7 +14,7 @@ use crate::protocol::max_attempts_option;
 use crate::retry::RetryPolicy;
 use crate::settings::Settings;
 use crate::store::{Effect, End, Settled, Settlement};
-use crate::verdict::{Outcome, Standing, Verdict, verdict};
+use crate::verdict::{Outcome, Standing, Verdict, endpoint_hold, verdict};
 
 pub(super) struct Ended {
     pub(super) settlement: Settlement,
@@ -39,12 +39,13 @@ impl Ended {
         now: Timestamp,
         anybody_listens: bool,
     ) -> Self {
-        let verdict = judge(&finished, lane, settings, now);
+        let verdict = judge(&finished, lane, now);
         let due_at = match &verdict {
-            Verdict::Retry { due_at, .. } | Verdict::Spare { due_at } => Some(*due_at),
+            Verdict::Retry { due_at } | Verdict::Spare { due_at } => Some(*due_at),
             Verdict::Complete | Verdict::Dead { .. } | Verdict::Expire => None,
         };
-        let settlement = settlement::of_attempt(&finished, verdict);
+        let hold = endpoint_hold(&finished.outcome, settings.retry_max_delay, now);
+        let settlement = settlement::of_attempt(&finished, verdict, hold);
         let report = anybody_listens.then(|| Report {
             endpoint: lane.endpoint.name.clone(),
             attempt: finished.claim.attempt,
@@ -89,17 +90,15 @@ impl Ended {
     }
 }
 
-fn judge(finished: &Finished, lane: &Lane, settings: &Settings, now: Timestamp) -> Verdict {
+fn judge(finished: &Finished, lane: &Lane, now: Timestamp) -> Verdict {
     let standing = Standing {
         budget_used: finished.claim.budget_used(),
         expires_at: finished.claim.message.expires_at,
         auto_disable_on_gone: lane.endpoint.protocol.auto_disable_on_gone(&lane.endpoint.config),
     };
-    let decide = |policy: &RetryPolicy| {
-        verdict(&finished.outcome, standing, policy, settings.retry_max_delay, now, rand::random())
-    };
+    let decide = |policy: &RetryPolicy| verdict(&finished.outcome, standing, policy, now, rand::random());
     match max_attempts_option(&finished.claim.message.options) {
         None => decide(&lane.policy),
-        Some(max_attempts) => decide(&RetryPolicy { max_attempts, ..lane.policy.clone() }),
+        own => decide(&lane.policy.limited_to(own)),
     }
 }

@@ -114,10 +114,13 @@ impl LeaseKeeper {
             Ok(()) => self.lease.confirm(node, began, lease),
             Err(StoreError::Conflict(_)) => {
                 tracing::warn!(node = node.0, "this node lost its lease and joins anew");
-                self.store.leave(node).await?;
                 let began = Began::now();
-                let node = self.store.join(self.hello()).await?;
-                self.lease.confirm(node, began, lease);
+                let new = self.store.join(self.hello()).await?;
+                self.lease.confirm(new, began, lease);
+                // Only now: somebody listens to the store all the time.
+                self.store.leave(node).await?;
+                let _ = self.arrivals.send(Arrival::Reconfigured);
+                let _ = self.arrivals.send(Arrival::Outside);
             }
             Err(error) => return Err(error),
         }
@@ -164,8 +167,7 @@ impl LeaseKeeper {
             auto_disable_on_gone: false,
         };
         let now = self.store.now();
-        let retry_max_delay = self.snapshot.settings.retry_max_delay;
-        let verdict = verdict(&outcome, standing, &policy, retry_max_delay, now, rand::random());
+        let verdict = verdict(&outcome, standing, &policy, now, rand::random());
         Some(settlement::of_lost(claim, verdict, now))
     }
 

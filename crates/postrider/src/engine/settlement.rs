@@ -11,7 +11,11 @@ use crate::verdict::{Class, Outcome, Verdict};
 
 pub(super) const LEASE_EXPIRED: &str = "lease expired";
 
-pub(super) fn of_attempt(finished: &Finished, verdict: Verdict) -> Settlement {
+pub(super) fn of_attempt(
+    finished: &Finished,
+    verdict: Verdict,
+    hold_endpoint_until: Option<Timestamp>,
+) -> Settlement {
     let mut record = AttemptRecord {
         number: finished.claim.attempt,
         node: finished.claim.fence.node,
@@ -37,7 +41,7 @@ pub(super) fn of_attempt(finished: &Finished, verdict: Verdict) -> Settlement {
         }
         Outcome::Lost { .. } => unreachable!("an attempt that ran was not lost"),
     }
-    with_end(&finished.claim, End::Attempted { verdict, record })
+    Settlement { hold_endpoint_until, ..with_end(&finished.claim, End::Attempted { verdict, record }) }
 }
 
 pub(super) fn of_lost(claim: &LostClaim, verdict: Verdict, now: Timestamp) -> Settlement {
@@ -57,10 +61,12 @@ pub(super) fn of_lost(claim: &LostClaim, verdict: Verdict, now: Timestamp) -> Se
         endpoint: claim.endpoint,
         fence: claim.fence,
         end: End::Attempted { verdict, record },
+        hold_endpoint_until: None,
     }
 }
 
 /// No attempt was made.
 pub(super) fn with_end(claim: &Claim, end: End) -> Settlement {
-    Settlement { id: claim.message.id, endpoint: claim.message.endpoint, fence: claim.fence, end }
+    let (id, endpoint) = (claim.message.id, claim.message.endpoint);
+    Settlement { id, endpoint, fence: claim.fence, end, hold_endpoint_until: None }
 }

@@ -221,6 +221,8 @@ pub struct Settlement {
     pub endpoint: EndpointId,
     pub fence: Fence,
     pub end: End,
+    /// The receiver wants to be left alone until then.
+    pub hold_endpoint_until: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug)]

@@ -94,7 +94,8 @@ impl Statements {
     fn into_table(table: &str) -> Self {
         let insert = |headers: &str, payload: &str| {
             format!(
-                "INSERT INTO {table} (id, endpoint_id, status, finished_at, priority, attempts, ordering_key,
+                // FAIL, not ABORT: one row needs no journal to undo the rows before it.
+                "INSERT OR FAIL INTO {table} (id, endpoint_id, status, finished_at, priority, attempts, ordering_key,
                    created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type, last_error,
                    content_type, headers, options, payload)
                  SELECT id, endpoint_id, ?2, ?3, priority, attempts - ?4, ordering_key,
@@ -233,7 +234,9 @@ pub(super) fn month_of(conn: &Connection, id: MessageId) -> rusqlite::Result<Opt
 /// The state of a message that is not queued any more; None when nothing is known of it.
 pub(super) fn state_of(conn: &Connection, id: MessageId) -> Result<Option<State>> {
     let dead: Option<i64> = conn
-        .prepare_cached("SELECT id FROM _postrider_dlq WHERE message_id = ?1 LIMIT 1")
+        .prepare_cached(
+            "SELECT id FROM _postrider_dlq WHERE message_id = ?1 AND status <> 'redriven' LIMIT 1",
+        )
         .and_then(|mut statement| statement.query_row([id.0], |row| row.get(0)).optional())
         .map_err(storage_error)?;
     let Some(month) = month_of(conn, id).map_err(storage_error)? else {

@@ -45,6 +45,9 @@ fn claim_want(
     if write.known.is_paused() || !endpoint.is_open_for_delivery() {
         return Ok(NextDue::Nothing);
     }
+    if let Some(until) = endpoint.held_until.filter(|until| *until > write.now) {
+        return Ok(NextDue::At(until));
+    }
     let before = claims.len();
     let (room, limited_until) = rate_limited(write, &endpoint, want.room)?;
     let next = match &want.pick {

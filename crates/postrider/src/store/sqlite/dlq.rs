@@ -11,6 +11,7 @@ use super::{endpoints, events, send, storage_error};
 use crate::endpoint::{EndpointId, OnDead};
 use crate::error::StoreError;
 use crate::message::MessageId;
+use crate::settings::AttemptLog;
 use crate::store::{
     AttemptError, AttemptOutcome, AttemptRecord, DeadLetter, DlqFilter, DlqStatus, DlqSummary, Redrive,
     Result,
@@ -57,6 +58,9 @@ pub(super) fn bury(
             })
         })
         .map_err(storage_error)?;
+    if write.known.settings().attempt_log == AttemptLog::Off {
+        archive::forget_attempts(write, id)?;
+    }
     write.counts.dead(endpoint, 1);
     write.counts.dlq_bytes(endpoint, bytes);
     let (has_idempotency_key, place, key) = (false, Place::Claimed, key.cloned());
@@ -130,7 +134,9 @@ fn failed<const N: usize>(
 ) -> rusqlite::Result<Vec<(i64, EndpointId)>> {
     conn.prepare(&format!(
         "SELECT id, endpoint_id FROM _postrider_dlq
-         WHERE status = 'failed' AND payload IS NOT NULL {and} ORDER BY message_id, id"
+         WHERE status = 'failed' AND payload IS NOT NULL {and}
+           AND endpoint_id IN (SELECT id FROM _postrider_endpoints WHERE dropped_at IS NULL)
+         ORDER BY message_id, id"
     ))?
     .query_map(params_from_iter(parameters), |row| Ok((row.get(0)?, EndpointId(row.get(1)?))))?
     .collect()

@@ -150,7 +150,8 @@ fn archived(conn: &Connection, month: Month, id: MessageId) -> rusqlite::Result<
 fn dead(conn: &Connection, id: MessageId) -> rusqlite::Result<Option<Story>> {
     conn.prepare_cached(&format!(
         "SELECT {STORY_COLUMNS}, m.id AS dlq_id, m.died_at, m.reason FROM _postrider_dlq m
-         JOIN _postrider_endpoints e ON e.id = m.endpoint_id WHERE m.message_id = ?1 ORDER BY m.id DESC LIMIT 1"
+         JOIN _postrider_endpoints e ON e.id = m.endpoint_id WHERE m.message_id = ?1 AND m.status <> 'redriven'
+         ORDER BY m.id DESC LIMIT 1"
     ))?
     .query_row([id.0], |row| {
         let mut story = told(row, State::Dead)?;

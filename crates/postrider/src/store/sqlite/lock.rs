@@ -13,7 +13,8 @@ pub(super) struct FileLock {
 
 impl FileLock {
     /// On a file of its own: closing any descriptor of the database itself would drop SQLite's locks.
-    pub(super) fn take(store: &Path) -> Result<Self> {
+    /// `typed` is the store's path as people know it, `store` the file it leads to.
+    pub(super) fn take(store: &Path, typed: &Path) -> Result<Self> {
         let mut name = store.as_os_str().to_owned();
         name.push(".lock");
         let path = Path::new(&name);
@@ -25,7 +26,7 @@ impl FileLock {
             Ok(()) => Ok(Self { _file: file }),
             Err(TryLockError::WouldBlock) => Err(StoreError::Unusable(format!(
                 "another node is running on {}; one file has one node, so stop that one first, or use its API",
-                store.display()
+                typed.display()
             ))),
             Err(TryLockError::Error(error)) => Err(unusable(error)),
         }

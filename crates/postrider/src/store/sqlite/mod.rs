@@ -55,7 +55,7 @@ pub use outbox::{send_batch_in, send_in};
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const STATEMENTS_CACHED: usize = 256;
 /// The ends of the queue and the inner pages of its trees; the rest is in the page cache of the system.
-const WRITER_CACHE_KIB: i64 = 16 * 1024;
+const WRITER_CACHE_KIB: i64 = 4 * 1024;
 const READERS_MAX: usize = 4;
 
 /// How to open a store file.
@@ -96,8 +96,11 @@ pub struct SqliteStore {
 
 impl SqliteStore {
     /// Opens the file; a missing one is created with the current schema.
-    pub fn open(options: SqliteOptions) -> Result<Self> {
-        let lock = options.own.then(|| FileLock::take(&options.path)).transpose()?;
+    pub fn open(mut options: SqliteOptions) -> Result<Self> {
+        // SQLite follows links to find its WAL; lock and syncer must look in the same place.
+        let typed = std::mem::take(&mut options.path);
+        options.path = resolved(&typed);
+        let lock = options.own.then(|| FileLock::take(&options.path, &typed)).transpose()?;
         let mut conn = open_connection(&options.path)?;
         if options.migrate || schema::version(&conn).map_err(storage_error)? == 0 {
             schema::migrate(&mut conn)?;
@@ -247,7 +250,8 @@ impl Store for SqliteStore {
     }
 
     async fn heartbeat(&self, node: NodeId) -> Result<()> {
-        self.write(Commit::Soon, move |write| nodes::heartbeat(write, node)).await
+        // Durable, so that a node whose disk fails loses its lease and stops.
+        self.write(Commit::Durable, move |write| nodes::heartbeat(write, node)).await
     }
 
     async fn leave(&self, node: NodeId) -> Result<()> {
@@ -265,7 +269,7 @@ impl Store for SqliteStore {
 
     async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
         self.owner_only()?;
-        self.write(Commit::Soon, move |write| claim::claim(write, &request)).await
+        self.write(Commit::AfterSync, move |write| claim::claim(write, &request)).await
     }
 
     async fn settle(&self, settlements: Vec<Settlement>) -> Result<Vec<Settled>> {
@@ -417,6 +421,18 @@ impl Operate for SqliteStore {
         let name = self.name.clone();
         self.read(move |conn| inspect::status(conn, &name)).await
     }
+}
+
+fn resolved(path: &Path) -> PathBuf {
+    let resolve = |path: &Path| path.canonicalize().ok();
+    resolve(path).unwrap_or_else(|| {
+        // Not there yet: its folder may be a link.
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        match (resolve(parent), path.file_name()) {
+            (Some(parent), Some(name)) => parent.join(name),
+            _ => path.to_owned(),
+        }
+    })
 }
 
 /// Every connection of ours is set up alike.

@@ -12,6 +12,8 @@ use crate::endpoint::EndpointId;
 use crate::message::{MessageId, State};
 use crate::store::Result;
 
+/// Attempts of queued messages stay however old they are; no more than this many are passed over.
+const ATTEMPTS_LOOKED_AT: i64 = 2500;
 /// Evicting stops here, so that it does not start again with the next dead letter.
 const DLQ_KEPT_PERCENT: u64 = 90;
 
@@ -130,14 +132,15 @@ fn log_eviction(write: &mut Write<'_>, rule: &str, count: usize, bytes: u64) -> 
     events::log(write, "dlq.evicted", None, &json!({ "rule": rule, "count": count, "bytes": bytes }))
 }
 
-/// Rows past their months; a month's table goes when it is empty and over.
+/// Months that are over for that long. The month the limit falls into waits until it is, or every step would
+/// look through all of it.
 fn clean_archive(write: &mut Write<'_>, limit: usize) -> Result<usize> {
     let before = months_ago(write.now, write.known.settings().archive_retention_months);
     let oldest_kept = Month::of(before);
     let mut done = 0;
     let mut months = Month::existing(write.conn).map_err(storage_error)?;
     months.reverse();
-    for month in months.into_iter().take_while(|month| *month <= oldest_kept) {
+    for month in months.into_iter().take_while(|month| *month < oldest_kept) {
         let table = month.table();
         let deleted = write
             .conn
@@ -156,7 +159,7 @@ fn clean_archive(write: &mut Write<'_>, limit: usize) -> Result<usize> {
             .conn
             .query_row(&format!("SELECT NOT EXISTS (SELECT 1 FROM {table})"), [], |row| row.get(0))
             .map_err(storage_error)?;
-        if empty && month < oldest_kept {
+        if empty {
             write.conn.execute_batch(&format!("DROP TABLE {table}")).map_err(storage_error)?;
             write.months.forget();
             events::log(write, "archive.dropped", Some(&table), &json!({}))?;
@@ -172,12 +175,11 @@ fn clean_attempts(write: &mut Write<'_>, limit: usize) -> Result<usize> {
         .conn
         .prepare_cached(
             "DELETE FROM _postrider_attempts WHERE id IN
-               (SELECT id FROM (SELECT id, started_at FROM _postrider_attempts attempt
-                                WHERE NOT EXISTS (SELECT 1 FROM _postrider_queue WHERE id = attempt.message_id)
-                                ORDER BY id LIMIT ?2)
-                WHERE started_at <= ?1)",
+               (SELECT id FROM (SELECT id, message_id, started_at FROM _postrider_attempts ORDER BY id LIMIT ?3)
+                WHERE started_at <= ?1 AND NOT EXISTS (SELECT 1 FROM _postrider_queue WHERE id = message_id)
+                LIMIT ?2)",
         )
-        .and_then(|mut statement| statement.execute(params![before, limit as i64]))
+        .and_then(|mut statement| statement.execute(params![before, limit as i64, ATTEMPTS_LOOKED_AT]))
         .map_err(storage_error)
 }
 

@@ -133,7 +133,11 @@ fn insert(write: &mut Write<'_>, message: &NewMessage, endpoint: &Arc<Endpoint>)
     };
     let direct =
         if place == Place::Ready && due_at <= now { reserve(write, message, endpoint)? } else { None };
-    let id = insert_row(write, message, endpoint, due_at, key.as_ref(), place, direct)?;
+    let inserted = insert_row(write, message, endpoint, due_at, key.as_ref(), place, direct);
+    if let (Err(_), Some(node)) = (&inserted, direct) {
+        write.listeners.give_back(node, endpoint.id);
+    }
+    let id = inserted?;
     write.newest = write.newest.max(id.0);
     match direct {
         Some(node) => write.news.push(Arrival::Claimed(Claim {

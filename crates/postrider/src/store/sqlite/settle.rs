@@ -42,7 +42,7 @@ fn settle_one(write: &mut Write<'_>, settlement: &Settlement) -> Result<Settled>
         if let End::Attempted { record, .. } = &settlement.end
             && delivered
         {
-            record_attempt(write, settlement.id, record)?;
+            record_attempt_if_wanted(write, settlement.id, record)?;
         }
         return settled(Effect::Fenced, None);
     };
@@ -70,6 +70,9 @@ fn end_claim(
     if let End::Attempted { record, .. } = &settlement.end {
         record_attempt_if_wanted(write, id, record)?;
     }
+    if let Some(until) = settlement.hold_endpoint_until {
+        endpoints::hold(write, settlement.endpoint, until)?;
+    }
     if delivered || standing.delivered_late {
         let unblocked = archive::leave(write, &standing.leaving, State::Completed, None)?;
         return Ok((State::Completed, unblocked));
@@ -86,10 +89,7 @@ fn end_claim(
                 let unblocked = archive::leave(write, &standing.leaving, State::Expired, None)?;
                 Ok((State::Expired, unblocked))
             }
-            Verdict::Retry { due_at, hold_endpoint_until } => {
-                if let Some(until) = hold_endpoint_until {
-                    endpoints::hold(write, settlement.endpoint, *until)?;
-                }
+            Verdict::Retry { due_at } => {
                 Ok((State::Pending, back_to_pending(write, id, standing, record, *due_at, 0)?))
             }
             Verdict::Spare { due_at } => {

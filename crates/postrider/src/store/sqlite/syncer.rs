@@ -4,9 +4,9 @@
 
 use std::fs::{File, OpenOptions};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use super::nodes::Listeners;
@@ -26,6 +26,8 @@ pub(super) struct Syncer {
     thread: Option<JoinHandle<()>>,
     /// Groups that are not answered yet.
     unanswered: Arc<AtomicUsize>,
+    /// Why nothing can be made durable any more.
+    broken: Arc<OnceLock<StoreError>>,
 }
 
 impl Syncer {
@@ -40,16 +42,21 @@ impl Syncer {
         let wal = OpenOptions::new().read(true).write(true).open(&path).map_err(unusable)?;
         let (groups, waiting) = channel();
         let unanswered = Arc::new(AtomicUsize::new(0));
-        let left = unanswered.clone();
+        let broken = Arc::new(OnceLock::new());
+        let (left, failure) = (unanswered.clone(), broken.clone());
         let thread = std::thread::Builder::new()
             .name("postrider-syncer".to_owned())
-            .spawn(move || run(&wal, &waiting, &listeners, &left, &writer))
+            .spawn(move || run(&wal, &waiting, &listeners, &left, &failure, &writer))
             .map_err(|error| StoreError::Unavailable(error.to_string()))?;
-        Ok(Self { groups: Some(groups), thread: Some(thread), unanswered })
+        Ok(Self { groups: Some(groups), thread: Some(thread), unanswered, broken })
     }
 
     pub(super) fn is_busy(&self) -> bool {
         self.unanswered.load(Ordering::Acquire) > 0
+    }
+
+    pub(super) fn broken(&self) -> Option<&StoreError> {
+        self.broken.get()
     }
 
     pub(super) fn sync(&self, group: Unsynced) {
@@ -71,27 +78,30 @@ fn run(
     waiting: &Receiver<Unsynced>,
     listeners: &Listeners,
     unanswered: &AtomicUsize,
+    broken: &OnceLock<StoreError>,
     writer: &Sender<Command>,
 ) {
-    let mut broken: Option<StoreError> = None;
     while let Ok(first) = waiting.recv() {
         let groups: Vec<Unsynced> = std::iter::once(first).chain(waiting.try_iter()).collect();
         // After a failed sync the kernel may have dropped the pages: a later success would prove nothing.
-        if broken.is_none()
+        if broken.get().is_none()
             && let Err(error) = wal.sync_data()
         {
             tracing::error!(%error, "the disk refused to sync; sends are refused until a restart");
-            broken = Some(StoreError::Unusable(format!(
+            let _ = broken.set(StoreError::Unusable(format!(
                 "the disk refused to sync the store ({error}); restart the node once the disk is in order"
             )));
         }
         unanswered.fetch_sub(groups.len(), Ordering::AcqRel);
         // It may have ended already; then nothing waits there.
         let _ = writer.send(Command::Synced);
-        let outcome = broken.clone().map_or(Ok(()), Err);
+        let outcome = broken.get().cloned().map_or(Ok(()), Err);
         for group in groups {
             group.jobs.into_iter().for_each(|job| job.finish(outcome.clone()));
-            listeners.tell(group.news);
+            match outcome {
+                Ok(()) => listeners.tell(group.news),
+                Err(_) => listeners.take_back(group.news),
+            }
         }
     }
 }

@@ -37,6 +37,8 @@ const COMPANY_JOBS_MAX: usize = 256;
 pub(super) enum Commit {
     /// In the file, not yet synced: survives a killed process, and a lost one only means a redelivery.
     Soon,
+    /// Like `Soon`, but what it saw may have been sent a moment ago: it is answered when that is durable.
+    AfterSync,
     Durable,
 }
 
@@ -194,18 +196,25 @@ impl Writer {
     }
 
     fn commit_group(&mut self, waiting: &mut VecDeque<Box<dyn Job>>) {
+        if let Some(broken) = self.syncer.broken() {
+            let (refused, others): (VecDeque<_>, VecDeque<_>) =
+                waiting.drain(..).partition(|job| job.commit() == Commit::Durable);
+            refused.into_iter().for_each(|job| job.finish(Err(broken.clone())));
+            *waiting = others;
+        }
         let mut ran = Vec::with_capacity(waiting.len());
         match self.transaction(waiting, &mut ran) {
             Ok(news) => {
-                let (durable, soon): (Vec<_>, Vec<_>) =
-                    ran.into_iter().partition(|job| job.commit() == Commit::Durable);
-                if durable.is_empty() {
-                    self.listeners.tell(news);
+                // Nobody is told of a message before it is certain to exist.
+                let unsynced = self.syncer.is_busy() || ran.iter().any(|job| job.commit() == Commit::Durable);
+                let (now, later): (Vec<_>, Vec<_>) =
+                    ran.into_iter().partition(|job| job.commit() == Commit::Soon || !unsynced);
+                if unsynced {
+                    self.syncer.sync(Unsynced { jobs: later, news });
                 } else {
-                    // Nobody is told of a message before it is certain to exist.
-                    self.syncer.sync(Unsynced { jobs: durable, news });
+                    self.listeners.tell(news);
                 }
-                soon.into_iter().for_each(|job| job.finish(Ok(())));
+                now.into_iter().for_each(|job| job.finish(Ok(())));
             }
             Err(Rollback::Spoiled) if ran.len() > 1 => {
                 // One job failed half-way: its neighbours must not pay for it.
@@ -321,7 +330,8 @@ fn run_jobs(
         let before = write.conn.total_changes();
         let outcome = job.run(write);
         ran.push(job);
-        if outcome.is_err() && write.conn.total_changes() != before {
+        // A full disk makes SQLite end the transaction by itself: nothing may follow outside of one.
+        if outcome.is_err() && (write.conn.total_changes() != before || write.conn.is_autocommit()) {
             return Err(Rollback::Spoiled);
         }
         if started.elapsed() > TRANSACTION_BUDGET {

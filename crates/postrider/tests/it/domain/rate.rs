@@ -52,14 +52,6 @@ fn no_more_is_taken_than_wanted_and_the_rest_stays() {
 }
 
 #[test]
-fn what_found_no_message_is_given_back() {
-    let limit = RateLimit { limit: 10, interval: Interval::Second, burst: None };
-    let taken = limit.grant(None, start(), 10);
-    let position = limit.give_back(taken.position, 7);
-    assert_eq!(limit.grant(Some(position), start(), 100).granted, 7);
-}
-
-#[test]
 fn a_limit_near_the_clock_s_resolution_is_kept() {
     let limit = RateLimit { limit: 700_000, interval: Interval::Second, burst: Some(1) };
     let (mut position, mut granted) = (None, 0u64);
@@ -176,13 +168,5 @@ proptest! {
             prop_assert!(after_jump.next_at <= after(step), "told to wait until {}", after_jump.next_at);
             prop_assert!(limit.grant(Some(after_jump.position), after_jump.next_at, 1).granted == 1);
         }
-    }
-
-    #[test]
-    fn giving_everything_back_leaves_no_debt(limit in any_limit(), wanted in 1..1000u32) {
-        let first = limit.grant(None, start(), wanted);
-        let position = limit.give_back(first.position, first.granted);
-        let again = limit.grant(Some(position), after(1), wanted);
-        prop_assert_eq!(again.granted, first.granted);
     }
 }

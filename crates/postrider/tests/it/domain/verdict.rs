@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use postrider::retry::{RetryOverrides, RetryPolicy};
 use postrider::settings::Settings;
 use postrider::verdict::{
-    Class, DeadReason, Failure, Outcome, RETRY_AFTER_MAX, Receipt, Standing, Verdict, verdict,
+    Class, DeadReason, Failure, Outcome, RETRY_AFTER_MAX, Receipt, Standing, Verdict, endpoint_hold, verdict,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ fn standing(budget_used: u32) -> Standing {
 }
 
 fn decide(outcome: &Outcome, standing: Standing) -> Verdict {
-    verdict(outcome, standing, &policy(), MAX_DELAY, now(), 0.5)
+    verdict(outcome, standing, &policy(), now(), 0.5)
 }
 
 fn failed(class: Class) -> Outcome {
@@ -40,7 +40,7 @@ fn asked(seconds: u64) -> Outcome {
 }
 
 fn retry_in(seconds: u64) -> Verdict {
-    Verdict::Retry { due_at: now() + SECOND * seconds as u32, hold_endpoint_until: None }
+    Verdict::Retry { due_at: now() + SECOND * seconds as u32 }
 }
 
 const EXHAUSTED: Verdict = Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false };
@@ -81,7 +81,7 @@ fn only_a_message_that_was_alone_dies_of_lost_leases() {
 fn no_limit_of_attempts_means_no_death_of_attempts() {
     let endless = RetryPolicy { max_attempts: 0, ..policy() };
     for outcome in [failed(Class::Retryable), Outcome::Lost { alone: true }] {
-        let verdict = verdict(&outcome, standing(u32::MAX), &endless, MAX_DELAY, now(), 0.5);
+        let verdict = verdict(&outcome, standing(u32::MAX), &endless, now(), 0.5);
         assert_eq!(verdict, retry_in(300));
     }
 }
@@ -146,11 +146,10 @@ fn retry_after_replaces_the_delay_and_holds_the_endpoint_within_limits() {
         (86_401, 86_400, 300),
     ];
     for (seconds, put_off, held) in table {
-        let expected = Verdict::Retry {
-            due_at: now() + SECOND * put_off,
-            hold_endpoint_until: Some(now() + SECOND * held),
-        };
+        let expected = Verdict::Retry { due_at: now() + SECOND * put_off };
         assert_eq!(decide(&asked(seconds), standing(1)), expected, "Retry-After: {seconds}");
+        let hold = endpoint_hold(&asked(seconds), MAX_DELAY, now());
+        assert_eq!(hold, Some(now() + SECOND * held), "Retry-After: {seconds}");
     }
     assert_eq!(RETRY_AFTER_MAX, Duration::from_secs(86_400));
     assert_eq!(decide(&asked(u64::from(u32::MAX) * 1000), standing(1)), decide(&asked(86_400), standing(1)));

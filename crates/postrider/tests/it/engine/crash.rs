@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use postrider::engine::Happening;
+use postrider::store::Redrive;
 use postrider::{MessageId, NewMessage, Operate, State};
 use serde_json::{Value, json};
 
@@ -225,5 +226,28 @@ async fn an_endpoint_dropped_during_the_trial_of_its_messages_does_not_end_all_t
     world.receiver.release();
     world.until_empty().await;
     assert_eq!(world.receiver.at("stays").len(), 8);
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_suspect_that_its_key_lets_go_again_is_noticed() {
+    let mut world = World::new().await;
+    world.endpoint("a").await;
+    world.receiver.answer(Answer::status(400));
+    let engine = world.engine().await;
+    let dead = world.store.send(to("a", 0).ordering_key("k")).await.unwrap().id;
+    world.until_state(dead, State::Dead).await;
+    engine.stop().await;
+    world.receiver.answer(Answer::ok().held());
+    let node = Node::start(&world).await;
+    let lost = world.store.send(to("a", 1).ordering_key("k")).await.unwrap().id;
+    world.receiver.until("it to hang", |receiver| receiver.running("a") == 1).await;
+    node.kill(&mut world).await;
+    // The dead one goes before it again: the suspect is behind its key until that one is settled.
+    world.store.redrive(Redrive::All).await.unwrap();
+    world.receiver.answer(Answer::ok());
+    let engine = world.engine().await;
+    world.until_state(dead, State::Completed).await;
+    world.until_state(lost, State::Completed).await;
     engine.stop().await;
 }

@@ -173,3 +173,15 @@ async fn a_file_has_one_node_and_any_number_of_tools() {
     drop(shop.store);
     SqliteStore::open(SqliteOptions::node(&path)).expect("the next node takes over at once");
 }
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_link_to_a_store_is_that_store() {
+    let shop = Shop::open().await;
+    let link = shop.folder.path().join("link.db");
+    std::os::unix::fs::symlink(shop.folder.path().join("shop.db"), &link).unwrap();
+    let second = SqliteStore::open(SqliteOptions::node(&link));
+    assert!(matches!(second, Err(StoreError::Unusable(_))), "one file has one node, whatever its name");
+    SqliteStore::open(SqliteOptions::tool(&link)).unwrap().send(to("a")).await.unwrap();
+    assert_eq!(shop.queued().await, 1);
+}

@@ -149,7 +149,17 @@ impl<H: Harness> World<H> {
     }
 
     pub(crate) async fn end(&self, ticket: Ticket, end: End) -> Settled {
-        let settlement = Settlement { id: ticket.id, endpoint: ticket.endpoint, fence: ticket.fence, end };
+        self.end_and_hold(ticket, end, None).await
+    }
+
+    pub(crate) async fn end_and_hold(
+        &self,
+        ticket: Ticket,
+        end: End,
+        hold_endpoint_until: Option<Timestamp>,
+    ) -> Settled {
+        let Ticket { id, endpoint, fence, .. } = ticket;
+        let settlement = Settlement { id, endpoint, fence, end, hold_endpoint_until };
         let settled = self.store().settle(vec![settlement]).await.expect("a settlement");
         assert_eq!(settled.len(), 1);
         assert_eq!(settled[0].id, ticket.id);
@@ -306,7 +316,7 @@ pub(crate) const DEAD: Verdict =
     Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false };
 
 pub(crate) fn retry_at(due_at: Timestamp) -> Verdict {
-    Verdict::Retry { due_at, hold_endpoint_until: None }
+    Verdict::Retry { due_at }
 }
 
 pub(crate) fn due(endpoint: EndpointId, room: u32) -> Want {

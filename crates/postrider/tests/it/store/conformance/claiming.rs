@@ -236,8 +236,8 @@ pub(crate) async fn a_receiver_that_asks_for_rest_holds_its_endpoint<H: Harness>
     let (first, second) = (world.send(to("a")).await, world.send(to("a")).await);
     let ticket = world.claim(world.a, 1).await[0];
     let until = world.in_seconds(20);
-    let verdict = Verdict::Retry { due_at: world.in_seconds(30), hold_endpoint_until: Some(until) };
-    world.settle(ticket, verdict).await;
+    let end = ticket.attempted(world.now(), Verdict::Retry { due_at: world.in_seconds(30) });
+    world.end_and_hold(ticket, end, Some(until)).await;
     let endpoint = world.store().endpoint("a").await.unwrap();
     assert_eq!(endpoint.held_until, Some(until));
     let snapshot = world.store().snapshot(None).await.unwrap().unwrap();
@@ -290,4 +290,36 @@ pub(crate) async fn only_a_pending_message_is_cancelled_or_rescheduled<H: Harnes
     let nobody = world.store().cancel(MessageId(i64::MAX)).await.unwrap_err();
     assert!(matches!(nobody, StoreError::Unknown { what: "message", .. }), "{nobody:?}");
     assert_eq!(world.queued().await, 0);
+}
+
+pub(crate) async fn a_probe_waits_too_when_the_receiver_asked_for_rest<H: Harness>(mut world: World<H>) {
+    world.send(to("a")).await;
+    world.send(to("a")).await;
+    let ticket = world.claim(world.a, 1).await[0];
+    let until = world.in_seconds(20);
+    let end = ticket.attempted(world.now(), Verdict::Retry { due_at: world.in_seconds(30) });
+    world.end_and_hold(ticket, end, Some(until)).await;
+    let circuit = world.store().endpoint("a").await.unwrap().circuit;
+    let probing = circuit.probing(world.node, world.in_seconds(60));
+    assert!(world.store().move_circuit(world.a, circuit.epoch, probing).await.unwrap());
+    let probe = vec![Want { endpoint: world.a, room: 1, pick: Pick::Probe }];
+    let claimed = world.ask(world.node, false, probe.clone()).await;
+    assert!(claimed.claims.is_empty());
+    assert_eq!(claimed.next, [(world.a, NextDue::At(until))]);
+    world.live(20).await;
+    assert_eq!(world.ask(world.node, false, probe).await.claims.len(), 1);
+}
+
+pub(crate) async fn a_message_that_dies_of_a_busy_receiver_holds_the_endpoint_all_the_same<H: Harness>(
+    mut world: World<H>,
+) {
+    world.send(to("a")).await;
+    let next = world.send(to("a")).await;
+    let ticket = world.claim(world.a, 1).await[0];
+    let until = world.in_seconds(20);
+    let end = ticket.attempted(world.now(), crate::store::world::DEAD);
+    world.end_and_hold(ticket, end, Some(until)).await;
+    assert_eq!(world.claim_ids().await, []);
+    world.live(20).await;
+    assert_eq!(world.claim_ids().await, [next]);
 }

@@ -189,3 +189,29 @@ pub(crate) async fn a_letter_keeps_its_last_hundred_errors<H: Harness>(mut world
     assert_eq!(attempts, (6..=105).collect::<Vec<_>>());
     assert_eq!(letter.attempt_count, 105);
 }
+
+pub(crate) async fn letters_of_a_dropped_endpoint_do_not_keep_others_from_being_redriven<H: Harness>(
+    mut world: World<H>,
+) {
+    let id = world.send(to("a")).await;
+    world.kill(id).await;
+    let gone = world.endpoint("gone", json!({})).await;
+    world.send(to("gone")).await;
+    let ticket = world.claim(gone, 1).await[0];
+    world.die(ticket).await;
+    world.store().drop_endpoint("gone", true).await.unwrap();
+    assert_eq!(world.store().redrive(Redrive::All).await.unwrap(), 1);
+    assert_eq!(world.state(id).await, State::Pending);
+}
+
+pub(crate) async fn a_redriven_message_that_was_delivered_is_not_told_as_dead<H: Harness>(
+    mut world: World<H>,
+) {
+    world.configure("archive", "off").await;
+    let id = world.send(to("a")).await;
+    let letter = world.kill(id).await;
+    world.store().redrive(Redrive::One(letter.id)).await.unwrap();
+    let ticket = world.claim_one().await;
+    world.complete(ticket).await;
+    assert!(matches!(world.store().story(id).await, Err(StoreError::Unknown { .. })));
+}

@@ -25,6 +25,7 @@ macro_rules! conformance {
     ($harness:ty) => {
         $crate::store::conformance::promises! { $harness;
             sending {
+                an_attempt_may_not_outlast_what_counts_as_stuck,
                 a_message_is_kept_with_everything_it_was_given,
                 an_unknown_endpoint_is_named,
                 a_bad_priority_is_named_and_changes_nothing,
@@ -50,6 +51,8 @@ macro_rules! conformance {
             }
             claiming {
                 priority_goes_before_due_time_before_id,
+                a_probe_waits_too_when_the_receiver_asked_for_rest,
+                a_message_that_dies_of_a_busy_receiver_holds_the_endpoint_all_the_same,
                 nothing_is_claimed_before_its_schedule,
                 nothing_is_claimed_past_its_expiry,
                 expiry_is_applied_in_bounded_steps,
@@ -155,6 +158,8 @@ macro_rules! conformance {
                 a_redriven_message_is_the_same_one_with_a_fresh_budget,
                 a_redriven_message_that_dies_again_tells_both_lives,
                 redriving_twice_yields_one_message,
+                letters_of_a_dropped_endpoint_do_not_keep_others_from_being_redriven,
+                a_redriven_message_that_was_delivered_is_not_told_as_dead,
                 racing_redrives_yield_one_message,
                 each_selection_redrives_what_it_names,
                 unkeyed_letters_are_redriven_in_original_order,

@@ -189,3 +189,12 @@ pub(crate) async fn an_endpoint_that_is_gone_accepts_and_keeps<H: Harness>(mut w
     world.store().set_endpoint_enabled("a", true).await.unwrap();
     assert_eq!(world.claim_ids().await, [kept]);
 }
+
+pub(crate) async fn an_attempt_may_not_outlast_what_counts_as_stuck<H: Harness>(world: World<H>) {
+    let options = |timeout: u64| json!({ "timeout": timeout }).as_object().unwrap().clone();
+    let refused = world.store().send(NewMessage { options: options(300), ..to("a") }).await.unwrap_err();
+    let StoreError::Invalid(invalid) = refused else { panic!("{refused}") };
+    assert_eq!(invalid.field, "options.timeout");
+    assert!(invalid.rule.contains("stale_recovery_timeout"), "{invalid}");
+    world.store().send(NewMessage { options: options(299), ..to("a") }).await.unwrap();
+}

@@ -128,6 +128,7 @@ pub(crate) async fn one_settlement_does_not_touch_its_neighbours<H: Harness>(mut
         endpoint: ticket.endpoint,
         fence: ticket.fence,
         end,
+        hold_endpoint_until: None,
     };
     let attempted = |ticket: Ticket, verdict| settlement(ticket, ticket.attempted(now, verdict));
     let settled = world

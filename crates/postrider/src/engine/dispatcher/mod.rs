@@ -1,10 +1,10 @@
 //! The loop: which endpoints have room and work → claim → attempt → settle. It owns its state; everything
 //! else sends it values.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{JoinError, JoinSet};
@@ -12,26 +12,25 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Pulse;
+mod claiming;
+mod switching;
+
 use super::attempt::{Attempt, Finished};
-use super::circuits::{CircuitMove, Circuits};
+use super::circuits::Circuits;
 use super::ended::Ended;
-use super::errand::{Call, Errand};
-use super::events::{Events, Happening};
-use super::lane::Work;
+use super::errand::{Errand, answer};
+use super::events::Events;
 use super::lanes::Lanes;
 use super::lease::Lease;
 use super::probation::Probation;
 use super::slots::Slots;
-use crate::breaker::{Circuit, CircuitState, Permission};
+use crate::breaker::CircuitState;
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::{Claim, MessageId};
 use crate::settings::CaptureResponse;
 use crate::sink::{Capture, Environment};
-use crate::store::{
-    Arrival, ClaimRequest, Claimed, NextDue, Pick, Settled, Settlement, Snapshot, Store, Suspect, Waiting,
-    Want,
-};
+use crate::store::{Arrival, Claimed, Settled, Settlement, Snapshot, Store, Suspect, Waiting, Want};
 
 /// One claim asks for at most this much, so that its transaction stays short.
 const CLAIM_MESSAGES_MAX: u32 = 256;
@@ -43,6 +42,9 @@ const SUSPECTS_LOOKED_AT: usize = 10_000;
 
 /// Even when nothing happens the loop turns this often, so that everybody can see that it does.
 const TURN_INTERVAL: Duration = Duration::from_secs(1);
+/// A net under the wake-ups: what is due is found within this time even if nobody told.
+const LINE_UP_INTERVAL: Duration = Duration::from_secs(5);
+/// Not more often than this, however much other processes change.
 const LOOK_EVERYWHERE_INTERVAL: Duration = Duration::from_secs(1);
 const RELOAD_INTERVAL: Duration = Duration::from_millis(50);
 const SUSPECTS_INTERVAL: Duration = Duration::from_millis(50);
@@ -64,6 +66,15 @@ pub(super) struct Parts {
     pub(super) snapshot: Arc<Snapshot>,
 }
 
+/// One round with the store: what ended went there, what is claimed came back.
+struct Exchanged {
+    ended: Vec<Ended>,
+    settled: Result<Vec<Settled>, StoreError>,
+    /// The slots of these were reserved.
+    wants: Vec<Want>,
+    claimed: Result<Claimed, StoreError>,
+}
+
 pub(super) struct Dispatcher {
     parts: Parts,
     lanes: Lanes,
@@ -72,11 +83,7 @@ pub(super) struct Dispatcher {
     attempts: JoinSet<Finished>,
     next_batch: i64,
 
-    claim: Call<Claimed>,
-    /// What the claim under way asks for; its slots are reserved.
-    claiming: Vec<Want>,
-    settle: Call<Vec<Settled>>,
-    settling: Vec<Ended>,
+    exchange: Option<BoxFuture<'static, Exchanged>>,
     unsettled: Vec<Ended>,
     reload: Errand<Option<Arc<Snapshot>>>,
     look: Errand<Vec<Waiting>>,
@@ -97,10 +104,7 @@ impl Dispatcher {
             probation: Probation::default(),
             attempts: JoinSet::new(),
             next_batch: 1,
-            claim: Call::none(),
-            claiming: Vec::new(),
-            settle: Call::none(),
-            settling: Vec::new(),
+            exchange: None,
             unsettled: Vec::new(),
             reload: Errand::wanted_every(RELOAD_INTERVAL),
             look: Errand::wanted_every(LOOK_EVERYWHERE_INTERVAL),
@@ -135,8 +139,7 @@ impl Dispatcher {
             let wake_at = drained_by.map_or(self.wake_at(), |by| by.min(self.wake_at()));
             tokio::select! {
                 biased;
-                settled = self.settle.answer() => self.settle_answered(settled),
-                claimed = self.claim.answer() => self.claim_answered(claimed),
+                exchanged = answer(&mut self.exchange) => self.exchanged(exchanged),
                 Some(finished) = self.attempts.join_next() => {
                     self.attempt_ended(finished);
                     while let Some(finished) = self.attempts.try_join_next() {
@@ -167,14 +170,13 @@ impl Dispatcher {
     fn ask_the_store(&mut self) {
         self.lanes.fire_timers(self.parts.store.now());
         if self.line_up_at <= Instant::now() {
-            self.line_up_at = Instant::now() + TURN_INTERVAL;
+            self.line_up_at = Instant::now() + LINE_UP_INTERVAL;
             self.lanes.line_up();
+            self.look.want();
+            self.suspects.want();
         }
         if Instant::now() < self.retry_at {
             return;
-        }
-        if self.settle.is_none() && !self.unsettled.is_empty() {
-            self.begin_settle();
         }
         let store = &self.parts.store;
         let known = self.parts.snapshot.version;
@@ -182,9 +184,6 @@ impl Dispatcher {
             let store = store.clone();
             async move { store.snapshot(Some(known)).await }
         });
-        if self.stopping {
-            return;
-        }
         self.look.begin_if_due(|| {
             let store = store.clone();
             async move { store.waiting().await }
@@ -193,143 +192,52 @@ impl Dispatcher {
             let store = store.clone();
             async move { store.suspects(SUSPECTS_LOOKED_AT).await }
         });
-        if self.claim.is_none() && self.parts.lease.is_valid() && self.parts.snapshot.paused.is_none() {
-            self.begin_claim();
+        if self.exchange.is_none() {
+            self.begin_exchange();
         }
     }
 
-    fn begin_settle(&mut self) {
+    /// What ended and what is wanted go to the store together, so that they share a transaction: a settled
+    /// head's successor is claimed in the same breath. One at a time: what comes up meanwhile goes with the
+    /// next, and no endpoint is asked about twice at once.
+    fn begin_exchange(&mut self) {
         let count = self.unsettled.len().min(SETTLE_MESSAGES_MAX);
-        self.settling = self.unsettled.drain(..count).collect();
-        let settlements: Vec<Settlement> =
-            self.settling.iter().map(|ended| ended.settlement.clone()).collect();
-        let store = self.parts.store.clone();
-        self.settle.begin(async move { store.settle(settlements).await });
-    }
-
-    fn begin_claim(&mut self) {
-        let mut request = ClaimRequest {
-            node: self.parts.lease.node(),
-            batch: self.next_batch,
-            wants: Vec::new(),
-            alone: false,
-        };
-        self.want_suspects(&mut request);
-        if !self.probation.wants_the_node_empty() {
-            self.want_probes(&mut request);
-            self.want_due(&mut request);
-        }
-        if request.wants.is_empty() {
+        let ended: Vec<Ended> = self.unsettled.drain(..count).collect();
+        let may_claim = !self.stopping && self.parts.lease.is_valid() && self.parts.snapshot.paused.is_none();
+        let request = if may_claim { self.claim_request() } else { None };
+        if ended.is_empty() && request.is_none() {
             return;
         }
-        self.next_batch += 1;
-        self.claiming = request.wants.clone();
         let store = self.parts.store.clone();
-        self.claim.begin(async move { store.claim(request).await });
-    }
-
-    /// Shares the node's free room evenly among the endpoints in line.
-    fn want_due(&mut self, request: &mut ClaimRequest) {
-        let now = self.parts.store.now();
-        let mut left = CLAIM_MESSAGES_MAX.min(self.parts.slots.free());
-        let in_turn = self.lanes.in_line().min(CLAIM_ENDPOINTS_MAX);
-        let share = (left / in_turn.max(1) as u32).max(1);
-        for _ in 0..in_turn {
-            if left == 0 {
-                return;
-            }
-            let Some(id) = self.lanes.next_in_line() else { return };
-            let Some(lane) = self.lanes.get_mut(id) else { continue };
-            match lane.permission(now) {
-                // What changes that wakes it again.
-                None => {}
-                Some(Permission::Wait { until }) => self.lanes.wait_until(id, until),
-                Some(Permission::Probe) => self.take_probe(id, now),
-                Some(Permission::Deliver) => {
-                    let limit = lane.concurrency.limit();
-                    let room = self.parts.slots.reserve(&lane.slot, limit, share.min(left));
-                    if room > 0 {
-                        lane.work = Work::Asked;
-                        left -= room;
-                        request.wants.push(Want { endpoint: id, room, pick: Pick::Due });
-                    } else if self.parts.slots.free() == 0 {
-                        // Senders took the node's last room meanwhile: it is this one's turn again.
-                        self.lanes.first_in_line(id);
-                        return;
-                    }
-                    // Without room of its own it waits for one of its attempts to end.
+        self.exchange = Some(Box::pin(async move {
+            let settlements: Vec<Settlement> = ended.iter().map(|ended| ended.settlement.clone()).collect();
+            let wants = request.iter().flat_map(|request| request.wants.clone()).collect();
+            let settle = async {
+                if settlements.is_empty() { Ok(Vec::new()) } else { store.settle(settlements).await }
+            };
+            let claim = async {
+                match request {
+                    Some(request) => store.claim(request).await,
+                    None => Ok(Claimed::default()),
                 }
-            }
-        }
+            };
+            // Polled in this order, so the store is asked in this order.
+            let (settled, claimed) = futures_util::future::join(settle, claim).await;
+            Exchanged { ended, settled, wants, claimed }
+        }));
     }
 
-    /// One message for each half-open circuit whose probe this node holds.
-    fn want_probes(&mut self, request: &mut ClaimRequest) {
-        while let Some(id) = self.circuits.next_probe() {
-            let Some(lane) = self.lanes.get_mut(id) else { continue };
-            if self.parts.slots.reserve(&lane.slot, u32::MAX, 1) == 0 {
-                self.circuits.may_probe(id);
-                return;
-            }
-            lane.work = Work::Asked;
-            request.wants.push(Want { endpoint: id, room: 1, pick: Pick::Probe });
-        }
-    }
-
-    /// The next suspects, when none is on trial; a claim with one that must be alone asks for nothing else.
-    fn want_suspects(&mut self, request: &mut ClaimRequest) {
-        if self.parts.slots.free() == 0 {
-            return;
-        }
-        let now = self.parts.store.now();
-        for endpoint in self.probation.due_endpoints(now) {
-            // Suspects can probe a circuit too, when nothing else is there to do it.
-            if self.lanes.get(endpoint).is_some_and(|lane| lane.permission(now) == Some(Permission::Probe)) {
-                self.wake(endpoint);
-            }
-        }
-        let lanes = &self.lanes;
-        let may_try = |suspect: &Suspect| {
-            lanes.get(suspect.endpoint).is_some_and(|lane| {
-                lane.permission(now) == Some(Permission::Deliver)
-                    && lane.slot.has_room(lane.endpoint.max_in_flight())
-            })
-        };
-        let is_last = |suspect: &Suspect| {
-            let lane = lanes.get(suspect.endpoint);
-            lane.is_some_and(|lane| {
-                !lane.policy.limited_to(suspect.max_attempts).allows_another(suspect.budget_used + 1)
-            })
-        };
-        let was_filling = !self.probation.wants_the_node_empty();
-        let trial = self.probation.next_trial(now, self.parts.slots.is_idle(), may_try, is_last);
-        if was_filling && self.probation.wants_the_node_empty() {
-            self.publish_room();
-        }
-        let Some(trial) = trial else { return };
-        request.alone = trial.isolated;
-        let mut by_endpoint: HashMap<EndpointId, Vec<MessageId>> = HashMap::new();
-        for suspect in trial.suspects {
-            by_endpoint.entry(suspect.endpoint).or_default().push(suspect.id);
-        }
-        for (endpoint, mut ids) in by_endpoint {
-            let Some(lane) = self.lanes.get(endpoint) else { continue };
-            let limit = lane.endpoint.max_in_flight();
-            let room = self.parts.slots.reserve(&lane.slot, limit, ids.len() as u32);
-            ids.truncate(room as usize);
-            if room > 0 {
-                request.wants.push(Want { endpoint, room, pick: Pick::Suspects(ids) });
-            }
-        }
-        if request.wants.is_empty() && self.probation.claimed(|_| false) {
-            self.trial_is_over();
-        }
+    fn exchanged(&mut self, exchanged: Exchanged) {
+        self.settle_answered(exchanged.ended, exchanged.settled);
+        self.claim_answered(exchanged.wants, exchanged.claimed);
     }
 
     // ---- what the store answers ----
 
-    fn settle_answered(&mut self, settled: Result<Vec<Settled>, StoreError>) {
-        let settling = std::mem::take(&mut self.settling);
+    fn settle_answered(&mut self, settling: Vec<Ended>, settled: Result<Vec<Settled>, StoreError>) {
+        if settling.is_empty() {
+            return;
+        }
         let settled = match settled {
             Ok(settled) => settled,
             Err(error) => {
@@ -345,58 +253,12 @@ impl Dispatcher {
             }
             if let Some(unblocked) = settled.unblocked {
                 self.wake(unblocked);
+                // The successor may be on probation.
+                self.suspects.want();
             }
             self.settled(settled.id);
             ended.tell(settled, &self.parts.events);
         }
-    }
-
-    fn claim_answered(&mut self, claimed: Result<Claimed, StoreError>) {
-        let claiming = std::mem::take(&mut self.claiming);
-        let claimed = match claimed {
-            Ok(claimed) => {
-                self.backoff = STORE_BACKOFF_MIN;
-                claimed
-            }
-            Err(error) => {
-                self.store_failed("claim", &error);
-                Claimed::default()
-            }
-        };
-        let mut got: HashMap<EndpointId, u32> = HashMap::new();
-        claimed.claims.iter().for_each(|claim| *got.entry(claim.message.endpoint).or_default() += 1);
-        let mut asked_for_suspects = false;
-        for (n, want) in claiming.into_iter().enumerate() {
-            let of_endpoint = got.entry(want.endpoint).or_default();
-            let used = want.room.min(*of_endpoint);
-            *of_endpoint -= used;
-            self.parts.slots.release(want.endpoint, want.room - used);
-            if matches!(want.pick, Pick::Probe) && used == 0 {
-                self.give_up_probe(want.endpoint);
-            }
-            match (want.pick, claimed.next.get(n)) {
-                // It says nothing about the endpoint's other messages, for which the same claim may ask.
-                (Pick::Suspects(_), next) => {
-                    asked_for_suspects = true;
-                    if let Some((id, next)) = next.filter(|_| used < want.room) {
-                        let until = match next {
-                            NextDue::At(until) => *until,
-                            NextDue::Now | NextDue::Nothing => self.parts.store.now() + SUSPECTS_REST,
-                        };
-                        self.probation.rest(*id, until);
-                    }
-                }
-                (Pick::Due | Pick::Probe, Some((id, next))) => self.lanes.answered(*id, *next),
-                (Pick::Due | Pick::Probe, None) => self.wake(want.endpoint),
-            }
-        }
-        if asked_for_suspects {
-            let got = |id| claimed.claims.iter().any(|claim| claim.message.id == id);
-            if self.probation.claimed(got) {
-                self.trial_is_over();
-            }
-        }
-        claimed.claims.into_iter().for_each(|claim| self.start(claim));
     }
 
     fn reload_answered(&mut self, snapshot: Result<Option<Arc<Snapshot>>, StoreError>) {
@@ -474,8 +336,12 @@ impl Dispatcher {
         };
         let endpoint = &lane.endpoint;
         let longest = self.parts.snapshot.settings.stale_recovery_timeout;
-        let timeout =
+        let mut timeout =
             endpoint.protocol.attempt_timeout(&endpoint.config, &claim.message.options).min(longest);
+        if lane.circuit.state != CircuitState::Closed {
+            // A probe ends within its lease, whatever its message asks for.
+            timeout = timeout.min(endpoint.timeout());
+        }
         let attempt = Attempt {
             connection: lane.connection.clone(),
             store: self.parts.store.name(),
@@ -519,8 +385,13 @@ impl Dispatcher {
             settings.circuit_breaker_threshold,
             settings.circuit_breaker_cooldown,
         );
+        let is_keyed = finished.claim.message.ordering_key.is_some();
         let ended = Ended::attempted(finished, lane, settings, now, self.parts.events.anybody_listens());
         self.unsettled.push(ended);
+        if is_keyed {
+            // Its successor may be claimed together with settling it.
+            self.wake(id);
+        }
         self.lanes.has_room_again(id);
         if let Some(to) = next {
             if to.state == (CircuitState::HalfOpen { probe: None }) {
@@ -531,80 +402,19 @@ impl Dispatcher {
         }
     }
 
-    // ---- circuits ----
-
-    fn move_circuit(&mut self, id: EndpointId, to: Circuit) {
-        let Some(lane) = self.lanes.get_mut(id) else { return };
-        // A second transition would lose the swap; its attempt began under the old epoch anyway.
-        if !lane.circuit_moving {
-            lane.circuit_moving = true;
-            lane.publish_room(false);
-            self.circuits.begin(self.parts.store.clone(), id, lane.circuit, to);
-        }
-    }
-
-    /// The cooldown is over: whoever swaps first may try one message.
-    fn take_probe(&mut self, id: EndpointId, now: Timestamp) {
-        let Some(lane) = self.lanes.get(id) else { return };
-        let lease_until = now + lane.endpoint.timeout() + PROBE_LEASE_MARGIN;
-        let to = lane.circuit.probing(self.parts.lease.node(), lease_until);
-        self.move_circuit(id, to);
-    }
-
-    /// Nothing was there to probe with. The lane knows from the store when there will be.
-    fn give_up_probe(&mut self, id: EndpointId) {
-        if let Some(lane) = self.lanes.get(id)
-            && let CircuitState::HalfOpen { probe: Some(_) } = lane.circuit.state
-        {
-            self.move_circuit(id, lane.circuit.probe_given_up());
-        }
-    }
-
-    fn circuit_moved(&mut self, change: CircuitMove) {
-        let (id, accepts) = (change.endpoint, self.accepts());
-        let Some(lane) = self.lanes.get_mut(id) else { return };
-        lane.circuit_moving = false;
-        // A snapshot that is newer still may have come first.
-        if let Ok(true) = change.moved
-            && change.to.epoch > lane.circuit.epoch
-        {
-            lane.circuit = change.to;
-        }
-        lane.publish_room(accepts);
-        match change.moved {
-            Ok(true) => {}
-            Ok(false) => {
-                // Another node was first: what it made of the circuit comes with the next snapshot.
-                self.reload.want();
-                return self.lanes.has_room_again(id);
-            }
-            Err(error) => {
-                self.store_failed("move a circuit", &error);
-                return self.lanes.has_room_again(id);
-            }
-        }
-        let (from, to) = (change.from.state.name(), change.to.state.name());
-        if from != to {
-            tracing::info!(endpoint = %lane.endpoint.name, "circuit {}", to.as_str());
-            let name = lane.endpoint.name.clone();
-            self.parts.events.tell_named(id, name, Happening::Circuit { from, to });
-        }
-        match change.to.state {
-            CircuitState::HalfOpen { probe: Some(_) } => self.circuits.may_probe(id),
-            CircuitState::Closed => self.wake(id),
-            CircuitState::Open { .. } | CircuitState::HalfOpen { probe: None } => {
-                self.lanes.has_room_again(id);
-            }
-        }
-    }
-
     // ---- who has work ----
 
     fn arrived(&mut self, arrival: Arrival) {
         match arrival {
             Arrival::Claimed(claim) => self.start(claim),
-            Arrival::Pending(id) => self.wake(id),
-            Arrival::Outside => self.look.want(),
+            Arrival::Pending(id) => {
+                self.wake(id);
+                self.suspects.want();
+            }
+            Arrival::Outside => {
+                self.look.want();
+                self.suspects.want();
+            }
             Arrival::Reconfigured => self.reload.want(),
         }
     }
@@ -650,7 +460,7 @@ impl Dispatcher {
     // ---- the end ----
 
     fn is_drained(&self) -> bool {
-        self.attempts.is_empty() && self.claim.is_none() && self.settle.is_none() && self.unsettled.is_empty()
+        self.attempts.is_empty() && self.exchange.is_none() && self.unsettled.is_empty()
     }
 
     /// What is still running is cut off: leaving the store gives its claims back.
@@ -662,13 +472,9 @@ impl Dispatcher {
                 self.attempt_ended(finished);
             }
         }
-        if !self.settle.is_none() {
-            let settled = self.settle.answer().await;
-            self.settle_answered(settled);
-        }
-        if !self.claim.is_none() {
-            let claimed = self.claim.answer().await;
-            self.claim_answered(claimed);
+        if self.exchange.is_some() {
+            let exchanged = answer(&mut self.exchange).await;
+            self.exchanged(exchanged);
         }
         let settlements: Vec<Settlement> = self.unsettled.drain(..).map(|ended| ended.settlement).collect();
         if !settlements.is_empty()
