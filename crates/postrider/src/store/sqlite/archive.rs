@@ -7,7 +7,7 @@ use jiff::tz::Offset;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::keys::{self, Key, Place};
-use super::row::{at, micros_of};
+use super::row::{at, id_list, micros_of};
 use super::writer::Write;
 use super::{send, storage_error};
 use crate::endpoint::EndpointId;
@@ -67,9 +67,12 @@ pub(super) struct Months {
     made: BTreeMap<Month, Statements>,
 }
 
+/// Each for one message, by its id, and for many, by a list of ids.
 struct Statements {
     whole: String,
+    whole_many: String,
     metadata: String,
+    metadata_many: String,
 }
 
 impl Months {
@@ -92,19 +95,26 @@ impl Months {
 
 impl Statements {
     fn into_table(table: &str) -> Self {
-        let insert = |headers: &str, payload: &str| {
+        const ONE: &str = "= ?1";
+        const MANY: &str = "IN (SELECT value FROM json_each(?1))";
+        // FAIL, not ABORT: a row needs no journal to undo the rows before it, the transaction ends anyway.
+        let insert = |headers: &str, payload: &str, which: &str| {
             format!(
-                // FAIL, not ABORT: one row needs no journal to undo the rows before it.
-                "INSERT OR FAIL INTO {table} (id, endpoint_id, status, finished_at, priority, attempts, ordering_key,
-                   created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type, last_error,
-                   content_type, headers, options, payload)
+                "INSERT OR FAIL INTO {table} (id, endpoint_id, status, finished_at, priority, attempts,
+                   ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type,
+                   last_error, content_type, headers, options, payload)
                  SELECT id, endpoint_id, ?2, ?3, priority, attempts - ?4, ordering_key,
                    created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type, last_error,
                    content_type, {headers}, options, {payload}
-                 FROM _postrider_queue WHERE id = ?1"
+                 FROM _postrider_queue WHERE id {which}"
             )
         };
-        Self { whole: insert("headers", "payload"), metadata: insert("NULL", "NULL") }
+        Self {
+            whole: insert("headers", "payload", ONE),
+            whole_many: insert("headers", "payload", MANY),
+            metadata: insert("NULL", "NULL", ONE),
+            metadata_many: insert("NULL", "NULL", MANY),
+        }
     }
 }
 
@@ -167,6 +177,36 @@ pub(super) fn leave(
         forget_attempts(write, leaving.id)?;
     }
     remove(write, leaving)
+}
+
+/// Delivered messages of one month without keys, all at once.
+pub(super) fn leave_in_bulk(
+    write: &mut Write<'_>,
+    month: Month,
+    delivered: &[(MessageId, EndpointId)],
+) -> Result<()> {
+    let ids = id_list(delivered.iter().map(|(id, _)| *id));
+    let mode = write.known.settings().archive;
+    if mode != ArchiveMode::Off {
+        let statements = write.months.statements(write.conn, month)?;
+        let sql = match mode {
+            ArchiveMode::On => &statements.whole_many,
+            ArchiveMode::Metadata | ArchiveMode::Off => &statements.metadata_many,
+        };
+        let parameters = params![ids, State::Completed.as_str(), micros_of(write.now), 0];
+        write
+            .conn
+            .prepare_cached(sql)
+            .and_then(|mut statement| statement.execute(parameters))
+            .map_err(storage_error)?;
+    }
+    write
+        .conn
+        .prepare_cached("DELETE FROM _postrider_queue WHERE id IN (SELECT value FROM json_each(?1))")
+        .and_then(|mut statement| statement.execute([ids]))
+        .map_err(storage_error)?;
+    delivered.iter().for_each(|(_, endpoint)| write.counts.queued(*endpoint, -1));
+    Ok(())
 }
 
 /// Out of the queue; the next message of its key takes its place.

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::keys::Place;
-use super::row::{self, MESSAGE_COLUMNS, at, micros_of};
+use super::row::{self, MESSAGE_COLUMNS, at, id_list, micros_of};
 use super::writer::Write;
 use super::{archive, nodes, storage_error};
 use crate::breaker::CircuitState;
@@ -97,15 +97,14 @@ fn claim_due(
         }
         let found = due_rows(write, endpoint.id, priority, left).map_err(storage_error)?;
         let full = found.len() == left;
-        for found in found {
-            if found.claim.message.expires_at.is_some_and(|at| at <= write.now) {
-                archive::finish(write, found.claim.message.id, State::Expired)?;
-                expired += 1;
-            } else {
-                claims.push(take(write, request, found)?);
-                left -= 1;
-            }
+        let is_over = |found: &Found| found.claim.message.expires_at.is_some_and(|at| at <= write.now);
+        let (over, found): (Vec<_>, Vec<_>) = found.into_iter().partition(is_over);
+        for over in &over {
+            archive::finish(write, over.claim.message.id, State::Expired)?;
         }
+        expired += over.len();
+        left -= found.len();
+        take(write, request, found, claims)?;
         if full || expired > EXPIRED_PER_WANT_MAX {
             return Ok(NextDue::Now);
         }
@@ -135,9 +134,8 @@ fn claim_probe(
         let due = earliest_due(write.conn, endpoint.id).map_err(storage_error)?;
         return Ok(due.map_or(NextDue::Nothing, NextDue::At));
     };
-    if let Some(found) = row_by_id(write, id).map_err(storage_error)? {
-        claims.push(take(write, request, found)?);
-    }
+    let found = row_by_id(write, id).map_err(storage_error)?;
+    take(write, request, found.into_iter().collect(), claims)?;
     Ok(NextDue::Now)
 }
 
@@ -155,7 +153,7 @@ fn claim_suspects(
         if found.claim.message.expires_at.is_some_and(|at| at <= write.now) {
             archive::finish(write, *id, State::Expired)?;
         } else {
-            claims.push(take(write, request, found)?);
+            take(write, request, vec![found], claims)?;
         }
     }
     Ok(NextDue::Nothing)
@@ -183,29 +181,31 @@ fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
     })
 }
 
-/// Counts the attempt: a node that crashes from here on has made it.
-fn take(write: &Write<'_>, request: &ClaimRequest, found: Found) -> Result<Claim> {
-    let mut claim = found.claim;
-    claim.fence = Fence { node: request.node, batch: request.batch };
-    claim.attempt += 1;
+/// Counts the attempts: a node that crashes from here on has made them.
+fn take(write: &Write<'_>, request: &ClaimRequest, found: Vec<Found>, claims: &mut Vec<Claim>) -> Result<()> {
+    if found.is_empty() {
+        return Ok(());
+    }
+    let ids = id_list(found.iter().map(|found| found.claim.message.id));
     write
         .conn
         .prepare_cached(
             "UPDATE _postrider_queue
-             SET place = 2, attempts = ?2, node_id = ?3, batch = ?4, alone = ?5, started_at = ?6 WHERE id = ?1",
+             SET place = 2, attempts = attempts + 1, node_id = ?2, batch = ?3, alone = ?4, started_at = ?5
+             WHERE id IN (SELECT value FROM json_each(?1))",
         )
         .and_then(|mut statement| {
-            statement.execute(params![
-                claim.message.id.0,
-                claim.attempt,
-                request.node.0,
-                request.batch,
-                request.alone,
-                micros_of(write.now)
-            ])
+            let now = micros_of(write.now);
+            statement.execute(params![ids, request.node.0, request.batch, request.alone, now])
         })
         .map_err(storage_error)?;
-    Ok(claim)
+    let fence = Fence { node: request.node, batch: request.batch };
+    claims.extend(found.into_iter().map(|found| Claim {
+        fence,
+        attempt: found.claim.attempt + 1,
+        ..found.claim
+    }));
+    Ok(())
 }
 
 fn due_rows(

@@ -1,14 +1,15 @@
 //! Settle: end a claim by its fence, exactly once.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use rusqlite::{OptionalExtension, params};
 use serde_json::json;
 
-use super::archive::{self, Leaving};
+use super::archive::{self, Leaving, Month};
 use super::keys::{self, Key, Place};
-use super::row::micros_of;
+use super::row::{id_list, micros_of};
 use super::writer::Write;
 use super::{dlq, endpoints, events, storage_error};
 use crate::endpoint::{DisabledBy, EndpointId};
@@ -18,8 +19,61 @@ use crate::settings::AttemptLog;
 use crate::store::{AttemptOutcome, AttemptRecord, Effect, End, Result, Settled, Settlement};
 use crate::verdict::Verdict;
 
+/// Below this many, one by one is as quick.
+const BULK_MIN: usize = 4;
+
 pub(super) fn settle(write: &mut Write<'_>, settlements: &[Settlement]) -> Result<Vec<Settled>> {
-    settlements.iter().map(|settlement| settle_one(write, settlement)).collect()
+    let done = settle_in_bulk(write, settlements)?;
+    settlements
+        .iter()
+        .map(|settlement| match done.contains(&settlement.id) {
+            true => Ok(Settled {
+                id: settlement.id,
+                endpoint: settlement.endpoint,
+                effect: Effect::Applied(State::Completed),
+                unblocked: None,
+            }),
+            false => settle_one(write, settlement),
+        })
+        .collect()
+}
+
+/// What was simply delivered, which is nearly all on a good day: no key to advance, no key to reserve, no
+/// attempt to record. Everything else goes one by one.
+fn settle_in_bulk(write: &mut Write<'_>, settlements: &[Settlement]) -> Result<HashSet<MessageId>> {
+    let delivered: HashMap<MessageId, Fence> = settlements
+        .iter()
+        .filter(|settlement| matches!(settlement.end, End::Attempted { verdict: Verdict::Complete, .. }))
+        .map(|settlement| (settlement.id, settlement.fence))
+        .collect();
+    if delivered.len() < BULK_MIN || write.known.settings().attempt_log != AttemptLog::Failures {
+        return Ok(HashSet::new());
+    }
+    let month = Month::of(micros_of(write.now));
+    let simple: Vec<(MessageId, EndpointId)> = write
+        .conn
+        .prepare_cached(
+            "SELECT id, endpoint_id, node_id, batch, created_at FROM _postrider_queue
+             WHERE id IN (SELECT value FROM json_each(?1)) AND place = 2
+               AND ordering_key IS NULL AND idempotency_key IS NULL",
+        )
+        .and_then(|mut statement| {
+            let mut simple = Vec::with_capacity(delivered.len());
+            let mut rows = statement.query([id_list(delivered.keys().copied())])?;
+            while let Some(row) = rows.next()? {
+                let id = MessageId(row.get(0)?);
+                let fence = Fence { node: NodeId(row.get(2)?), batch: row.get(3)? };
+                if delivered.get(&id) == Some(&fence) && Month::of(row.get(4)?) == month {
+                    simple.push((id, EndpointId(row.get(1)?)));
+                }
+            }
+            Ok(simple)
+        })
+        .map_err(storage_error)?;
+    if !simple.is_empty() {
+        archive::leave_in_bulk(write, month, &simple)?;
+    }
+    Ok(simple.into_iter().map(|(id, _)| id).collect())
 }
 
 /// A queued message as far as settling is concerned.
