@@ -58,7 +58,11 @@ pub(super) struct Write<'a> {
 
 impl Write<'_> {
     pub(super) fn tell_pending(&mut self, endpoint: Option<EndpointId>) {
-        self.news.extend(endpoint.map(Arrival::Pending));
+        let Some(endpoint) = endpoint else { return };
+        // A batch to one endpoint is one piece of news.
+        if !matches!(self.news.last(), Some(Arrival::Pending(last)) if *last == endpoint) {
+            self.news.push(Arrival::Pending(endpoint));
+        }
     }
 }
 
