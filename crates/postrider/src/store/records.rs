@@ -107,6 +107,8 @@ pub enum Redrive {
     One(i64),
     Endpoint(String),
     All,
+    /// What the filter selects and is still `failed`; a limit of 0 is no limit here.
+    Matching(DlqFilter),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

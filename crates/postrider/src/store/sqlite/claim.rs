@@ -190,7 +190,8 @@ fn take(write: &Write<'_>, request: &ClaimRequest, found: Vec<Found>, claims: &m
     write
         .conn
         .prepare_cached(
-            "UPDATE _postrider_queue
+            // FAIL, not ABORT: no journal to undo the rows before, the transaction ends anyway.
+            "UPDATE OR FAIL _postrider_queue
              SET place = 2, attempts = attempts + 1, node_id = ?2, batch = ?3, alone = ?4, started_at = ?5
              WHERE id IN (SELECT value FROM json_each(?1))",
         )

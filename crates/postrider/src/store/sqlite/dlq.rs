@@ -1,6 +1,6 @@
 //! The dead letter queue: bury, look, redrive, discard.
 
-use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
+use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
 
 use super::archive::{self, Leaving};
@@ -19,6 +19,21 @@ use crate::store::{
 
 const ERRORS_MAX: usize = 100;
 const LIST_DEFAULT: usize = 100;
+
+/// A filter as the parameters ?1 to ?7 of the two statements that take one.
+macro_rules! filter_params {
+    ($filter:expr, $endpoint:expr, $limit:expr) => {
+        params![
+            $filter.after.unwrap_or(0),
+            $filter.id,
+            $filter.message.map(|id| id.0),
+            $endpoint,
+            $filter.status.map(DlqStatus::as_str),
+            $filter.reason,
+            $limit
+        ]
+    };
+}
 
 /// A claimed message dies: the whole of it goes to the DLQ with its last errors.
 pub(super) fn bury(
@@ -87,10 +102,10 @@ pub(super) fn redrive(write: &mut Write<'_>, selection: &Redrive) -> Result<u64>
     let rows = match selection {
         Redrive::One(dlq_id) => vec![redrivable(write.conn, *dlq_id)?],
         Redrive::Endpoint(name) => {
-            let endpoint = write.known.by_name(name)?.id;
-            failed(write.conn, "AND endpoint_id = ?1", [endpoint.0]).map_err(storage_error)?
+            failed(write.conn, &DlqFilter { endpoint: Some(name.clone()), ..DlqFilter::default() })?
         }
-        Redrive::All => failed(write.conn, "", []).map_err(storage_error)?,
+        Redrive::All => failed(write.conn, &DlqFilter::default())?,
+        Redrive::Matching(filter) => failed(write.conn, filter)?,
     };
     // Each goes before everything pending of its key, so the last of them goes first.
     for (dlq_id, endpoint) in rows.iter().rev() {
@@ -126,20 +141,23 @@ fn redrivable(conn: &Connection, dlq_id: i64) -> Result<(i64, EndpointId)> {
     }
 }
 
-/// By message id, which is the order in which they were sent.
-fn failed<const N: usize>(
-    conn: &Connection,
-    and: &str,
-    parameters: [i64; N],
-) -> rusqlite::Result<Vec<(i64, EndpointId)>> {
-    conn.prepare(&format!(
+/// What of the filter can be redriven, by message id: that is the order in which they were sent.
+fn failed(conn: &Connection, filter: &DlqFilter) -> Result<Vec<(i64, EndpointId)>> {
+    let endpoint = endpoint_id(conn, filter)?;
+    let limit = if filter.limit == 0 { i64::MAX } else { filter.limit as i64 };
+    conn.prepare_cached(
         "SELECT id, endpoint_id FROM _postrider_dlq
-         WHERE status = 'failed' AND payload IS NOT NULL {and}
+         WHERE status = 'failed' AND payload IS NOT NULL
            AND endpoint_id IN (SELECT id FROM _postrider_endpoints WHERE dropped_at IS NULL)
-         ORDER BY message_id, id"
-    ))?
-    .query_map(params_from_iter(parameters), |row| Ok((row.get(0)?, EndpointId(row.get(1)?))))?
-    .collect()
+           AND id > ?1 AND (?2 IS NULL OR id = ?2) AND (?3 IS NULL OR message_id = ?3)
+           AND (?4 IS NULL OR endpoint_id = ?4) AND (?5 IS NULL OR status = ?5) AND (?6 IS NULL OR reason = ?6)
+         ORDER BY message_id, id LIMIT ?7",
+    )
+    .and_then(|mut statement| {
+        let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, EndpointId(row.get(1)?)));
+        statement.query_map(filter_params!(filter, endpoint, limit), row)?.collect()
+    })
+    .map_err(storage_error)
 }
 
 /// The budget restarts while attempt numbers go on; expiry and idempotency key are cleared.
@@ -309,11 +327,8 @@ fn unknown(dlq_id: i64) -> StoreError {
 }
 
 pub(super) fn list(conn: &Connection, filter: &DlqFilter) -> Result<Vec<DeadLetter>> {
-    let endpoint = match &filter.endpoint {
-        Some(name) => Some(endpoints::load_by_name(conn, name)?.id.0),
-        None => None,
-    };
-    let limit = if filter.limit == 0 { LIST_DEFAULT } else { filter.limit };
+    let endpoint = endpoint_id(conn, filter)?;
+    let limit = if filter.limit == 0 { LIST_DEFAULT } else { filter.limit } as i64;
     conn.prepare_cached(
         "SELECT d.id, message_id, e.name, status, reason, died_at, attempts, last_error, errors, payload,
                 content_type, headers, ordering_key, event_type, d.created_at
@@ -323,22 +338,13 @@ pub(super) fn list(conn: &Connection, filter: &DlqFilter) -> Result<Vec<DeadLett
          ORDER BY d.id LIMIT ?7",
     )
     .and_then(|mut statement| {
-        statement
-            .query_map(
-                params![
-                    filter.after.unwrap_or(0),
-                    filter.id,
-                    filter.message.map(|id| id.0),
-                    endpoint,
-                    filter.status.map(DlqStatus::as_str),
-                    filter.reason,
-                    limit as i64
-                ],
-                dead_letter,
-            )?
-            .collect()
+        statement.query_map(filter_params!(filter, endpoint, limit), dead_letter)?.collect()
     })
     .map_err(storage_error)
+}
+
+fn endpoint_id(conn: &Connection, filter: &DlqFilter) -> Result<Option<i64>> {
+    filter.endpoint.as_ref().map(|name| Ok(endpoints::load_by_name(conn, name)?.id.0)).transpose()
 }
 
 fn dead_letter(row: &rusqlite::Row<'_>) -> rusqlite::Result<DeadLetter> {

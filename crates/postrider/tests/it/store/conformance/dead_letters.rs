@@ -215,3 +215,27 @@ pub(crate) async fn a_redriven_message_that_was_delivered_is_not_told_as_dead<H:
     world.complete(ticket).await;
     assert!(matches!(world.store().story(id).await, Err(StoreError::Unknown { .. })));
 }
+
+pub(crate) async fn a_filter_redrives_what_it_selects_and_nothing_else<H: Harness>(mut world: World<H>) {
+    world.endpoint("b", json!({})).await;
+    let mut ids = Vec::new();
+    for (name, reason) in
+        [("a", DeadReason::Permanent), ("a", DeadReason::AttemptsExhausted), ("b", DeadReason::Permanent)]
+    {
+        let id = world.send(to(name)).await;
+        let endpoint = world.store().endpoint(name).await.unwrap().id;
+        let ticket = world.claim(endpoint, 1).await[0];
+        world.settle(ticket, Verdict::Dead { reason, disable_endpoint: false }).await;
+        ids.push(id);
+    }
+    let filter = DlqFilter {
+        endpoint: Some("a".into()),
+        reason: Some(DeadReason::Permanent.as_str().into()),
+        ..DlqFilter::default()
+    };
+    assert_eq!(world.store().redrive(Redrive::Matching(filter.clone())).await.unwrap(), 1);
+    assert_eq!(world.states(&ids).await, [State::Pending, State::Dead, State::Dead]);
+    assert_eq!(world.store().redrive(Redrive::Matching(filter)).await.unwrap(), 0, "it is done");
+    let discarded = DlqFilter { status: Some(DlqStatus::Discarded), ..DlqFilter::default() };
+    assert_eq!(world.store().redrive(Redrive::Matching(discarded)).await.unwrap(), 0);
+}

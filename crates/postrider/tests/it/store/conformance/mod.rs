@@ -158,6 +158,7 @@ macro_rules! conformance {
                 a_redriven_message_is_the_same_one_with_a_fresh_budget,
                 a_redriven_message_that_dies_again_tells_both_lives,
                 redriving_twice_yields_one_message,
+                a_filter_redrives_what_it_selects_and_nothing_else,
                 letters_of_a_dropped_endpoint_do_not_keep_others_from_being_redriven,
                 a_redriven_message_that_was_delivered_is_not_told_as_dead,
                 racing_redrives_yield_one_message,
