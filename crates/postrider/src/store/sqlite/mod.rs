@@ -28,6 +28,7 @@ use crate::message::{LostClaim, MessageId, NewMessage, NodeId, Sent};
 use crate::settings::Settings;
 
 mod archive;
+mod bulk;
 mod checkpoint;
 mod claim;
 mod counts;

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use super::keys::{self, Key, Place};
 use super::row::{headers_text, micros_of, options_text};
 use super::writer::Write;
-use super::{archive, claim, storage_error};
+use super::{archive, bulk, claim, storage_error};
 use crate::clock::truncated;
 use crate::endpoint::Endpoint;
 use crate::error::StoreError;
@@ -25,7 +25,14 @@ pub(super) fn send(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<Vec
         let (field, setting) = ("messages", "max_batch_messages");
         return Err(StoreError::TooLarge { field, bytes: messages.len() as u64, limit, setting });
     }
-    messages.iter().map(|message| send_one(write, message)).collect()
+    let mut sent = Vec::with_capacity(messages.len());
+    while let Some(message) = messages.get(sent.len()) {
+        match bulk::behind_the_last(write, messages, sent.len()) {
+            Some(chunk) => sent.extend(bulk::send(write, chunk)?),
+            None => sent.push(send_one(write, message)?),
+        }
+    }
+    Ok(sent)
 }
 
 fn send_one(write: &mut Write<'_>, message: &NewMessage) -> Result<Sent> {

@@ -23,14 +23,14 @@ use crate::error::StoreError;
 use crate::store::{Arrival, Result};
 
 /// How often an idle writer looks whether another process committed: well within the promised 20 ms.
-const LOOK_OUTSIDE: Duration = Duration::from_millis(10);
+const LOOK_OUTSIDE: Duration = Duration::from_millis(15);
 /// A transaction takes no further job after this long; other processes wait for the file meanwhile.
 const TRANSACTION_BUDGET: Duration = Duration::from_millis(4);
 const GROUP_JOBS_MAX: usize = 1024;
 /// While the disk is busy with the last group, the next one gathers: committing it earlier would not make
 /// it durable any earlier, only cost another transaction. Not longer than this, and not more than that.
 const COMPANY_WAIT: Duration = Duration::from_millis(5);
-const COMPANY_JOBS_MAX: usize = 256;
+const COMPANY_JOBS_MAX: usize = 16;
 
 /// Does the commit have to be on disk before anybody is told?
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -25,6 +25,8 @@ macro_rules! conformance {
     ($harness:ty) => {
         $crate::store::conformance::promises! { $harness;
             sending {
+                a_long_batch_keeps_every_message_whole_and_in_order,
+                one_bad_message_late_in_a_long_batch_undoes_all_of_it,
                 an_attempt_may_not_outlast_what_counts_as_stuck,
                 a_message_is_kept_with_everything_it_was_given,
                 an_unknown_endpoint_is_named,

@@ -198,3 +198,46 @@ pub(crate) async fn an_attempt_may_not_outlast_what_counts_as_stuck<H: Harness>(
     assert!(invalid.rule.contains("stale_recovery_timeout"), "{invalid}");
     world.store().send(NewMessage { options: options(299), ..to("a") }).await.unwrap();
 }
+
+pub(crate) async fn a_long_batch_keeps_every_message_whole_and_in_order<H: Harness>(mut world: World<H>) {
+    world.endpoint("b", json!({})).await;
+    let messages: Vec<NewMessage> = (0..100)
+        .map(|n| NewMessage {
+            payload: format!("payload {n}").into(),
+            content_type: format!("text/{n}"),
+            headers: BTreeMap::from([("x-n".into(), n.to_string())]),
+            options: json!({ "max_attempts": n + 1 }).as_object().unwrap().clone(),
+            expires_at: Some(world.in_seconds(1000 + n)),
+            correlation_id: Some(Uuid::from_u128(u128::from(n))),
+            event_type: Some(format!("event.{n}")),
+            // Now and then one that is not like its neighbours.
+            ordering_key: (n % 37 == 20).then(|| "k".to_owned()),
+            ..to(if n % 41 == 40 { "b" } else { "a" })
+        })
+        .collect();
+    let sent = world.store().send_batch(messages.clone()).await.unwrap();
+    assert!(sent.is_sorted_by(|left, right| left.id < right.id) && sent.iter().all(|sent| !sent.duplicate));
+    for (message, sent) in messages.iter().zip(&sent) {
+        let story = world.story(sent.id).await;
+        assert_eq!(story.payload.as_ref(), Some(&message.payload));
+        assert_eq!((&story.content_type, &story.headers), (&message.content_type, &message.headers));
+        assert_eq!((&story.options, story.expires_at), (&message.options, message.expires_at));
+        assert_eq!((story.correlation_id, &story.event_type), (message.correlation_id, &message.event_type));
+        assert_eq!((&story.endpoint, &story.ordering_key), (&message.endpoint, &message.ordering_key));
+    }
+    assert_eq!(world.queued().await, 100);
+    let claimed: Vec<MessageId> = world.claim(world.a, 100).await.iter().map(|ticket| ticket.id).collect();
+    assert!(claimed.is_sorted() && claimed.len() > 90, "{claimed:?}");
+}
+
+pub(crate) async fn one_bad_message_late_in_a_long_batch_undoes_all_of_it<H: Harness>(world: World<H>) {
+    let mut messages = vec![to("a"); 60];
+    messages[50].priority = 11;
+    assert!(matches!(world.store().send_batch(messages).await, Err(StoreError::Invalid(_))));
+    assert_eq!(world.queued().await, 0);
+    world.configure("max_queue_size", 40).await;
+    assert!(matches!(world.store().send_batch(vec![to("a"); 41]).await, Err(StoreError::QueueFull { .. })));
+    assert_eq!(world.queued().await, 0);
+    world.store().send_batch(vec![to("a"); 40]).await.unwrap();
+    assert_eq!(world.queued().await, 40);
+}
