@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use super::attempt::Connection;
 use super::concurrency::Concurrency;
 use super::slots::Slot;
+use super::stock::Stock;
 use crate::breaker::{Circuit, CircuitState, Failures, Permission};
 use crate::endpoint::Endpoint;
 use crate::retry::RetryPolicy;
@@ -22,9 +23,14 @@ pub(super) struct Lane {
     pub(super) failures: Failures,
     pub(super) concurrency: Concurrency,
     pub(super) slot: Arc<Slot>,
+    /// Attempts under way.
+    pub(super) running: u32,
+    pub(super) stock: Stock,
     pub(super) work: Work,
     /// It stands in the dispatcher's line of endpoints to claim for.
     pub(super) in_line: bool,
+    /// The receiver asked to be left alone until then.
+    pub(super) held_until: Option<Timestamp>,
     /// A transition of its circuit is on its way to the store; nothing is claimed meanwhile.
     pub(super) circuit_moving: bool,
 }
@@ -54,8 +60,11 @@ impl Lane {
             failures: Failures::default(),
             concurrency: Concurrency::up_to(endpoint.max_in_flight()),
             slot,
+            running: 0,
+            stock: Stock::default(),
             work: Work::Nothing,
             in_line: false,
+            held_until: None,
             circuit_moving: false,
             endpoint,
         }
@@ -73,18 +82,45 @@ impl Lane {
         }
         if endpoint.circuit.epoch > self.circuit.epoch {
             self.circuit = endpoint.circuit;
+            self.held_until = endpoint.held_until;
         }
         self.policy = endpoint.retry_policy(settings);
         self.concurrency.set_max(endpoint.max_in_flight());
         self.endpoint = endpoint;
     }
 
-    /// What may be done for this endpoint now, as far as people and the circuit are concerned.
+    /// What may be done for this endpoint now, as far as people, the receiver and the circuit are concerned.
     pub(super) fn permission(&self, now: Timestamp) -> Option<Permission> {
         if self.circuit_moving || !self.endpoint.is_open_for_delivery() {
             return None;
         }
-        Some(self.circuit.permission(now))
+        match self.held_until.filter(|until| now < *until) {
+            Some(until) => Some(Permission::Wait { until }),
+            None => Some(self.circuit.permission(now)),
+        }
+    }
+
+    /// Something happened since its claim was asked for: nothing more may start.
+    pub(super) fn refuses(&self, now: Timestamp) -> bool {
+        self.circuit_moving
+            || !self.endpoint.is_open_for_delivery()
+            || matches!(self.circuit.state, CircuitState::Open { .. })
+            || self.held_until.is_some_and(|until| now < until)
+    }
+
+    /// How many claims it may hold: those that run, and a stock where attempts are quick. Its rate limit counts
+    /// claims, so that one is not claimed before it may start.
+    pub(super) fn claims_max(&self) -> u32 {
+        let limit = self.concurrency.limit();
+        if self.may_stock() { limit + self.stock.size(limit) } else { limit }
+    }
+
+    pub(super) fn may_stock(&self) -> bool {
+        self.circuit.state == CircuitState::Closed && self.endpoint.options.rate_limit.is_none()
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.running < self.concurrency.limit()
     }
 
     /// Lets senders claim directly, or keeps them out.

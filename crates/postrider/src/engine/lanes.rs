@@ -37,9 +37,12 @@ impl Lanes {
         accepts: bool,
     ) {
         let known: HashSet<EndpointId> = snapshot.endpoints.iter().map(|endpoint| endpoint.id).collect();
-        self.lanes.retain(|id, _| {
+        self.lanes.retain(|id, lane| {
             let keep = known.contains(id);
             if !keep {
+                while lane.stock.take().is_some() {
+                    slots.release(*id, 1);
+                }
                 slots.forget(*id);
             }
             keep
@@ -116,6 +119,22 @@ impl Lanes {
                 self.line.push_back(*id);
             }
         }
+    }
+
+    /// Somebody in line has nothing left to start.
+    pub(super) fn anybody_hungry(&self) -> bool {
+        let is_hungry = |lane: &Lane| lane.work == Work::Now && lane.stock.is_empty();
+        self.line.iter().any(|id| self.lanes.get(id).is_some_and(is_hungry))
+    }
+
+    /// Whose stock waits behind attempts that hang.
+    pub(super) fn stuck(&mut self, now: Timestamp) -> Vec<EndpointId> {
+        let stuck = self.lanes.iter_mut().filter_map(|(id, lane)| lane.stock.is_stuck(now).then_some(*id));
+        stuck.collect()
+    }
+
+    pub(super) fn with_stock(&self) -> Vec<EndpointId> {
+        self.lanes.iter().filter(|(_, lane)| !lane.stock.is_empty()).map(|(id, _)| *id).collect()
     }
 
     pub(super) fn in_line(&self) -> usize {

@@ -25,6 +25,7 @@ mod lane;
 mod circuits;
 mod errand;
 mod slots;
+mod stock;
 mod concurrency;
 mod attempt;
 mod ended;

@@ -17,10 +17,11 @@ pub(super) struct Slots {
     endpoints: RwLock<HashMap<EndpointId, Arc<Slot>>>,
 }
 
-/// One endpoint's room. A limit of 0 keeps senders out: its work goes through the queue.
+/// One endpoint's room: claims that run or wait to run. A limit of 0 keeps senders out: its work goes through
+/// the queue.
 #[derive(Default)]
 pub(super) struct Slot {
-    running: AtomicU32,
+    taken: AtomicU32,
     limit: AtomicU32,
 }
 
@@ -46,11 +47,11 @@ impl Slots {
         self.free() == self.total
     }
 
-    /// Up to `wanted` slots of `slot`, which may have `limit` running; how many there were.
+    /// Up to `wanted` slots of `slot`, of which `limit` may be taken; how many there were.
     pub(super) fn reserve(&self, slot: &Slot, limit: u32, wanted: u32) -> u32 {
         let limit = limit.min(self.fair_limit(slot));
         let of_node = take(&self.free, wanted);
-        let of_endpoint = add(&slot.running, limit, of_node);
+        let of_endpoint = add(&slot.taken, limit, of_node);
         self.free.fetch_add(of_node - of_endpoint, Relaxed);
         of_endpoint
     }
@@ -58,7 +59,7 @@ impl Slots {
     /// The less room others leave, the less of it one endpoint gets: however many receivers hang, one that
     /// does not finds a slot.
     fn fair_limit(&self, slot: &Slot) -> u32 {
-        let (free, own) = (self.free(), slot.running.load(Relaxed));
+        let (free, own) = (self.free(), slot.taken.load(Relaxed));
         let is_alone = free + own >= self.total;
         if is_alone || free >= self.total / 2 { u32::MAX } else { (free / FAIR_PART).max(1) }
     }
@@ -67,7 +68,7 @@ impl Slots {
     pub(super) fn release(&self, endpoint: EndpointId, count: u32) {
         let endpoints = self.endpoints.read().expect("nobody panics while holding the slots");
         if let Some(slot) = endpoints.get(&endpoint) {
-            slot.running.fetch_sub(count, Relaxed);
+            slot.taken.fetch_sub(count, Relaxed);
         }
         self.free.fetch_add(count, Relaxed);
     }
@@ -75,7 +76,7 @@ impl Slots {
 
 impl Slot {
     pub(super) fn has_room(&self, limit: u32) -> bool {
-        self.running.load(Relaxed) < limit
+        self.taken.load(Relaxed) < limit
     }
 
     pub(super) fn set_limit(&self, limit: u32) {
@@ -102,9 +103,9 @@ fn take(free: &AtomicU32, wanted: u32) -> u32 {
 }
 
 /// Adds up to `wanted` while staying within `limit`.
-fn add(running: &AtomicU32, limit: u32, wanted: u32) -> u32 {
-    let fits = |running: u32| limit.saturating_sub(running).min(wanted);
-    let before = running.fetch_update(Relaxed, Relaxed, |running| Some(running + fits(running)));
+fn add(taken: &AtomicU32, limit: u32, wanted: u32) -> u32 {
+    let fits = |taken: u32| limit.saturating_sub(taken).min(wanted);
+    let before = taken.fetch_update(Relaxed, Relaxed, |taken| Some(taken + fits(taken)));
     before.map_or(0, fits)
 }
 

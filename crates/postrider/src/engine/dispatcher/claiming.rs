@@ -34,7 +34,7 @@ impl Dispatcher {
 
     /// Shares the node's free room evenly among the endpoints in line.
     fn want_due(&mut self, request: &mut ClaimRequest) {
-        let now = self.parts.store.now();
+        let (now, no_suspects) = (self.parts.store.now(), self.probation.is_over());
         let mut left = CLAIM_MESSAGES_MAX.min(self.parts.slots.free());
         let in_turn = self.lanes.in_line().min(CLAIM_ENDPOINTS_MAX);
         let share = (left / in_turn.max(1) as u32).max(1);
@@ -50,7 +50,8 @@ impl Dispatcher {
                 Some(Permission::Wait { until }) => self.lanes.wait_until(id, until),
                 Some(Permission::Probe) => self.take_probe(id, now),
                 Some(Permission::Deliver) => {
-                    let limit = lane.concurrency.limit();
+                    // A stock would keep suspects from finding room.
+                    let limit = if no_suspects { lane.claims_max() } else { lane.concurrency.limit() };
                     let room = self.parts.slots.reserve(&lane.slot, limit, share.min(left));
                     if room > 0 {
                         lane.work = Work::Asked;
@@ -177,6 +178,6 @@ impl Dispatcher {
                 self.trial_is_over();
             }
         }
-        claimed.claims.into_iter().for_each(|claim| self.start(claim));
+        claimed.claims.into_iter().for_each(|claim| self.take_up(claim));
     }
 }

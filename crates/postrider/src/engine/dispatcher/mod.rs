@@ -7,35 +7,40 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use tokio::sync::{Notify, mpsc};
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Pulse;
+mod attempting;
 mod claiming;
 mod switching;
 
-use super::attempt::{Attempt, Finished};
+use super::attempt::Finished;
 use super::circuits::Circuits;
 use super::ended::Ended;
 use super::errand::{Errand, answer};
 use super::events::Events;
+use super::lane::Lane;
 use super::lanes::Lanes;
 use super::lease::Lease;
 use super::probation::Probation;
 use super::slots::Slots;
-use crate::breaker::CircuitState;
+use crate::breaker::Permission;
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
-use crate::message::{Claim, MessageId};
-use crate::settings::CaptureResponse;
-use crate::sink::{Capture, Environment};
+use crate::message::MessageId;
+use crate::sink::Environment;
 use crate::store::{Arrival, Claimed, Settled, Settlement, Snapshot, Store, Suspect, Waiting, Want};
 
 /// One claim asks for at most this much, so that its transaction stays short.
 const CLAIM_MESSAGES_MAX: u32 = 256;
 const CLAIM_ENDPOINTS_MAX: usize = 128;
 const SETTLE_MESSAGES_MAX: usize = 256;
+/// While every room is filled from stock there is no hurry: what ended is gathered, so that fewer and larger
+/// transactions carry it, up to this many and this long.
+const GATHERED_MAX: usize = 32;
+const GATHERING_MAX: Duration = Duration::from_millis(1);
 const ARRIVALS_AT_ONCE: usize = 1024;
 /// As many as one crash of the largest node leaves behind: those of a closed endpoint hide nobody else's.
 const SUSPECTS_LOOKED_AT: usize = 10_000;
@@ -85,6 +90,8 @@ pub(super) struct Dispatcher {
 
     exchange: Option<BoxFuture<'static, Exchanged>>,
     unsettled: Vec<Ended>,
+    /// What is unsettled may wait for more until then.
+    gather_until: Option<Instant>,
     reload: Errand<Option<Arc<Snapshot>>>,
     look: Errand<Vec<Waiting>>,
     suspects: Errand<Vec<Suspect>>,
@@ -106,6 +113,7 @@ impl Dispatcher {
             next_batch: 1,
             exchange: None,
             unsettled: Vec::new(),
+            gather_until: None,
             reload: Errand::wanted_every(RELOAD_INTERVAL),
             look: Errand::wanted_every(LOOK_EVERYWHERE_INTERVAL),
             suspects: Errand::wanted_every(SUSPECTS_INTERVAL),
@@ -156,6 +164,7 @@ impl Dispatcher {
                 () = suspects.notified() => self.suspects.want(),
                 () = stop.cancelled(), if !self.stopping => {
                     self.stopping = true;
+                    self.give_back_stocks();
                     self.publish_room();
                     drained_by = Some(Instant::now() + drain_timeout);
                 }
@@ -172,6 +181,8 @@ impl Dispatcher {
         if self.line_up_at <= Instant::now() {
             self.line_up_at = Instant::now() + LINE_UP_INTERVAL;
             self.lanes.line_up();
+            let stuck = self.lanes.stuck(self.parts.store.now());
+            stuck.into_iter().for_each(|id| self.give_back_stock(id));
             self.look.want();
             self.suspects.want();
         }
@@ -192,9 +203,18 @@ impl Dispatcher {
             let store = store.clone();
             async move { store.suspects(SUSPECTS_LOOKED_AT).await }
         });
-        if self.exchange.is_none() {
+        if self.exchange.is_none() && !self.may_gather() {
             self.begin_exchange();
         }
+    }
+
+    /// Nobody waits for the store: every room that falls free is filled from stock.
+    fn may_gather(&self) -> bool {
+        self.gather_until.is_some_and(|until| Instant::now() < until)
+            && self.unsettled.len() < GATHERED_MAX
+            && !self.lanes.anybody_hungry()
+            && !self.circuits.has_probe()
+            && self.probation.is_over()
     }
 
     /// What ended and what is wanted go to the store together, so that they share a transaction: a settled
@@ -203,6 +223,7 @@ impl Dispatcher {
     fn begin_exchange(&mut self) {
         let count = self.unsettled.len().min(SETTLE_MESSAGES_MAX);
         let ended: Vec<Ended> = self.unsettled.drain(..count).collect();
+        self.gather_until = None;
         let may_claim = !self.stopping && self.parts.lease.is_valid() && self.parts.snapshot.paused.is_none();
         let request = if may_claim { self.claim_request() } else { None };
         if ended.is_empty() && request.is_none() {
@@ -276,6 +297,13 @@ impl Dispatcher {
         self.parts.snapshot = snapshot;
         let accepts = self.accepts();
         self.lanes.reconfigure(&self.parts.snapshot, &self.parts.environment, &self.parts.slots, accepts);
+        let (now, paused) = (self.parts.store.now(), self.parts.snapshot.paused.is_some());
+        for id in self.lanes.with_stock() {
+            let may_deliver = |lane: &Lane| lane.permission(now) == Some(Permission::Deliver);
+            if paused || !self.lanes.get(id).is_some_and(may_deliver) {
+                self.give_back_stock(id);
+            }
+        }
         // What was resumed, enabled or reset may have work that was passed over.
         self.look.want_now();
         self.probation.wake_all();
@@ -320,93 +348,11 @@ impl Dispatcher {
         self.backoff = (self.backoff * 2).min(STORE_BACKOFF_MAX);
     }
 
-    // ---- attempts ----
-
-    /// The slot is reserved; from here on the claim ends in a settlement.
-    fn start(&mut self, claim: Claim) {
-        let id = claim.message.endpoint;
-        let now = self.parts.store.now();
-        let lane = self.lanes.get(id).filter(|_| !self.stopping && self.parts.lease.is_valid());
-        let expired = claim.message.expires_at.is_some_and(|at| at <= now);
-        let Some(lane) = lane.filter(|_| !expired) else {
-            self.parts.slots.release(id, 1);
-            let ended = if expired { Ended::expired(&claim) } else { Ended::given_back(&claim, now) };
-            self.unsettled.push(ended);
-            return;
-        };
-        let endpoint = &lane.endpoint;
-        let longest = self.parts.snapshot.settings.stale_recovery_timeout;
-        let mut timeout =
-            endpoint.protocol.attempt_timeout(&endpoint.config, &claim.message.options).min(longest);
-        if lane.circuit.state != CircuitState::Closed {
-            // A probe ends within its lease, whatever its message asks for.
-            timeout = timeout.min(endpoint.timeout());
-        }
-        let attempt = Attempt {
-            connection: lane.connection.clone(),
-            store: self.parts.store.name(),
-            capture: self.capture(),
-            timeout,
-            started_at: now,
-            epoch: lane.circuit.epoch,
-            claim,
-        };
-        self.attempts.spawn(attempt.run());
-    }
-
-    fn capture(&self) -> Capture {
-        let settings = &self.parts.snapshot.settings;
-        let (on_success, on_failure) = match settings.capture_response {
-            CaptureResponse::All => (true, true),
-            CaptureResponse::Failures => (false, true),
-            CaptureResponse::Off => (false, false),
-        };
-        Capture { on_success, on_failure, bytes_max: settings.response_body_max_bytes as usize }
-    }
-
-    fn attempt_ended(&mut self, finished: Result<Finished, JoinError>) {
-        let finished = finished.expect("an attempt catches the panics of its sink and is never aborted here");
-        let id = finished.claim.message.endpoint;
-        self.parts.slots.release(id, 1);
-        let (now, accepts) = (self.parts.store.now(), self.accepts());
-        let Some(lane) = self.lanes.get_mut(id) else {
-            // Its endpoint was dropped meanwhile: there is no message left to settle, but maybe a trial to end.
-            self.settled(finished.claim.message.id);
-            return;
-        };
-        lane.concurrency.observe(finished.load, finished.started_at, now);
-        lane.publish_room(accepts);
-        let settings = &self.parts.snapshot.settings;
-        let next = lane.failures.observe(
-            lane.circuit,
-            finished.epoch,
-            finished.sign,
-            now,
-            settings.circuit_breaker_threshold,
-            settings.circuit_breaker_cooldown,
-        );
-        let is_keyed = finished.claim.message.ordering_key.is_some();
-        let ended = Ended::attempted(finished, lane, settings, now, self.parts.events.anybody_listens());
-        self.unsettled.push(ended);
-        if is_keyed {
-            // Its successor may be claimed together with settling it.
-            self.wake(id);
-        }
-        self.lanes.has_room_again(id);
-        if let Some(to) = next {
-            if to.state == (CircuitState::HalfOpen { probe: None }) {
-                // The probe told nothing: another message may.
-                self.wake(id);
-            }
-            self.move_circuit(id, to);
-        }
-    }
-
     // ---- who has work ----
 
     fn arrived(&mut self, arrival: Arrival) {
         match arrival {
-            Arrival::Claimed(claim) => self.start(claim),
+            Arrival::Claimed(claim) => self.take_up(claim),
             Arrival::Pending(id) => {
                 self.wake(id);
                 self.suspects.want();
@@ -452,6 +398,7 @@ impl Dispatcher {
             self.reload.wake_at(),
             self.look.wake_at(),
             self.suspects.wake_at(),
+            self.gather_until,
         ];
         let soonest = times.into_iter().flatten().fold(now + TURN_INTERVAL, Instant::min);
         soonest.max(self.retry_at)

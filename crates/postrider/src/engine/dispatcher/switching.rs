@@ -16,6 +16,7 @@ impl Dispatcher {
             lane.circuit_moving = true;
             lane.publish_room(false);
             self.circuits.begin(self.parts.store.clone(), id, lane.circuit, to);
+            self.give_back_stock(id);
         }
     }
 

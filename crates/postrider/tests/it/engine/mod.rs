@@ -14,6 +14,7 @@ mod limits;
 mod breaker;
 mod neighbours;
 mod steering;
+mod stock;
 mod stopping;
 mod crash;
 mod outage;

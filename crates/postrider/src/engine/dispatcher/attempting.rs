@@ -1,0 +1,151 @@
+//! From a claim to what its attempt came to: started at once, or from stock as soon as there is room.
+
+use tokio::task::JoinError;
+use tokio::time::Instant;
+
+use super::{Dispatcher, GATHERING_MAX};
+use crate::breaker::CircuitState;
+use crate::endpoint::EndpointId;
+use crate::engine::attempt::{Attempt, Finished};
+use crate::engine::ended::Ended;
+use crate::message::Claim;
+use crate::settings::CaptureResponse;
+use crate::sink::Capture;
+
+impl Dispatcher {
+    /// The slot is reserved; from here on the claim ends in a settlement.
+    pub(super) fn take_up(&mut self, claim: Claim) {
+        let (now, is_paused) = (self.parts.store.now(), self.parts.snapshot.paused.is_some());
+        match self.lanes.get_mut(claim.message.endpoint) {
+            Some(lane) if is_paused || lane.refuses(now) => self.give_back(&claim),
+            // Probes and suspects never wait: their claim was made for them alone.
+            Some(lane) if !lane.has_room() && lane.may_stock() && claim.losses == 0 => {
+                lane.stock.put(claim, now);
+            }
+            Some(_) | None => self.start(claim),
+        }
+    }
+
+    /// What was claimed ahead takes the room that fell free.
+    fn start_from_stock(&mut self, id: EndpointId) {
+        while let Some(lane) = self.lanes.get_mut(id).filter(|lane| lane.has_room())
+            && let Some(claim) = lane.stock.take()
+        {
+            self.start(claim);
+        }
+    }
+
+    pub(super) fn give_back_stock(&mut self, id: EndpointId) {
+        while let Some(claim) = self.lanes.get_mut(id).and_then(|lane| lane.stock.take()) {
+            self.give_back(&claim);
+        }
+    }
+
+    pub(super) fn give_back_stocks(&mut self) {
+        self.lanes.with_stock().into_iter().for_each(|id| self.give_back_stock(id));
+    }
+
+    fn give_back(&mut self, claim: &Claim) {
+        self.parts.slots.release(claim.message.endpoint, 1);
+        self.unsettled.push(Ended::given_back(claim, self.parts.store.now()));
+    }
+
+    fn start(&mut self, claim: Claim) {
+        let id = claim.message.endpoint;
+        let (now, capture) = (self.parts.store.now(), self.capture());
+        let lane = self.lanes.get_mut(id).filter(|_| !self.stopping && self.parts.lease.is_valid());
+        let expired = claim.message.expires_at.is_some_and(|at| at <= now);
+        let Some(lane) = lane.filter(|_| !expired) else {
+            self.parts.slots.release(id, 1);
+            let ended = if expired { Ended::expired(&claim) } else { Ended::given_back(&claim, now) };
+            self.unsettled.push(ended);
+            return;
+        };
+        lane.running += 1;
+        let endpoint = &lane.endpoint;
+        let longest = self.parts.snapshot.settings.stale_recovery_timeout;
+        let mut timeout =
+            endpoint.protocol.attempt_timeout(&endpoint.config, &claim.message.options).min(longest);
+        if lane.circuit.state != CircuitState::Closed {
+            // A probe ends within its lease, whatever its message asks for.
+            timeout = timeout.min(endpoint.timeout());
+        }
+        let attempt = Attempt {
+            connection: lane.connection.clone(),
+            store: self.parts.store.name(),
+            capture,
+            timeout,
+            started_at: now,
+            epoch: lane.circuit.epoch,
+            claim,
+        };
+        self.attempts.spawn(attempt.run());
+    }
+
+    fn capture(&self) -> Capture {
+        let settings = &self.parts.snapshot.settings;
+        let (on_success, on_failure) = match settings.capture_response {
+            CaptureResponse::All => (true, true),
+            CaptureResponse::Failures => (false, true),
+            CaptureResponse::Off => (false, false),
+        };
+        Capture { on_success, on_failure, bytes_max: settings.response_body_max_bytes as usize }
+    }
+
+    pub(super) fn attempt_ended(&mut self, finished: Result<Finished, JoinError>) {
+        let finished = finished.expect("an attempt catches the panics of its sink and is never aborted here");
+        let id = finished.claim.message.endpoint;
+        self.parts.slots.release(id, 1);
+        let (now, accepts) = (self.parts.store.now(), self.accepts());
+        let Some(lane) = self.lanes.get_mut(id) else {
+            // Its endpoint was dropped meanwhile: there is no message left to settle, but maybe a trial to end.
+            self.settled(finished.claim.message.id);
+            return;
+        };
+        lane.running -= 1;
+        lane.stock.observe(finished.load, finished.duration);
+        lane.concurrency.observe(finished.load, finished.started_at, now);
+        lane.publish_room(accepts);
+        let settings = &self.parts.snapshot.settings;
+        let next = lane.failures.observe(
+            lane.circuit,
+            finished.epoch,
+            finished.sign,
+            now,
+            settings.circuit_breaker_threshold,
+            settings.circuit_breaker_cooldown,
+        );
+        let is_keyed = finished.claim.message.ordering_key.is_some();
+        let ended = Ended::attempted(finished, lane, settings, now, self.parts.events.anybody_listens());
+        let held_until = ended.settlement.hold_endpoint_until;
+        lane.held_until = lane.held_until.max(held_until);
+        self.unsettled.push(ended);
+        if is_keyed {
+            // Its successor may be claimed together with settling it.
+            self.wake(id);
+        }
+        self.lanes.has_room_again(id);
+        if let Some(to) = next {
+            if to.state == (CircuitState::HalfOpen { probe: None }) {
+                // The probe told nothing: another message may.
+                self.wake(id);
+            }
+            self.move_circuit(id, to);
+        }
+        if held_until.is_some() {
+            self.give_back_stock(id);
+        }
+        self.start_from_stock(id);
+        let may_wait = !is_keyed && self.lanes.get(id).is_some_and(|lane| !lane.stock.is_empty());
+        self.gather(may_wait);
+    }
+
+    /// `may_wait`: what was just unsettled holds nobody up.
+    fn gather(&mut self, may_wait: bool) {
+        if !may_wait {
+            self.gather_until = None;
+        } else if self.unsettled.len() == 1 {
+            self.gather_until = Some(Instant::now() + GATHERING_MAX);
+        }
+    }
+}
