@@ -194,8 +194,8 @@ fn insert_row(
         .prepare_cached(
             "INSERT INTO _postrider_queue (endpoint_id, place, priority, due_at, attempts, node_id, started_at,
                key_scope, ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id,
-               event_type, content_type, headers, options, payload, key_position)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)",
+               event_type, content_type, headers, options, payload, key_position, behind_key)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?2 = 1)",
         )
         .and_then(|mut statement| {
             statement.insert(params![
