@@ -38,10 +38,12 @@ pub enum StoreError {
     Exists { what: &'static str, name: String },
     #[error("{0}")]
     Conflict(String),
+    /// `queued` is what was there before; the limit is that of one endpoint, or of the whole queue.
     #[error(
-        "the queue is full: {queued} messages of {limit} ({scope}); try again later or raise max_queue_size"
+        "the queue is full: {queued} messages of {limit} ({}); try again later or raise max_queue_size",
+        endpoint.as_ref().map_or("the whole queue".to_owned(), |name| format!("endpoint {name:?}"))
     )]
-    QueueFull { queued: u64, limit: u64, scope: String },
+    QueueFull { queued: u64, limit: u64, endpoint: Option<String> },
     /// `bytes` is a number of messages where a batch is too large.
     #[error("{field}: {bytes} is more than {setting} allows, which is {limit}")]
     TooLarge { field: &'static str, bytes: u64, limit: u64, setting: &'static str },

@@ -12,7 +12,7 @@ use postrider::{Invalid, NewEndpoint, StoreError};
 use serde_json::{Map, Value, json};
 
 use super::problem::Problem;
-use super::{Api, body, json_response};
+use super::{Api, body, fields, json_response};
 use crate::view;
 
 const PAGE_DEFAULT: usize = 100;
@@ -31,15 +31,20 @@ pub(super) async fn create(
     Ok(response)
 }
 
-/// Unknown fields are named before anything else is looked at.
 fn wanted(body: &[u8]) -> Result<NewEndpoint, Problem> {
-    const KNOWN: [&str; 5] = ["name", "protocol", "config", "retry_policy", "options"];
-    let fields: Map<String, Value> =
-        serde_json::from_slice(body).map_err(|error| Problem::bad_json(&error))?;
-    if let Some(key) = fields.keys().find(|key| !KNOWN.contains(&key.as_str())) {
-        return Err(StoreError::from(Invalid::unknown_key("", key, &KNOWN)).into());
-    }
-    serde_json::from_value(Value::Object(fields)).map_err(|error| Problem::bad_json(&error))
+    let body: Map<String, Value> = serde_json::from_slice(body).map_err(|error| Problem::bad_json(&error))?;
+    Ok(from_fields(body).map_err(StoreError::from)?)
+}
+
+fn from_fields(mut body: Map<String, Value>) -> Result<NewEndpoint, Invalid> {
+    fields::known(body.keys(), &["name", "protocol", "config", "retry_policy", "options"])?;
+    let mut text = |field| fields::string(field, fields::required(field, body.shift_remove(field))?);
+    let (name, protocol) = (text("name")?, text("protocol")?);
+    let config =
+        body.shift_remove("config").map_or(Ok(Map::new()), |value| fields::object("config", value))?;
+    // What is in these is checked, and named, where it is understood.
+    let mut given = |field| body.shift_remove(field).filter(|value| !value.is_null());
+    Ok(NewEndpoint { name, protocol, config, retry_policy: given("retry_policy"), options: given("options") })
 }
 
 pub(super) async fn show(

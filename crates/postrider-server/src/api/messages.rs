@@ -1,5 +1,6 @@
 //! Messages: send one, show its story.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -8,15 +9,14 @@ use axum::extract::{Path, State};
 use axum::http::{Request, Response, StatusCode};
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap};
-use postrider::{MessageId, NewMessage, StoreError};
-use serde::Deserialize;
+use postrider::{Invalid, MessageId, NewMessage, StoreError};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::body::{self, Limit};
 use super::endpoints::endpoint_name;
 use super::problem::Problem;
-use super::{Api, json_response, send_options};
+use super::{Api, fields, json_response, send_options};
 use crate::view;
 
 const ENVELOPE: &str = "application/vnd.postrider+json";
@@ -72,15 +72,6 @@ fn from_body(
     Ok(message)
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Envelope<'a> {
-    #[serde(borrow)]
-    payload: &'a RawValue,
-    #[serde(default)]
-    options: Option<Map<String, Value>>,
-}
-
 /// Payload and options in one JSON document; the payload's own bytes are kept.
 fn from_envelope(endpoint: String, headers: &HeaderMap, body: &Bytes) -> Result<NewMessage, Problem> {
     if let Some(name) = headers.keys().find(|name| send_options::is_option(name)) {
@@ -89,10 +80,24 @@ fn from_envelope(endpoint: String, headers: &HeaderMap, body: &Bytes) -> Result<
             format!("cannot be given beside {ENVELOPE}: put it into the body's options"),
         ));
     }
-    let envelope: Envelope<'_> = serde_json::from_slice(body).map_err(|error| Problem::bad_json(&error))?;
-    let mut message = NewMessage::new(endpoint, body.slice_ref(envelope.payload.get().as_bytes()));
-    send_options::from_json(&mut message, envelope.options.unwrap_or_default())?;
+    let envelope: BTreeMap<String, &RawValue> =
+        serde_json::from_slice(body).map_err(|error| Problem::bad_json(&error))?;
+    let (payload, options) = payload_and_options(&envelope).map_err(StoreError::from)?;
+    let mut message = NewMessage::new(endpoint, body.slice_ref(payload.get().as_bytes()));
+    send_options::from_json(&mut message, options)?;
     Ok(message)
+}
+
+fn payload_and_options<'a>(
+    envelope: &BTreeMap<String, &'a RawValue>,
+) -> Result<(&'a RawValue, Map<String, Value>), Invalid> {
+    fields::known(envelope.keys(), &["payload", "options"])?;
+    let payload = fields::required("payload", envelope.get("payload").copied())?;
+    let options = match envelope.get("options").map_or("null", |options| options.get()) {
+        "null" => Map::new(),
+        text => serde_json::from_str(text).map_err(|_| Invalid::new("options", "must be an object"))?,
+    };
+    Ok((payload, options))
 }
 
 fn content_type(headers: &HeaderMap) -> Result<Option<&str>, Problem> {

@@ -16,6 +16,7 @@ use problem::Problem;
 
 mod body;
 mod endpoints;
+mod fields;
 mod gate;
 mod health;
 mod limits;

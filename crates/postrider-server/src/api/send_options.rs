@@ -4,6 +4,7 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use postrider::{Invalid, NewMessage, StoreError};
 use serde_json::{Map, Value};
 
+use super::fields::{object, string};
 use super::problem::Problem;
 use crate::send_values;
 
@@ -117,20 +118,6 @@ fn apply_json(message: &mut NewMessage, key: &str, field: &str, value: Value) ->
         other => unreachable!("option {other} is in the list of known ones and is not read"),
     }
     Ok(())
-}
-
-fn string(field: &str, value: Value) -> Result<String, Invalid> {
-    match value {
-        Value::String(text) => Ok(text),
-        _ => Err(Invalid::new(field, "must be a string")),
-    }
-}
-
-fn object(field: &str, value: Value) -> Result<Map<String, Value>, Invalid> {
-    match value {
-        Value::Object(map) => Ok(map),
-        _ => Err(Invalid::new(field, "must be an object")),
-    }
 }
 
 fn text<'a>(name: &HeaderName, value: &'a HeaderValue) -> Result<&'a str, Problem> {

@@ -12,6 +12,16 @@ fn shop() -> Value {
 }
 
 /// A node with a paused endpoint `shop`: what is sent stays pending.
+/// Another shop, with more fields.
+fn shop_with(fields: Value) -> Vec<u8> {
+    let mut shop = shop();
+    shop["name"] = "other".into();
+    for (name, value) in fields.as_object().expect("an object") {
+        shop[name] = value.clone();
+    }
+    shop.to_string().into_bytes()
+}
+
 fn paused_shop() -> (Home, Node) {
     let home = Home::new();
     home.json(&["migrate"]);
@@ -159,6 +169,31 @@ fn everything_refused_is_a_problem_document() {
         ("a message id that is none", node.get("/v1/messages/abc")),
         ("endpoint exists", node.post("/v1/endpoints", &[], taken.as_bytes())),
         ("not JSON", node.post("/v1/endpoints", &[], b"{name:")),
+        ("not an object", node.post("/v1/endpoints", &[], b"[]")),
+        ("no name", node.post("/v1/endpoints", &[], br#"{"protocol":"http"}"#)),
+        ("name of a wrong type", node.post("/v1/endpoints", &[], br#"{"name":5,"protocol":"http"}"#)),
+        ("protocol of a wrong type", node.post("/v1/endpoints", &[], br#"{"name":"x","protocol":null}"#)),
+        (
+            "config of a wrong type",
+            node.post("/v1/endpoints", &[], br#"{"name":"x","protocol":"http","config":[]}"#),
+        ),
+        (
+            "retry policy of a wrong type",
+            node.post("/v1/endpoints", &[], &shop_with(json!({ "retry_policy": 3 }))),
+        ),
+        ("options of a wrong type", node.post("/v1/endpoints", &[], &shop_with(json!({ "options": "x" })))),
+        (
+            "an option of a wrong type",
+            node.post("/v1/endpoints", &[], &shop_with(json!({ "options": { "max_in_flight": "many" } }))),
+        ),
+        (
+            "deep inside an option",
+            node.post(
+                "/v1/endpoints",
+                &[],
+                &shop_with(json!({ "options": { "rate_limit": { "limit": "many" } } })),
+            ),
+        ),
         ("unknown field", node.post("/v1/endpoints", &[], br#"{"name":"x","protocol":"http","nme":1}"#)),
         ("bad name", node.post("/v1/endpoints", &[], br#"{"name":"a b","protocol":"http"}"#)),
         ("bad protocol", node.post("/v1/endpoints", &[], br#"{"name":"x","protocol":"pigeon"}"#)),
@@ -180,6 +215,14 @@ fn everything_refused_is_a_problem_document() {
             node.post(messages, &[("postrider-priority", "1"), ("postrider-priority", "2")], b"{}"),
         ),
         ("envelope without payload", node.post(messages, &[envelope], b"{}")),
+        (
+            "envelope with an unknown field",
+            node.post(messages, &[envelope], br#"{"payload":1,"optoins":{}}"#),
+        ),
+        (
+            "envelope with options of a wrong type",
+            node.post(messages, &[envelope], br#"{"payload":1,"options":[]}"#),
+        ),
         (
             "envelope with an unknown option",
             node.post(messages, &[envelope], br#"{"payload":1,"options":{"x":1}}"#),

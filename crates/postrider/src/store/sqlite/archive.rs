@@ -11,6 +11,7 @@ use super::row::{at, id_list, micros_of};
 use super::writer::Write;
 use super::{send, storage_error};
 use crate::endpoint::EndpointId;
+use crate::error::StoreError;
 use crate::message::{MessageId, State};
 use crate::settings::{ArchiveMode, AttemptLog};
 use crate::store::Result;
@@ -101,9 +102,9 @@ impl Statements {
         let insert = |headers: &str, payload: &str, which: &str| {
             format!(
                 "INSERT OR FAIL INTO {table} (id, endpoint_id, status, finished_at, priority, attempts,
-                   ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type,
+                   place, delivered_late, ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type,
                    last_error, content_type, headers, options, payload)
-                 SELECT id, endpoint_id, ?2, ?3, priority, attempts - ?4, ordering_key,
+                 SELECT id, endpoint_id, ?2, ?3, priority, attempts - ?4, place, delivered_late, ordering_key,
                    created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type, last_error,
                    content_type, {headers}, options, {payload}
                  FROM _postrider_queue WHERE id {which}"
@@ -186,6 +187,11 @@ pub(super) fn leave_in_bulk(
     delivered: &[(MessageId, EndpointId)],
 ) -> Result<()> {
     let ids = id_list(delivered.iter().map(|(id, _)| *id));
+    // What leaves the queue without a trace would be lost, so the two have to agree.
+    let all_of_them = |rows: usize| match rows == delivered.len() {
+        true => Ok(()),
+        false => Err(StoreError::Unavailable("the queue changed while messages left it".to_owned())),
+    };
     let mode = write.known.settings().archive;
     if mode != ArchiveMode::Off {
         let statements = write.months.statements(write.conn, month)?;
@@ -198,13 +204,15 @@ pub(super) fn leave_in_bulk(
             .conn
             .prepare_cached(sql)
             .and_then(|mut statement| statement.execute(parameters))
-            .map_err(storage_error)?;
+            .map_err(storage_error)
+            .and_then(all_of_them)?;
     }
     write
         .conn
         .prepare_cached("DELETE FROM _postrider_queue WHERE id IN (SELECT value FROM json_each(?1))")
         .and_then(|mut statement| statement.execute([ids]))
-        .map_err(storage_error)?;
+        .map_err(storage_error)
+        .and_then(all_of_them)?;
     delivered.iter().for_each(|(_, endpoint)| write.counts.queued(*endpoint, -1));
     Ok(())
 }

@@ -163,7 +163,7 @@ fn failed(conn: &Connection, filter: &DlqFilter) -> Result<Vec<(i64, EndpointId)
 /// The budget restarts while attempt numbers go on; expiry and idempotency key are cleared.
 fn put_back(write: &mut Write<'_>, dlq_id: i64, endpoint: EndpointId) -> Result<()> {
     let key = key_of(write.conn, dlq_id)?;
-    end_dead_letter(write, dlq_id, endpoint, DlqStatus::Redriven)?;
+    stop_holding(write, dlq_id)?;
     let (place, position) = match &key {
         None => (Place::Ready, None),
         Some(key) => {
@@ -175,10 +175,10 @@ fn put_back(write: &mut Write<'_>, dlq_id: i64, endpoint: EndpointId) -> Result<
         .conn
         .prepare_cached(
             "INSERT INTO _postrider_queue (id, endpoint_id, place, priority, due_at, attempts, attempts_before,
-               key_scope, ordering_key, key_position, created_at, correlation_id, event_type, last_error,
+               key_scope, ordering_key, key_position, behind_key, created_at, correlation_id, event_type, last_error,
                content_type, headers, options, payload)
              SELECT message_id, endpoint_id, ?2, priority, ?3, attempts, attempts,
-               key_scope, ordering_key, ?4, created_at, correlation_id, event_type, last_error,
+               key_scope, ordering_key, ?4, ?2 = 1, created_at, correlation_id, event_type, last_error,
                content_type, headers, options, payload
              FROM _postrider_dlq WHERE id = ?1",
         )
@@ -186,6 +186,7 @@ fn put_back(write: &mut Write<'_>, dlq_id: i64, endpoint: EndpointId) -> Result<
             statement.execute(params![dlq_id, place as i64, micros_of(write.now), position])
         })
         .map_err(storage_error)?;
+    end_dead_letter(write, dlq_id, endpoint, DlqStatus::Redriven)?;
     write.counts.queued(endpoint, 1);
     write.tell_pending(Some(endpoint));
     Ok(())
@@ -250,6 +251,15 @@ fn end_dead_letter(
     Ok(())
 }
 
+fn stop_holding(write: &Write<'_>, dlq_id: i64) -> Result<()> {
+    write
+        .conn
+        .prepare_cached("UPDATE _postrider_dlq SET holds_key = 0 WHERE id = ?1")
+        .and_then(|mut statement| statement.execute([dlq_id]))
+        .map(|_| ())
+        .map_err(storage_error)
+}
+
 /// Lets keys go on that wait for a dead head; the dead letters stay.
 pub(super) fn release_key(write: &mut Write<'_>, key: &str, endpoint: Option<&str>) -> Result<u64> {
     let scopes = match endpoint {
@@ -267,10 +277,7 @@ pub(super) fn release_key(write: &mut Write<'_>, key: &str, endpoint: Option<&st
         })
         .map_err(storage_error)?;
     for (dlq_id, scope) in &held {
-        write
-            .conn
-            .execute("UPDATE _postrider_dlq SET holds_key = 0 WHERE id = ?1", [dlq_id])
-            .map_err(storage_error)?;
+        stop_holding(write, *dlq_id)?;
         let unblocked = keys::advance_if_idle(write, &Key { scope: *scope, key: key.to_owned() })?;
         write.tell_pending(unblocked);
     }

@@ -134,7 +134,7 @@ pub(super) fn put_back(write: &mut Write<'_>, id: MessageId, key: &Key) -> Resul
 pub(super) fn set_place(write: &Write<'_>, id: MessageId, place: Place) -> Result<()> {
     write
         .conn
-        .prepare_cached("UPDATE _postrider_queue SET place = ?2 WHERE id = ?1")
+        .prepare_cached("UPDATE _postrider_queue SET place = ?2, behind_key = (?2 = 1) WHERE id = ?1")
         .and_then(|mut statement| statement.execute(params![id.0, place as i64]))
         .map(|_| ())
         .map_err(storage_error)

@@ -27,12 +27,21 @@ pub(super) fn send(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<Vec
     }
     let mut sent = Vec::with_capacity(messages.len());
     while let Some(message) = messages.get(sent.len()) {
-        match bulk::behind_the_last(write, messages, sent.len()) {
-            Some(chunk) => sent.extend(bulk::send(write, chunk)?),
-            None => sent.push(send_one(write, message)?),
-        }
+        let more = match bulk::behind_the_last(write, messages, sent.len()) {
+            Some(chunk) => bulk::send(write, chunk).map(|more| sent.extend(more)),
+            None => send_one(write, message).map(|more| sent.push(more)),
+        };
+        more.map_err(|error| without_its_own(error, messages, &sent))?;
     }
     Ok(sent)
+}
+
+/// What of the batch was queued before it was refused will not stay, so a full queue does not count it.
+fn without_its_own(error: StoreError, messages: &[NewMessage], sent: &[Sent]) -> StoreError {
+    let StoreError::QueueFull { queued, limit, endpoint } = error else { return error };
+    let counted = |message: &NewMessage| endpoint.as_ref().is_none_or(|name| *name == message.endpoint);
+    let own = messages.iter().zip(sent).filter(|(message, sent)| !sent.duplicate && counted(message)).count();
+    StoreError::QueueFull { queued: queued.saturating_sub(own as u64), limit, endpoint }
 }
 
 fn send_one(write: &mut Write<'_>, message: &NewMessage) -> Result<Sent> {
@@ -53,14 +62,14 @@ pub(super) fn make_room_for(write: &mut Write<'_>, endpoint: &Endpoint, more: u6
     if all > 0 {
         let queued = write.counts.all_queued(write.conn)?;
         if queued + more > all {
-            return Err(StoreError::QueueFull { queued, limit: all, scope: "the whole queue".to_owned() });
+            return Err(StoreError::QueueFull { queued, limit: all, endpoint: None });
         }
     }
     if let Some(limit) = endpoint.options.max_queue_size.filter(|limit| *limit > 0) {
         let queued = write.counts.endpoint_queued(write.conn, endpoint.id)?;
         if queued + more > limit {
-            let scope = format!("endpoint {:?}", endpoint.name);
-            return Err(StoreError::QueueFull { queued, limit, scope });
+            let endpoint = Some(endpoint.name.to_string());
+            return Err(StoreError::QueueFull { queued, limit, endpoint });
         }
     }
     Ok(())
@@ -194,8 +203,8 @@ fn insert_row(
         .prepare_cached(
             "INSERT INTO _postrider_queue (endpoint_id, place, priority, due_at, attempts, node_id, started_at,
                key_scope, ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id,
-               event_type, content_type, headers, options, payload, key_position)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)",
+               event_type, content_type, headers, options, payload, key_position, behind_key)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?2 = 1)",
         )
         .and_then(|mut statement| {
             statement.insert(params![

@@ -127,6 +127,10 @@ fn end_claim(
     if let Some(until) = settlement.hold_endpoint_until {
         endpoints::hold(write, settlement.endpoint, until)?;
     }
+    if delivered && standing.place != Place::Claimed {
+        // The archive takes a delivered message from the queue only with a claim, or with this note.
+        note_late_delivery(write, id)?;
+    }
     if delivered || standing.delivered_late {
         let unblocked = archive::leave(write, &standing.leaving, State::Completed, None)?;
         return Ok((State::Completed, unblocked));
@@ -198,18 +202,24 @@ pub(super) fn release(write: &mut Write<'_>, id: MessageId) -> Result<Option<End
     if standing.delivered_late {
         return archive::leave(write, &standing.leaving, State::Completed, Some(1));
     }
+    give_back(write, id, standing.losses)?;
+    match &standing.key {
+        Some(key) => keys::put_back(write, id, key),
+        None => Ok(None),
+    }
+}
+
+/// Nothing changes unless it is claimed.
+fn give_back(write: &Write<'_>, id: MessageId, losses: u32) -> Result<()> {
     write
         .conn
         .prepare_cached(
             "UPDATE _postrider_queue SET place = ?2, attempts = attempts - 1, node_id = 0, batch = 0, alone = 0,
                started_at = 0 WHERE id = ?1 AND place = 2",
         )
-        .and_then(|mut statement| statement.execute(params![id.0, Place::free(standing.losses) as i64]))
-        .map_err(storage_error)?;
-    match &standing.key {
-        Some(key) => keys::put_back(write, id, key),
-        None => Ok(None),
-    }
+        .and_then(|mut statement| statement.execute(params![id.0, Place::free(losses) as i64]))
+        .map(|_| ())
+        .map_err(storage_error)
 }
 
 fn note_late_delivery(write: &Write<'_>, id: MessageId) -> Result<()> {
@@ -320,14 +330,7 @@ pub(super) fn cancel(write: &mut Write<'_>, id: MessageId) -> Result<()> {
 pub(super) fn cancel_by_force(write: &mut Write<'_>, id: MessageId) -> Result<()> {
     let Some(standing) = standing(write, id)? else { return Ok(()) };
     let state = if standing.delivered_late { State::Completed } else { State::Cancelled };
-    write
-        .conn
-        .prepare_cached(
-            "UPDATE _postrider_queue SET place = 1, attempts = attempts - 1, node_id = 0, batch = 0, alone = 0,
-               started_at = 0 WHERE id = ?1 AND place = 2",
-        )
-        .and_then(|mut statement| statement.execute([id.0]))
-        .map_err(storage_error)?;
+    give_back(write, id, standing.losses)?;
     let unblocked = archive::leave(write, &standing.leaving, state, None)?;
     write.tell_pending(unblocked);
     Ok(())

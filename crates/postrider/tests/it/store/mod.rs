@@ -4,4 +4,5 @@ mod world;
 mod conformance;
 mod model;
 mod sqlite;
+mod moves;
 mod outbox;

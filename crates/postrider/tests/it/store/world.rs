@@ -327,6 +327,11 @@ pub(crate) fn to(endpoint: &str) -> NewMessage {
     NewMessage::new(endpoint, r#"{"n":1}"#)
 }
 
+/// To endpoint `a`, gone stale after ten seconds.
+pub(crate) fn short_lived(now: Timestamp) -> NewMessage {
+    NewMessage { expires_at: Some(now + Duration::from_secs(10)), ..to("a") }
+}
+
 pub(crate) fn new_endpoint(name: &str, options: Value) -> NewEndpoint {
     NewEndpoint {
         name: name.into(),

@@ -54,6 +54,9 @@ CREATE TABLE _postrider_nodes (
 
 -- place: 0 ready, 1 behind its ordering key, 2 claimed, 3 ready but on probation after a lost claim.
 -- What a claim changes stands first and keeps its size, so SQLite overwrites the row in place.
+-- Illegal moves are refused here: by constraints where every message passes, because a trigger on a claim
+-- or on the way into the archive costs more than all of them; by triggers elsewhere.
+-- `behind_key` repeats what `place` says. A claim does not name it, so it cannot take a message that waits.
 CREATE TABLE _postrider_queue (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   endpoint_id INTEGER NOT NULL,
@@ -68,6 +71,7 @@ CREATE TABLE _postrider_queue (
   alone INTEGER NOT NULL DEFAULT 0,
   delivered_late INTEGER NOT NULL DEFAULT 0,
   started_at INTEGER NOT NULL DEFAULT 0,
+  behind_key INTEGER NOT NULL DEFAULT 0,
   key_scope INTEGER,
   key_position INTEGER,
   ordering_key TEXT,
@@ -82,7 +86,13 @@ CREATE TABLE _postrider_queue (
   headers TEXT,
   options TEXT,
   payload BLOB,
-  CHECK (place <> 2 OR node_id <> 0)
+  CONSTRAINT "55000 a claimed message has a node and an attempt that is counted, a pending one has no node"
+    CHECK ((place = 2 AND node_id > 0 AND attempts > attempts_before)
+        OR (place <> 2 AND node_id = 0 AND batch = 0 AND attempts >= attempts_before)),
+  CONSTRAINT "55000 a message behind its ordering key waits for its turn; it cannot be claimed"
+    CHECK ((place <> 1 AND behind_key = 0) OR (place = 1 AND behind_key = 1 AND ordering_key IS NOT NULL)),
+  CONSTRAINT "55000 a message that lost a claim waits on probation, and no other does"
+    CHECK ((place <> 0 OR losses = 0) AND (place <> 3 OR losses > 0))
 );
 -- Only what may be claimed, in the order in which it is claimed.
 CREATE INDEX _postrider_queue_due ON _postrider_queue (endpoint_id, priority DESC, due_at, id) WHERE place = 0;
@@ -97,11 +107,13 @@ CREATE UNIQUE INDEX _postrider_queue_idempotency ON _postrider_queue (endpoint_i
   WHERE idempotency_key IS NOT NULL;
 CREATE INDEX _postrider_queue_expiry ON _postrider_queue (expires_at) WHERE expires_at IS NOT NULL;
 
-CREATE TRIGGER _postrider_queue_immutable BEFORE UPDATE OF payload, headers, content_type, options, created_at
-ON _postrider_queue WHEN NEW.payload IS NOT NULL OR NEW.headers IS NOT NULL
+CREATE TRIGGER _postrider_queue_immutable BEFORE UPDATE OF id, endpoint_id, attempts_before, key_scope, key_position,
+  ordering_key, created_at, expires_at, idempotency_key, correlation_id, event_type, content_type, headers, options,
+  payload ON _postrider_queue
 BEGIN
-  SELECT RAISE(ABORT, '55000 a queued message never changes; it can only be erased');
+  SELECT RAISE(ABORT, '55000 a queued message never changes; cancel it and send another');
 END;
+
 -- Keys of completed messages, for idempotency_retention.
 CREATE TABLE _postrider_reservations (
   endpoint_id INTEGER NOT NULL,
@@ -162,9 +174,23 @@ CREATE INDEX _postrider_dlq_died ON _postrider_dlq (died_at);
 CREATE INDEX _postrider_dlq_holds ON _postrider_dlq (key_scope, ordering_key) WHERE holds_key = 1;
 
 CREATE TRIGGER _postrider_dlq_only_after_an_attempt BEFORE INSERT ON _postrider_dlq
-WHEN NOT EXISTS (SELECT 1 FROM _postrider_queue WHERE id = NEW.message_id AND place = 2)
+WHEN NEW.status <> 'failed'
+  OR NOT EXISTS (SELECT 1 FROM _postrider_queue WHERE id = NEW.message_id AND place = 2)
 BEGIN
   SELECT RAISE(ABORT, '55000 only a message that is processing can die');
+END;
+CREATE TRIGGER _postrider_dlq_ends_once BEFORE UPDATE OF status ON _postrider_dlq
+BEGIN
+  SELECT RAISE(ABORT, '55000 only a failed dead letter can be redriven or discarded, and only once')
+  WHERE OLD.status <> 'failed' OR NEW.status = 'failed';
+  SELECT RAISE(ABORT, '55000 a dead letter is redriven when its message is in the queue again')
+  WHERE NEW.status = 'redriven' AND NOT EXISTS (SELECT 1 FROM _postrider_queue WHERE id = NEW.message_id);
+END;
+CREATE TRIGGER _postrider_dlq_immutable BEFORE UPDATE OF id, message_id, endpoint_id, reason, died_at, attempts,
+  key_scope, ordering_key, created_at, content_type, headers, options, payload ON _postrider_dlq
+WHEN NEW.payload IS NOT NULL OR NEW.headers IS NOT NULL OR NEW.id <> OLD.id OR NEW.message_id <> OLD.message_id
+BEGIN
+  SELECT RAISE(ABORT, '55000 a dead letter never changes; its payload and headers can be erased');
 END;
 
 CREATE TABLE _postrider_event_log (

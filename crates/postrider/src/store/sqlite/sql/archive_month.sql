@@ -1,10 +1,13 @@
+-- `place` is where the message stood in the queue, `delivered_late` that a fenced node delivered it.
 CREATE TABLE IF NOT EXISTS {table} (
   id INTEGER PRIMARY KEY,
   endpoint_id INTEGER NOT NULL,
-  status TEXT NOT NULL CHECK (status = 'completed' OR status = 'expired' OR status = 'cancelled'),
+  status TEXT NOT NULL,
   finished_at INTEGER NOT NULL,
   priority INTEGER NOT NULL,
   attempts INTEGER NOT NULL,
+  place INTEGER NOT NULL,
+  delivered_late INTEGER NOT NULL DEFAULT 0,
   ordering_key TEXT,
   created_at INTEGER NOT NULL,
   scheduled_at INTEGER,
@@ -16,5 +19,15 @@ CREATE TABLE IF NOT EXISTS {table} (
   content_type TEXT NOT NULL,
   headers TEXT,
   options TEXT,
-  payload BLOB
+  payload BLOB,
+  CONSTRAINT "55000 a message is completed when a node delivered it, expired when it can expire, cancelled while it is pending"
+    CHECK ((status = 'completed' AND (place = 2 OR delivered_late = 1))
+        OR (status = 'expired' AND expires_at IS NOT NULL)
+        OR (status = 'cancelled' AND place <> 2))
 );
+CREATE TRIGGER IF NOT EXISTS {table}_final BEFORE UPDATE ON {table}
+WHEN NEW.payload IS NOT NULL OR NEW.headers IS NOT NULL OR NEW.id <> OLD.id
+  OR NEW.status <> OLD.status OR NEW.place <> OLD.place
+BEGIN
+  SELECT RAISE(ABORT, '55000 a finished message never changes; its payload and headers can be erased');
+END;

@@ -31,11 +31,27 @@ pub(crate) async fn a_full_queue_refuses_a_whole_batch<H: Harness>(world: World<
     world.configure("max_queue_size", 100).await;
     world.store().send_batch(vec![to("a"); 95]).await.expect("never refused below 95 %");
     world.live(2).await;
-    let refused = world.store().send_batch(vec![to("a"); 6]).await.unwrap_err();
-    assert!(is_full(&refused), "{refused:?}");
-    let StoreError::QueueFull { queued, limit, .. } = refused else { unreachable!() };
-    assert!((95..=100).contains(&queued) && limit == 100, "{queued} of {limit}");
-    assert_eq!(world.queued().await, 95, "all or nothing");
+    for more in [6, 40] {
+        let refused = world.store().send_batch(vec![to("a"); more]).await.unwrap_err();
+        assert!(is_full(&refused), "{refused:?}");
+        assert_eq!(world.queued().await, 95, "all or nothing");
+    }
+}
+
+pub(crate) async fn a_refusal_counts_nothing_of_what_it_refuses<H: Harness>(world: World<H>) {
+    world.endpoint("small", json!({"max_queue_size": 20})).await;
+    world.configure("max_queue_size", 100).await;
+    world.store().send_batch([vec![to("a"); 76], vec![to("small"); 19]].concat()).await.unwrap();
+    world.live(2).await;
+    let keyed = to("a").ordering_key("k");
+    for batch in [vec![to("a"); 6], vec![to("a"); 40], vec![keyed; 40]] {
+        let refused = world.store().send_batch(batch).await.unwrap_err();
+        let StoreError::QueueFull { queued, limit, endpoint } = refused else { panic!("{refused:?}") };
+        assert_eq!((queued, limit, endpoint), (95, 100, None));
+    }
+    let refused = world.store().send_batch(vec![to("small"), to("a"), to("small")]).await.unwrap_err();
+    let StoreError::QueueFull { queued, limit, endpoint } = refused else { panic!("{refused:?}") };
+    assert_eq!((queued, limit, endpoint.as_deref()), (19, 20, Some("small")));
 }
 
 pub(crate) async fn a_drained_queue_accepts_again<H: Harness>(mut world: World<H>) {

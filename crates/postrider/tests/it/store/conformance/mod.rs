@@ -188,6 +188,7 @@ macro_rules! conformance {
             }
             backpressure {
                 a_full_queue_refuses_a_whole_batch,
+                a_refusal_counts_nothing_of_what_it_refuses,
                 a_drained_queue_accepts_again,
                 an_endpoint_may_have_a_limit_of_its_own,
                 retries_and_releases_are_exempt,

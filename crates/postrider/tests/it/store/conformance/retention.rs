@@ -3,7 +3,7 @@ use postrider::store::{AttemptOutcome, Redrive};
 use postrider::{MessageId, NewMessage, Operate, State, Store};
 use serde_json::json;
 
-use crate::store::world::{Harness, World, to};
+use crate::store::world::{Harness, World, short_lived, to};
 
 const DAY: u64 = 86_400;
 
@@ -192,8 +192,9 @@ pub(crate) async fn no_attempt_is_kept_where_none_is_wanted<H: Harness>(mut worl
     let ticket = world.claim_one().await;
     world.retry(ticket, 0).await;
     world.store().cancel(cancelled).await.unwrap();
-    let expired = world.send(to("a")).await;
+    let expired = world.send(short_lived(world.now())).await;
     let ticket = world.claim_one().await;
+    world.live(10).await;
     world.settle(ticket, postrider::verdict::Verdict::Expire).await;
     for id in [cancelled, expired] {
         let story = world.story(id).await;

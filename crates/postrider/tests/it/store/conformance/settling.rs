@@ -2,7 +2,7 @@ use postrider::store::{AttemptOutcome, Effect, End, NextDue, Settlement};
 use postrider::verdict::{Class, DeadReason, Verdict};
 use postrider::{NewMessage, Operate, State, Store};
 
-use crate::store::world::{DEAD, Harness, Ticket, World, to};
+use crate::store::world::{DEAD, Harness, Ticket, World, short_lived, to};
 
 pub(crate) async fn a_delivered_message_is_completed_and_archived<H: Harness>(mut world: World<H>) {
     let id = world.send(to("a").ordering_key("k")).await;
@@ -81,8 +81,9 @@ pub(crate) async fn each_reason_of_death_is_recorded<H: Harness>(mut world: Worl
 }
 
 pub(crate) async fn a_failure_past_the_expiry_is_archived_as_expired<H: Harness>(mut world: World<H>) {
-    let id = world.send(to("a")).await;
+    let id = world.send(short_lived(world.now())).await;
     let ticket = world.claim_one().await;
+    world.live(10).await;
     assert_eq!(world.settle(ticket, Verdict::Expire).await.effect, Effect::Applied(State::Expired));
     let story = world.story(id).await;
     assert_eq!((story.state, story.attempt_count, story.dlq_id), (State::Expired, 1, None));
@@ -91,8 +92,9 @@ pub(crate) async fn a_failure_past_the_expiry_is_archived_as_expired<H: Harness>
 }
 
 pub(crate) async fn what_expired_before_it_started_has_no_attempt<H: Harness>(mut world: World<H>) {
-    let id = world.send(to("a")).await;
+    let id = world.send(short_lived(world.now())).await;
     let ticket = world.claim_one().await;
+    world.live(10).await;
     let settled = world.end(ticket, End::ExpiredUnstarted).await;
     assert_eq!(settled.effect, Effect::Applied(State::Expired));
     let story = world.story(id).await;

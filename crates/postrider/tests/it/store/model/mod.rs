@@ -165,9 +165,18 @@ impl<H: Harness> Pair<H> {
         let current = self.tickets.iter().filter(is_current);
         let stale = self.tickets.iter().rev().filter(|ticket| !is_current(ticket)).take(STALE_MAX);
         let tickets: Vec<Ticket> = current.chain(stale).copied().collect();
-        if !tickets.is_empty() {
-            self.settle_ticket(*which.get(&tickets), ending).await;
+        if tickets.is_empty() {
+            return;
         }
+        let ticket = *which.get(&tickets);
+        let ending = match ending {
+            // Only what can expire does.
+            Ending::Expire | Ending::Unstarted if self.mail.messages[&ticket.id].expires_at.is_none() => {
+                Ending::Released
+            }
+            ending => ending,
+        };
+        self.settle_ticket(ticket, ending).await;
     }
 
     async fn settle_ticket(&mut self, ticket: Ticket, ending: Ending) {
