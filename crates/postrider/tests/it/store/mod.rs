@@ -5,3 +5,4 @@ mod conformance;
 mod model;
 mod sqlite;
 mod outbox;
+mod faults;
