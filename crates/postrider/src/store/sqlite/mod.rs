@@ -266,8 +266,11 @@ impl Store for SqliteStore {
     }
 
     async fn leave(&self, node: NodeId) -> Result<()> {
+        self.listeners.part_with(node);
+        // After what was claimed for it is on disk, and its slots are back.
+        let left = self.write(Commit::AfterSync, move |write| nodes::leave(write, node)).await;
         self.listeners.remove(node);
-        self.write(Commit::Soon, move |write| nodes::leave(write, node)).await
+        left
     }
 
     async fn snapshot(&self, known: Option<i64>) -> Result<Option<Arc<Snapshot>>> {

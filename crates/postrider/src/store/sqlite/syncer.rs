@@ -106,7 +106,7 @@ fn run(
         let _ = writer.send(Command::Synced);
         let outcome = broken.get().cloned().map_or(Ok(()), Err);
         for group in groups {
-            // Before the callers: whoever is refused finds the slot free again.
+            // Before the callers: whoever is refused finds the slot free again, and a node that left is told no more.
             match outcome {
                 Ok(()) => listeners.tell(group.news),
                 Err(_) => listeners.take_back(group.news),

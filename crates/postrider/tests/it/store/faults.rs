@@ -239,3 +239,24 @@ async fn a_claim_of_what_could_not_be_synced_is_refused() {
     within(send).await.unwrap_err();
     within(claim).await.unwrap_err();
 }
+
+#[tokio::test]
+async fn a_node_that_joins_anew_loses_no_slot_to_a_message_on_its_way_to_disk() {
+    let mut shaky = Shaky::open(1).await;
+    let (anew, _arrivals) = join(&*shaky.store, shaky.slots.clone()).await;
+    let held = shaky.disk.hold();
+    let mut send = Box::pin(shaky.store.send(to("a")));
+    assert!(poll!(&mut send).is_pending());
+    shaky.disk.until_held();
+    assert_eq!(shaky.free(), 0, "it is claimed for the old node, and on its way to disk");
+    let (store, old) = (shaky.store.clone(), shaky.node);
+    let leaving = tokio::spawn(async move { store.leave(old).await });
+    tokio::task::yield_now().await;
+    drop(held);
+    let id = within(send).await.unwrap().id;
+    within(leaving).await.unwrap().unwrap();
+    assert_eq!(shaky.free(), 1);
+    assert_eq!(shaky.store.story(id).await.unwrap().state, State::Pending);
+    shaky.node = anew;
+    assert_eq!(shaky.claim(1).await.unwrap(), 1);
+}
