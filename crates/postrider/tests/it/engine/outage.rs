@@ -137,3 +137,26 @@ async fn a_node_whose_disk_refuses_to_sync_loses_its_lease() {
     assert_eq!(world.receiver.count(), 0, "nothing was started that may not be there");
     engine.stop().await;
 }
+
+#[tokio::test]
+async fn a_node_that_lost_its_lease_works_again_before_it_has_left() {
+    let world = World::new().await;
+    world.configure("node_lease", "5").await;
+    world.endpoint("a").await;
+    let faulty = Faulty::over(&world.store);
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    let leaving = faulty.leaving.lock().await;
+    let judge = "UPDATE _postrider_nodes SET state = 'lost' WHERE state = 'live'";
+    assert_eq!(Connection::open(world.path()).unwrap().execute(judge, []).unwrap(), 1);
+    let deadline = Instant::now() + super::PATIENCE;
+    while faulty.left.load(SeqCst) == 0 {
+        assert!(Instant::now() < deadline, "it never learns that it lost its lease");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // The old node is gone; who listens to the store, and in whose name is this claimed?
+    world.tool().send(to("a", 1)).await.unwrap();
+    world.receiver.until("the message", |receiver| receiver.count() == 1).await;
+    drop(leaving);
+    world.until_empty().await;
+    engine.stop().await;
+}
