@@ -1,15 +1,21 @@
-//! Reading a request body under a limit: it is refused as soon as it is known to be too large, and
-//! never more than the limit is held.
+//! Reading a request body under a limit: never more than the limit is held.
+
+use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::http::StatusCode;
 use bytes::Bytes;
+use http::header::{EXPECT, HeaderMap};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 
 use super::problem::Problem;
 
 /// For bodies that are not payloads: an endpoint's definition.
 pub(super) const SMALL_MAX: Limit = Limit { bytes: 1 << 20, setting: "the API" };
+
+/// How much of a body that is too large is read and dropped, and for how long.
+const DRAIN_BYTES_MAX: usize = 64 << 20;
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy)]
 pub(super) struct Limit {
@@ -23,16 +29,40 @@ impl Limit {
     }
 }
 
-pub(super) async fn read(body: Body, limit: Limit) -> Result<Bytes, Problem> {
+pub(super) async fn read(headers: &HeaderMap, mut body: Body, limit: Limit) -> Result<Bytes, Problem> {
     if body.size_hint().lower() > limit.bytes {
+        // Whoever asks first has sent nothing yet, and need not.
+        if !headers.contains_key(EXPECT) {
+            drain(body).await;
+        }
         return Err(limit.exceeded());
     }
-    match Limited::new(body, limit.bytes as usize).collect().await {
+    match Limited::new(&mut body, limit.bytes as usize).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(limit.exceeded()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            drain(body).await;
+            Err(limit.exceeded())
+        }
         Err(error) => {
             Err(Problem::new(StatusCode::BAD_REQUEST, "broken-body", "The body did not arrive whole")
                 .detail(error.to_string()))
         }
     }
+}
+
+/// Closing a connection that still has bytes to read resets it, and a client that writes its whole body
+/// before it reads would never see the answer.
+async fn drain(mut body: Body) {
+    let mut left = DRAIN_BYTES_MAX;
+    let reading = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            match left.checked_sub(bytes) {
+                Some(rest) => left = rest,
+                None => return,
+            }
+        }
+    };
+    // Time is up, or all is read: either way it is answered now.
+    let _ = tokio::time::timeout(DRAIN_TIME_MAX, reading).await;
 }

@@ -22,7 +22,8 @@ pub(super) async fn create(
     State(api): State<Arc<Api>>,
     request: Request<Body>,
 ) -> Result<Response<Body>, Problem> {
-    let body = body::read(request.into_body(), body::SMALL_MAX).await?;
+    let (parts, body) = request.into_parts();
+    let body = body::read(&parts.headers, body, body::SMALL_MAX).await?;
     let endpoint = api.operate.create_endpoint(wanted(&body)?).await?;
     let mut response = json_response(StatusCode::CREATED, view::endpoint(&endpoint).to_string());
     if let Ok(location) = HeaderValue::try_from(format!("/v1/endpoints/{}", endpoint.name)) {

@@ -36,7 +36,7 @@ pub(super) async fn send(
     let is_envelope = content_type.is_some_and(is_envelope);
     let extra = if is_envelope { ENVELOPE_BYTES_EXTRA } else { 0 };
     let limit = Limit { bytes: max_payload_bytes + extra, setting: "max_payload_bytes" };
-    let body = body::read(body, limit).await?;
+    let body = body::read(&parts.headers, body, limit).await?;
     let message = if is_envelope {
         from_envelope(endpoint, &parts.headers, &body)?
     } else {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{Method, Request, Response, StatusCode, Uri};
+use axum::http::{HeaderMap, Method, Response, StatusCode, Uri};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use bytes::Bytes;
@@ -60,9 +60,11 @@ pub(crate) fn router(api: Arc<Api>) -> Router {
 pub(crate) fn with_empty_route(router: Router) -> Router {
     router.route(
         "/bench/empty",
-        post(async |request: Request<Body>| match body::read(request.into_body(), body::SMALL_MAX).await {
-            Ok(_) => StatusCode::ACCEPTED.into_response(),
-            Err(problem) => problem.into_response(),
+        post(async |headers: HeaderMap, body: Body| {
+            match body::read(&headers, body, body::SMALL_MAX).await {
+                Ok(_) => StatusCode::ACCEPTED.into_response(),
+                Err(problem) => problem.into_response(),
+            }
         }),
     )
 }

@@ -274,6 +274,44 @@ fn a_body_without_a_length_is_cut_off_at_the_limit() {
 }
 
 #[test]
+fn a_client_that_writes_a_large_body_before_it_reads_is_answered() {
+    let (_home, node) = paused_shop();
+    // More than the buffers of both ends hold.
+    const LARGE: usize = 12_000_000;
+    let head = |path: &str, more: &str| {
+        format!("POST {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: text/plain\r\n{more}\r\n", node.address)
+    };
+    let mut chunked = format!("{LARGE:x}\r\n").into_bytes();
+    chunked.extend_from_slice(&[b'x'; LARGE]);
+    chunked.extend_from_slice(b"\r\n0\r\n\r\n");
+    let whole = vec![b'x'; LARGE];
+    let cases = [
+        (head("/v1/endpoints/shop/messages", &format!("content-length: {LARGE}\r\n")), &whole),
+        (head("/v1/endpoints/shop/messages", "transfer-encoding: chunked\r\n"), &chunked),
+        (head("/v1/endpoints", &format!("content-length: {LARGE}\r\n")), &whole),
+    ];
+    for (head, body) in cases {
+        let mut client = node.client();
+        client.write(head.as_bytes()).expect("the head is read");
+        client.write(body).unwrap_or_else(|error| panic!("{error}: nobody reads the body of {head}"));
+        client.read().expect("an answer").expect(413);
+        client.send("GET", "/livez", &[], b"").expect("the connection goes on").expect(200);
+    }
+}
+
+#[test]
+fn a_client_that_asks_before_it_sends_a_large_body_need_not_send_it() {
+    let (_home, node) = paused_shop();
+    let mut client = node.client();
+    let head = format!(
+        "POST /v1/endpoints/shop/messages HTTP/1.1\r\nhost: {}\r\ncontent-length: 12000000\r\nexpect: 100-continue\r\n\r\n",
+        node.address
+    );
+    client.write(head.as_bytes()).expect("the head is read");
+    client.read().expect("an answer").expect(413);
+}
+
+#[test]
 fn a_store_that_stays_locked_is_a_503_and_changes_nothing() {
     let (home, node) = paused_shop();
     let connection = rusqlite::Connection::open(home.store_file()).expect("the store's file");

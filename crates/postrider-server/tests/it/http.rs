@@ -75,7 +75,12 @@ impl Client {
         self.read().or_else(|error| written.and(Err(error)))
     }
 
-    fn read(&mut self) -> std::io::Result<Answer> {
+    /// These bytes, all of them, whatever comes back meanwhile.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.stream.get_mut().write_all(bytes)
+    }
+
+    pub(crate) fn read(&mut self) -> std::io::Result<Answer> {
         let line = read_line(&mut self.stream)?;
         let status = line.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(ended)?;
         let headers = read_headers(&mut self.stream)?;

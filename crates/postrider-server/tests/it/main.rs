@@ -6,6 +6,7 @@ mod cli;
 mod delivery;
 mod demo;
 mod docs;
+mod full_disk;
 mod http;
 mod node;
 mod poison;

@@ -35,13 +35,19 @@ impl Home {
 
     /// `postrider …` in this folder, where the default store is.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
+        let mut command = self.bare(env!("CARGO_BIN_EXE_postrider"));
+        command.args(arguments);
+        command
+    }
+
+    fn bare(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("POSTRIDER_") {
                 command.env_remove(name);
             }
         }
-        command.args(arguments).current_dir(self.path()).stdin(Stdio::null()).env("NO_COLOR", "1");
+        command.current_dir(self.path()).stdin(Stdio::null()).env("NO_COLOR", "1");
         command
     }
 
@@ -62,11 +68,21 @@ impl Home {
     }
 
     pub(crate) fn start_with(&self, arguments: &[&str]) -> Node {
-        Node::start(
-            self.command(
-                &[&["serve", "--listen", "127.0.0.1:0", "--log-format", "json"], arguments].concat(),
-            ),
-        )
+        Node::start(self.serve(arguments))
+    }
+
+    /// None of its files can grow past this many blocks: for this node the disk is full.
+    pub(crate) fn start_with_file_blocks(&self, blocks: u32) -> Node {
+        // Without the signal the write itself fails, as it does on a full disk.
+        let limited = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
+        let serve = self.serve(&["--allow-internal"]);
+        let mut command = self.bare("sh");
+        command.args(["-c", &limited, "sh"]).arg(serve.get_program()).args(serve.get_args());
+        Node::start(command)
+    }
+
+    fn serve(&self, arguments: &[&str]) -> Command {
+        self.command(&[&["serve", "--listen", "127.0.0.1:0", "--log-format", "json"], arguments].concat())
     }
 }
 

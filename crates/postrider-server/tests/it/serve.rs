@@ -108,6 +108,46 @@ fn a_store_of_a_newer_version_is_left_alone() {
 }
 
 #[test]
+fn a_store_of_an_older_version_waits_for_a_migration() {
+    let home = Home::new();
+    home.json(&["migrate"]);
+    let connection = rusqlite::Connection::open(home.store_file()).expect("the store's file");
+    // Older than the first, which is the only one there is so far.
+    connection
+        .execute("UPDATE _postrider_meta SET value = -1 WHERE name = 'schema_version'", [])
+        .expect("the version");
+    let says = |text: &str| {
+        assert!(text.contains("the store has schema version -1 and this build needs"), "{text}");
+        assert!(text.contains("run `postrider migrate`, or start with --migrate"), "{text}");
+    };
+    let (code, text) = refused(&home, &["--listen", "127.0.0.1:0"]);
+    assert_eq!(code, Some(3), "{text}");
+    says(&text);
+    let status = home.run(&["status"]);
+    assert_eq!(status.status.code(), Some(3));
+    says(&String::from_utf8_lossy(&status.stderr));
+    let version: i64 = connection
+        .query_row("SELECT value FROM _postrider_meta WHERE name = 'schema_version'", [], |row| row.get(0))
+        .expect("the version");
+    assert_eq!(version, -1, "nothing was changed");
+}
+
+#[test]
+fn a_store_keeps_its_id_while_a_node_runs() {
+    let home = Home::new();
+    let node = home.start();
+    let id = home.json(&["status"])["store"].clone();
+    let renewed = home.run(&["migrate", "--new-store-id"]);
+    let text = String::from_utf8_lossy(&renewed.stderr);
+    assert_eq!(renewed.status.code(), Some(3), "{text}");
+    assert!(text.contains("another node is running on postrider.db"), "{text}");
+    assert_eq!(home.json(&["status"])["store"], id);
+    home.json(&["migrate"]);
+    node.kill();
+    assert_ne!(home.json(&["migrate", "--new-store-id"])["store"], id);
+}
+
+#[test]
 fn what_it_cannot_start_with_is_said_in_a_sentence() {
     let home = Home::new();
     std::fs::write(home.path().join("bad.toml"), "listen = '127.0.0.1:0'\nlisten_on = 'x'\n")

@@ -1,5 +1,6 @@
 //! The embedded store: one SQLite file, one writer thread with group commit, readers beside it.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
@@ -14,7 +15,7 @@ use self::checkpoint::WalGauge;
 use self::known::Known;
 use self::lock::FileLock;
 use self::nodes::Listeners;
-use self::syncer::Syncer;
+use self::syncer::{SyncFile, Syncer};
 use self::writer::{Commit, Write, Writer, WriterHandle};
 use super::{
     ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, Operate, Redrive, Result,
@@ -69,12 +70,21 @@ pub struct SqliteOptions {
     /// Take the lock that makes this process the file's one node. Senders and tools leave it.
     pub own: bool,
     pub clock: Arc<dyn Clock>,
+    /// By the system, or by a test's hand.
+    #[doc(hidden)]
+    pub sync: SyncFile,
 }
 
 impl SqliteOptions {
     /// For a node: owns the file.
     pub fn node(path: impl AsRef<Path>) -> Self {
-        Self { path: path.as_ref().to_owned(), migrate: false, own: true, clock: Arc::new(SystemClock) }
+        Self {
+            path: path.as_ref().to_owned(),
+            migrate: false,
+            own: true,
+            clock: Arc::new(SystemClock),
+            sync: Arc::new(File::sync_data),
+        }
     }
 
     /// For a sender or a tool beside a running node.
@@ -127,7 +137,7 @@ impl SqliteStore {
             known: Known::default(),
             months: archive::Months::default(),
             listeners: listeners.clone(),
-            syncer: Syncer::spawn(&options.path, listeners.clone(), commands.clone())?,
+            syncer: Syncer::spawn(&options.path, options.sync, listeners.clone(), commands.clone())?,
             data_version: -1,
             newest_message,
             wal: gauge,
@@ -256,8 +266,11 @@ impl Store for SqliteStore {
     }
 
     async fn leave(&self, node: NodeId) -> Result<()> {
+        self.listeners.part_with(node);
+        // After what was claimed for it is on disk, and its slots are back.
+        let left = self.write(Commit::AfterSync, move |write| nodes::leave(write, node)).await;
         self.listeners.remove(node);
-        self.write(Commit::Soon, move |write| nodes::leave(write, node)).await
+        left
     }
 
     async fn snapshot(&self, known: Option<i64>) -> Result<Option<Arc<Snapshot>>> {

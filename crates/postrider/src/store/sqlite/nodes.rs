@@ -23,15 +23,24 @@ pub(super) struct Listeners {
 
 struct Listener {
     node: NodeId,
-    arrivals: mpsc::UnboundedSender<Arrival>,
+    /// None while the node leaves: slots reserved for it before are still to be given back.
+    arrivals: Option<mpsc::UnboundedSender<Arrival>>,
     direct: Arc<dyn DirectClaims>,
+}
+
+impl Listener {
+    fn tell(&self, arrival: Arrival) {
+        // A closed channel is a node on its way out: its claims come back when it leaves.
+        let _ = self.arrivals.as_ref().map(|arrivals| arrivals.send(arrival));
+    }
 }
 
 impl Listeners {
     /// A node with room for a message of `endpoint`; the slot is reserved.
     pub(super) fn reserve(&self, endpoint: EndpointId) -> Option<NodeId> {
         let nodes = self.nodes.lock().expect("no listener panics while it holds the lock");
-        nodes.iter().find(|listener| listener.direct.try_reserve(endpoint)).map(|listener| listener.node)
+        let mut staying = nodes.iter().filter(|listener| listener.arrivals.is_some());
+        staying.find(|listener| listener.direct.try_reserve(endpoint)).map(|listener| listener.node)
     }
 
     pub(super) fn give_back(&self, node: NodeId, endpoint: EndpointId) {
@@ -47,21 +56,23 @@ impl Listeners {
         }
         let nodes = self.nodes.lock().expect("no listener panics while it holds the lock");
         for arrival in news {
-            // A closed channel is a node on its way out: its claims come back when it leaves.
             match arrival {
                 Arrival::Claimed(claim) => {
-                    if let Some(listener) = nodes.iter().find(|listener| listener.node == claim.fence.node) {
-                        let _ = listener.arrivals.send(Arrival::Claimed(claim));
+                    match nodes.iter().find(|listener| listener.node == claim.fence.node) {
+                        // Leaving gives its claims back, this one too.
+                        Some(leaving) if leaving.arrivals.is_none() => {
+                            leaving.direct.give_back(claim.message.endpoint);
+                        }
+                        Some(listener) => listener.tell(Arrival::Claimed(claim)),
+                        None => {}
                     }
                 }
                 Arrival::Pending(endpoint) => {
-                    nodes.iter().for_each(|listener| _ = listener.arrivals.send(Arrival::Pending(endpoint)));
+                    nodes.iter().for_each(|listener| listener.tell(Arrival::Pending(endpoint)));
                 }
-                Arrival::Outside => {
-                    nodes.iter().for_each(|listener| _ = listener.arrivals.send(Arrival::Outside));
-                }
+                Arrival::Outside => nodes.iter().for_each(|listener| listener.tell(Arrival::Outside)),
                 Arrival::Reconfigured => {
-                    nodes.iter().for_each(|listener| _ = listener.arrivals.send(Arrival::Reconfigured));
+                    nodes.iter().for_each(|listener| listener.tell(Arrival::Reconfigured));
                 }
             }
         }
@@ -82,7 +93,13 @@ impl Listeners {
 
     pub(super) fn add(&self, node: NodeId, hello: &Hello) {
         let mut nodes = self.nodes.lock().expect("no listener panics while it holds the lock");
-        nodes.push(Listener { node, arrivals: hello.arrivals.clone(), direct: hello.direct.clone() });
+        nodes.push(Listener { node, arrivals: Some(hello.arrivals.clone()), direct: hello.direct.clone() });
+    }
+
+    /// From now on nothing is claimed for it, and it is told nothing.
+    pub(super) fn part_with(&self, node: NodeId) {
+        let mut nodes = self.nodes.lock().expect("no listener panics while it holds the lock");
+        nodes.iter_mut().filter(|listener| listener.node == node).for_each(|leaving| leaving.arrivals = None);
     }
 
     pub(super) fn remove(&self, node: NodeId) {

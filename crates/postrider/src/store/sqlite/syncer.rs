@@ -3,6 +3,7 @@
 //! thread of its own, the writer goes on meanwhile and whatever it commits shares the next sync.
 
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,6 +14,9 @@ use super::nodes::Listeners;
 use super::writer::{Command, Job};
 use crate::error::StoreError;
 use crate::store::{Arrival, Result};
+
+/// How a file gets onto the disk.
+pub(super) type SyncFile = Arc<dyn Fn(&File) -> io::Result<()> + Send + Sync>;
 
 /// Committed jobs whose callers wait until that is certain.
 pub(super) struct Unsynced {
@@ -33,10 +37,15 @@ pub(super) struct Syncer {
 impl Syncer {
     /// The WAL file exists by now and stays the same file for as long as the writer's connection is open.
     /// SQLite keeps its locks on the other two files, so a descriptor of this one disturbs nobody.
-    pub(super) fn spawn(store: &Path, listeners: Arc<Listeners>, writer: Sender<Command>) -> Result<Self> {
+    pub(super) fn spawn(
+        store: &Path,
+        sync: SyncFile,
+        listeners: Arc<Listeners>,
+        writer: Sender<Command>,
+    ) -> Result<Self> {
         let mut path = store.as_os_str().to_owned();
         path.push("-wal");
-        let unusable = |error: std::io::Error| {
+        let unusable = |error: io::Error| {
             StoreError::Unusable(format!("cannot open {}: {error}", Path::new(&path).display()))
         };
         let wal = OpenOptions::new().read(true).write(true).open(&path).map_err(unusable)?;
@@ -46,7 +55,7 @@ impl Syncer {
         let (left, failure) = (unanswered.clone(), broken.clone());
         let thread = std::thread::Builder::new()
             .name("postrider-syncer".to_owned())
-            .spawn(move || run(&wal, &waiting, &listeners, &left, &failure, &writer))
+            .spawn(move || run(|| sync(&wal), &waiting, &listeners, &left, &failure, &writer))
             .map_err(|error| StoreError::Unavailable(error.to_string()))?;
         Ok(Self { groups: Some(groups), thread: Some(thread), unanswered, broken })
     }
@@ -74,7 +83,7 @@ impl Drop for Syncer {
 }
 
 fn run(
-    wal: &File,
+    sync: impl Fn() -> io::Result<()>,
     waiting: &Receiver<Unsynced>,
     listeners: &Listeners,
     unanswered: &AtomicUsize,
@@ -85,7 +94,7 @@ fn run(
         let groups: Vec<Unsynced> = std::iter::once(first).chain(waiting.try_iter()).collect();
         // After a failed sync the kernel may have dropped the pages: a later success would prove nothing.
         if broken.get().is_none()
-            && let Err(error) = wal.sync_data()
+            && let Err(error) = sync()
         {
             tracing::error!(%error, "the disk refused to sync; sends are refused until a restart");
             let _ = broken.set(StoreError::Unusable(format!(
@@ -97,11 +106,12 @@ fn run(
         let _ = writer.send(Command::Synced);
         let outcome = broken.get().cloned().map_or(Ok(()), Err);
         for group in groups {
-            group.jobs.into_iter().for_each(|job| job.finish(outcome.clone()));
+            // Before the callers: whoever is refused finds the slot free again, and a node that left is told no more.
             match outcome {
                 Ok(()) => listeners.tell(group.news),
                 Err(_) => listeners.take_back(group.news),
             }
+            group.jobs.into_iter().for_each(|job| job.finish(outcome.clone()));
         }
     }
 }

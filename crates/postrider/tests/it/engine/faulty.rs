@@ -12,6 +12,7 @@ use postrider::store::{
     ClaimRequest, Claimed, Hello, Result, Settled, Settlement, Snapshot, Suspect, Waiting,
 };
 use postrider::{SqliteStore, Store, StoreError};
+use tokio::sync::Mutex;
 
 pub(super) struct Faulty {
     store: Arc<SqliteStore>,
@@ -20,6 +21,9 @@ pub(super) struct Faulty {
     pub(super) refused_heartbeats: AtomicU32,
     /// Questions it refused.
     pub(super) refused: AtomicUsize,
+    /// Whoever leaves waits for this one afterwards.
+    pub(super) leaving: Mutex<()>,
+    pub(super) left: AtomicUsize,
 }
 
 impl Faulty {
@@ -29,6 +33,8 @@ impl Faulty {
             failing: AtomicBool::new(false),
             refused_heartbeats: AtomicU32::new(0),
             refused: AtomicUsize::new(0),
+            leaving: Mutex::default(),
+            left: AtomicUsize::new(0),
         })
     }
 
@@ -68,7 +74,10 @@ impl Store for Faulty {
     }
 
     async fn leave(&self, node: NodeId) -> Result<()> {
-        self.ask()?.leave(node).await
+        self.ask()?.leave(node).await?;
+        self.left.fetch_add(1, SeqCst);
+        drop(self.leaving.lock().await);
+        Ok(())
     }
 
     async fn snapshot(&self, known: Option<i64>) -> Result<Option<Arc<Snapshot>>> {

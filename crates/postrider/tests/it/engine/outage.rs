@@ -1,6 +1,8 @@
 //! A failing store is an expected day: the engine backs off, goes on, and loses nothing.
 
-use std::sync::atomic::Ordering::SeqCst;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use postrider::breaker::CircuitName;
@@ -110,5 +112,51 @@ async fn two_lost_heartbeats_do_not_cost_the_lease() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(faulty.refused_heartbeats.load(SeqCst), 0);
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_whose_disk_refuses_to_sync_loses_its_lease() {
+    let refuses = Arc::new(AtomicBool::new(false));
+    let refused = refuses.clone();
+    let sync = move || if refused.load(SeqCst) { Err(io::ErrorKind::Other.into()) } else { Ok(()) };
+    let world = World::syncing(sync).await;
+    world.configure("node_lease", "5").await;
+    world.endpoint("a").await;
+    let engine = world.engine().await;
+    assert!(engine.is_progressing());
+    refuses.store(true, SeqCst);
+    world.store.send(to("a", 1)).await.unwrap_err();
+    refuses.store(false, SeqCst);
+    let deadline = Instant::now() + super::PATIENCE;
+    while engine.is_progressing() {
+        assert!(Instant::now() < deadline, "it goes on as if nothing had happened");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    world.store.send(to("a", 2)).await.unwrap_err();
+    assert_eq!(world.receiver.count(), 0, "nothing was started that may not be there");
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_lost_its_lease_works_again_before_it_has_left() {
+    let world = World::new().await;
+    world.configure("node_lease", "5").await;
+    world.endpoint("a").await;
+    let faulty = Faulty::over(&world.store);
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    let leaving = faulty.leaving.lock().await;
+    let judge = "UPDATE _postrider_nodes SET state = 'lost' WHERE state = 'live'";
+    assert_eq!(Connection::open(world.path()).unwrap().execute(judge, []).unwrap(), 1);
+    let deadline = Instant::now() + super::PATIENCE;
+    while faulty.left.load(SeqCst) == 0 {
+        assert!(Instant::now() < deadline, "it never learns that it lost its lease");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // The old node is gone; who listens to the store, and in whose name is this claimed?
+    world.tool().send(to("a", 1)).await.unwrap();
+    world.receiver.until("the message", |receiver| receiver.count() == 1).await;
+    drop(leaving);
+    world.until_empty().await;
     engine.stop().await;
 }

@@ -1,5 +1,6 @@
 //! A store in a file, a receiver, and short words for what tests do to them.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,10 +38,22 @@ impl World {
         (Self::with_clock(clock.clone()).await, clock)
     }
 
+    /// Its disk syncs as `sync` says.
+    pub(super) async fn syncing(sync: impl Fn() -> io::Result<()> + Send + Sync + 'static) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let options = SqliteOptions::node(folder.path().join("store.db"));
+        let store = SqliteStore::open(SqliteOptions { sync: Arc::new(move |_| sync()), ..options }).unwrap();
+        Self::over(folder, Arc::new(SystemClock), store).await
+    }
+
     async fn with_clock(clock: Arc<dyn Clock>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(try_open(folder.path().join("store.db"), clock.clone()).unwrap());
-        Self { folder, clock, store, receiver: Receiver::start().await }
+        let store = try_open(folder.path().join("store.db"), clock.clone()).unwrap();
+        Self::over(folder, clock, store).await
+    }
+
+    async fn over(folder: TempDir, clock: Arc<dyn Clock>, store: SqliteStore) -> Self {
+        Self { folder, clock, store: Arc::new(store), receiver: Receiver::start().await }
     }
 
     pub(super) fn path(&self) -> PathBuf {
@@ -179,7 +192,7 @@ impl World {
 }
 
 fn try_open(path: PathBuf, clock: Arc<dyn Clock>) -> Result<SqliteStore, StoreError> {
-    SqliteStore::open(SqliteOptions { path, migrate: true, own: true, clock })
+    SqliteStore::open(SqliteOptions { migrate: true, clock, ..SqliteOptions::node(path) })
 }
 
 fn complete(mut endpoint: Value) -> Value {

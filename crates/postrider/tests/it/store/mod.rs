@@ -6,3 +6,4 @@ mod model;
 mod sqlite;
 mod moves;
 mod outbox;
+mod faults;
