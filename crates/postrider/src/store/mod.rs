@@ -104,7 +104,9 @@ pub trait Operate: Send + Sync + 'static {
     async fn story(&self, id: MessageId) -> Result<Story>;
 
     async fn dlq(&self, filter: DlqFilter) -> Result<Vec<DeadLetter>>;
-    /// In original order; how many were put back.
+    /// In original order, in steps when there are many; how many were put back. Refused before anything has
+    /// changed when the queue has no room for all of them. After another error some may have been put back:
+    /// asking again goes on with the rest.
     async fn redrive(&self, selection: Redrive) -> Result<u64>;
     async fn discard(&self, dlq_id: i64) -> Result<()>;
     async fn dlq_summary(&self) -> Result<Vec<DlqSummary>>;

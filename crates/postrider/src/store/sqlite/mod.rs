@@ -41,6 +41,7 @@ mod known;
 mod lock;
 mod nodes;
 mod outbox;
+mod redrive;
 mod retention;
 mod row;
 mod schema;
@@ -395,7 +396,14 @@ impl Operate for SqliteStore {
     }
 
     async fn redrive(&self, selection: Redrive) -> Result<u64> {
-        self.write(Commit::Durable, move |write| dlq::redrive(write, &selection)).await
+        let plan = Arc::new(self.read(move |conn| redrive::Plan::new(conn, selection)).await?);
+        let mut progress = redrive::Progress::default();
+        while !plan.is_done(progress) {
+            let plan = plan.clone();
+            progress =
+                self.write(Commit::Durable, move |write| redrive::step(write, &plan, progress)).await?;
+        }
+        Ok(progress.redriven)
     }
 
     async fn discard(&self, dlq_id: i64) -> Result<()> {
