@@ -70,12 +70,21 @@ pub struct SqliteOptions {
     /// Take the lock that makes this process the file's one node. Senders and tools leave it.
     pub own: bool,
     pub clock: Arc<dyn Clock>,
+    /// Called before every sync of the disk: tests hold it to see who waits for the disk and who does not.
+    #[doc(hidden)]
+    pub before_sync: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl SqliteOptions {
     /// For a node: owns the file.
     pub fn node(path: impl AsRef<Path>) -> Self {
-        Self { path: path.as_ref().to_owned(), migrate: false, own: true, clock: Arc::new(SystemClock) }
+        Self {
+            path: path.as_ref().to_owned(),
+            migrate: false,
+            own: true,
+            clock: Arc::new(SystemClock),
+            before_sync: None,
+        }
     }
 
     /// For a sender or a tool beside a running node.
@@ -128,9 +137,10 @@ impl SqliteStore {
             known: Known::default(),
             months: archive::Months::default(),
             listeners: listeners.clone(),
-            syncer: Syncer::spawn(&options.path, listeners.clone(), commands.clone())?,
+            syncer: Syncer::spawn(&options.path, listeners.clone(), commands.clone(), options.before_sync)?,
             data_version: -1,
             newest_message,
+            unsynced_outside: true,
             wal: gauge,
         };
         let thread = std::thread::Builder::new()
@@ -161,6 +171,12 @@ impl SqliteStore {
     /// Gives the store a new name, after a restore or a clone: ids of the two stores must never be equal.
     pub async fn renew_name(&self) -> Result<()> {
         self.write(Commit::Durable, |write| schema::renew_name(write.conn).map_err(storage_error)).await
+    }
+
+    async fn send_one(&self, commit: Commit, message: NewMessage) -> Result<Sent> {
+        let messages = [message];
+        let sent = self.write(commit, move |write| send::send(write, &messages)).await?;
+        Ok(sent[0])
     }
 
     async fn write<T, F>(&self, commit: Commit, work: F) -> Result<T>
@@ -308,13 +324,19 @@ impl Store for SqliteStore {
 #[async_trait]
 impl Operate for SqliteStore {
     async fn send(&self, message: NewMessage) -> Result<Sent> {
-        let messages = [message];
-        let sent = self.write(Commit::Durable, move |write| send::send(write, &messages)).await?;
-        Ok(sent[0])
+        self.send_one(Commit::Durable, message).await
     }
 
     async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
         self.write(Commit::Durable, move |write| send::send(write, &messages)).await
+    }
+
+    async fn send_fast(&self, message: NewMessage) -> Result<Sent> {
+        self.send_one(Commit::Fast, message).await
+    }
+
+    async fn send_batch_fast(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
+        self.write(Commit::Fast, move |write| send::send(write, &messages)).await
     }
 
     async fn create_endpoint(&self, endpoint: NewEndpoint) -> Result<Endpoint> {

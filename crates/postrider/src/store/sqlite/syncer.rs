@@ -2,7 +2,8 @@
 //! disk; syncing that file afterwards is exactly what `FULL` would have done within the commit. Done on a
 //! thread of its own, the writer goes on meanwhile and whatever it commits shares the next sync.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
+use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,6 +14,9 @@ use super::nodes::Listeners;
 use super::writer::{Command, Job};
 use crate::error::StoreError;
 use crate::store::{Arrival, Result};
+
+/// Called before every sync.
+pub(super) type BeforeSync = Arc<dyn Fn() + Send + Sync>;
 
 /// Committed jobs whose callers wait until that is certain.
 pub(super) struct Unsynced {
@@ -33,7 +37,12 @@ pub(super) struct Syncer {
 impl Syncer {
     /// The WAL file exists by now and stays the same file for as long as the writer's connection is open.
     /// SQLite keeps its locks on the other two files, so a descriptor of this one disturbs nobody.
-    pub(super) fn spawn(store: &Path, listeners: Arc<Listeners>, writer: Sender<Command>) -> Result<Self> {
+    pub(super) fn spawn(
+        store: &Path,
+        listeners: Arc<Listeners>,
+        writer: Sender<Command>,
+        before_sync: Option<BeforeSync>,
+    ) -> Result<Self> {
         let mut path = store.as_os_str().to_owned();
         path.push("-wal");
         let unusable = |error: std::io::Error| {
@@ -46,7 +55,13 @@ impl Syncer {
         let (left, failure) = (unanswered.clone(), broken.clone());
         let thread = std::thread::Builder::new()
             .name("postrider-syncer".to_owned())
-            .spawn(move || run(&wal, &waiting, &listeners, &left, &failure, &writer))
+            .spawn(move || {
+                let sync = || {
+                    before_sync.iter().for_each(|before| before());
+                    wal.sync_data()
+                };
+                run(&sync, &waiting, &listeners, &left, &failure, &writer);
+            })
             .map_err(|error| StoreError::Unavailable(error.to_string()))?;
         Ok(Self { groups: Some(groups), thread: Some(thread), unanswered, broken })
     }
@@ -74,7 +89,7 @@ impl Drop for Syncer {
 }
 
 fn run(
-    wal: &File,
+    sync: &dyn Fn() -> io::Result<()>,
     waiting: &Receiver<Unsynced>,
     listeners: &Listeners,
     unanswered: &AtomicUsize,
@@ -85,7 +100,7 @@ fn run(
         let groups: Vec<Unsynced> = std::iter::once(first).chain(waiting.try_iter()).collect();
         // After a failed sync the kernel may have dropped the pages: a later success would prove nothing.
         if broken.get().is_none()
-            && let Err(error) = wal.sync_data()
+            && let Err(error) = sync()
         {
             tracing::error!(%error, "the disk refused to sync; sends are refused until a restart");
             let _ = broken.set(StoreError::Unusable(format!(

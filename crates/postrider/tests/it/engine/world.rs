@@ -179,7 +179,7 @@ impl World {
 }
 
 fn try_open(path: PathBuf, clock: Arc<dyn Clock>) -> Result<SqliteStore, StoreError> {
-    SqliteStore::open(SqliteOptions { path, migrate: true, own: true, clock })
+    SqliteStore::open(SqliteOptions { migrate: true, clock, ..SqliteOptions::node(path) })
 }
 
 fn complete(mut endpoint: Value) -> Value {

@@ -4,5 +4,6 @@ mod world;
 mod conformance;
 mod model;
 mod sqlite;
+mod fast;
 mod moves;
 mod outbox;

@@ -32,7 +32,8 @@ impl Harness for Sqlite {
     async fn open(&self) -> SqliteStore {
         let path = self.folder.path().join("store.db");
         let clock = self.clock.clone();
-        SqliteStore::open(SqliteOptions { path, migrate: true, own: true, clock }).expect("the file opens")
+        SqliteStore::open(SqliteOptions { migrate: true, clock, ..SqliteOptions::node(path) })
+            .expect("the file opens")
     }
 
     fn advance(&self, by: Duration) {

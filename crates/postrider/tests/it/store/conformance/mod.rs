@@ -242,6 +242,7 @@ macro_rules! conformance {
             }
             durability {
                 everything_survives_a_crash,
+                a_fast_send_keeps_every_rule,
                 ids_are_never_reused,
                 two_stores_never_share_a_name,
                 a_crash_in_the_middle_of_work_loses_nothing,
