@@ -75,6 +75,12 @@ pub trait Operate: Send + Sync + 'static {
     async fn send(&self, message: NewMessage) -> Result<Sent>;
     /// All or nothing.
     async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>>;
+    /// Answered once the message is committed, without waiting for the disk. It survives the death of the
+    /// process; a power cut or a crash of the system in the moment until the disk has it may lose it, and then
+    /// nobody has received it. Everything else is as with [`Operate::send`]; `docs/durability.md` has the details.
+    async fn send_fast(&self, message: NewMessage) -> Result<Sent>;
+    /// All or nothing, answered like [`Operate::send_fast`].
+    async fn send_batch_fast(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>>;
 
     async fn create_endpoint(&self, endpoint: NewEndpoint) -> Result<Endpoint>;
     async fn alter_endpoint(&self, name: &str, change: EndpointChange) -> Result<Endpoint>;
@@ -104,7 +110,9 @@ pub trait Operate: Send + Sync + 'static {
     async fn story(&self, id: MessageId) -> Result<Story>;
 
     async fn dlq(&self, filter: DlqFilter) -> Result<Vec<DeadLetter>>;
-    /// In original order; how many were put back.
+    /// In original order, in steps when there are many; how many were put back. Refused before anything has
+    /// changed when the queue has no room for all of them. After another error some may have been put back:
+    /// asking again goes on with the rest.
     async fn redrive(&self, selection: Redrive) -> Result<u64>;
     async fn discard(&self, dlq_id: i64) -> Result<()>;
     async fn dlq_summary(&self) -> Result<Vec<DlqSummary>>;

@@ -1,4 +1,4 @@
-//! The dead letter queue: bury, look, redrive, discard.
+//! The dead letter queue: bury, look, discard. `redrive.rs` puts letters back.
 
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
@@ -7,14 +7,13 @@ use super::archive::{self, Leaving};
 use super::keys::{self, Key, Place};
 use super::row::{self, at, micros_of};
 use super::writer::Write;
-use super::{endpoints, events, send, storage_error};
+use super::{endpoints, events, storage_error};
 use crate::endpoint::{EndpointId, OnDead};
 use crate::error::StoreError;
 use crate::message::MessageId;
 use crate::settings::AttemptLog;
 use crate::store::{
-    AttemptError, AttemptOutcome, AttemptRecord, DeadLetter, DlqFilter, DlqStatus, DlqSummary, Redrive,
-    Result,
+    AttemptError, AttemptOutcome, AttemptRecord, DeadLetter, DlqFilter, DlqStatus, DlqSummary, Result,
 };
 
 const ERRORS_MAX: usize = 100;
@@ -34,6 +33,8 @@ macro_rules! filter_params {
         ]
     };
 }
+
+pub(super) use filter_params;
 
 /// A claimed message dies: the whole of it goes to the DLQ with its last errors.
 pub(super) fn bury(
@@ -97,32 +98,7 @@ fn last_errors(conn: &Connection, id: MessageId) -> rusqlite::Result<Vec<Attempt
     Ok(errors)
 }
 
-/// In original order. Redriving twice at once yields one message: only a `failed` row is put back.
-pub(super) fn redrive(write: &mut Write<'_>, selection: &Redrive) -> Result<u64> {
-    let rows = match selection {
-        Redrive::One(dlq_id) => vec![redrivable(write.conn, *dlq_id)?],
-        Redrive::Endpoint(name) => {
-            failed(write.conn, &DlqFilter { endpoint: Some(name.clone()), ..DlqFilter::default() })?
-        }
-        Redrive::All => failed(write.conn, &DlqFilter::default())?,
-        Redrive::Matching(filter) => failed(write.conn, filter)?,
-    };
-    // Each goes before everything pending of its key, so the last of them goes first.
-    for (dlq_id, endpoint) in rows.iter().rev() {
-        let Some(endpoint) = write.known.by_id(*endpoint).cloned() else {
-            return Err(StoreError::Conflict(format!("the endpoint of dead letter {dlq_id} was dropped")));
-        };
-        send::make_room_for(write, &endpoint, 1)?;
-        put_back(write, *dlq_id, endpoint.id)?;
-    }
-    if !rows.is_empty() {
-        let detail = json!({ "messages": rows.len(), "selection": format!("{selection:?}") });
-        events::log(write, "redrive", None, &detail)?;
-    }
-    Ok(rows.len() as u64)
-}
-
-fn redrivable(conn: &Connection, dlq_id: i64) -> Result<(i64, EndpointId)> {
+pub(super) fn redrivable(conn: &Connection, dlq_id: i64) -> Result<(i64, EndpointId)> {
     let found: Option<(i64, String, bool)> = conn
         .query_row(
             "SELECT endpoint_id, status, payload IS NULL FROM _postrider_dlq WHERE id = ?1",
@@ -139,76 +115,6 @@ fn redrivable(conn: &Connection, dlq_id: i64) -> Result<(i64, EndpointId)> {
             Err(StoreError::Conflict(format!("dead letter {dlq_id} is {status} already")))
         }
     }
-}
-
-/// What of the filter can be redriven, by message id: that is the order in which they were sent.
-fn failed(conn: &Connection, filter: &DlqFilter) -> Result<Vec<(i64, EndpointId)>> {
-    let endpoint = endpoint_id(conn, filter)?;
-    let limit = if filter.limit == 0 { i64::MAX } else { filter.limit as i64 };
-    conn.prepare_cached(
-        "SELECT id, endpoint_id FROM _postrider_dlq
-         WHERE status = 'failed' AND payload IS NOT NULL
-           AND endpoint_id IN (SELECT id FROM _postrider_endpoints WHERE dropped_at IS NULL)
-           AND id > ?1 AND (?2 IS NULL OR id = ?2) AND (?3 IS NULL OR message_id = ?3)
-           AND (?4 IS NULL OR endpoint_id = ?4) AND (?5 IS NULL OR status = ?5) AND (?6 IS NULL OR reason = ?6)
-         ORDER BY message_id, id LIMIT ?7",
-    )
-    .and_then(|mut statement| {
-        let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, EndpointId(row.get(1)?)));
-        statement.query_map(filter_params!(filter, endpoint, limit), row)?.collect()
-    })
-    .map_err(storage_error)
-}
-
-/// The budget restarts while attempt numbers go on; expiry and idempotency key are cleared.
-fn put_back(write: &mut Write<'_>, dlq_id: i64, endpoint: EndpointId) -> Result<()> {
-    let key = key_of(write.conn, dlq_id)?;
-    stop_holding(write, dlq_id)?;
-    let (place, position) = match &key {
-        None => (Place::Ready, None),
-        Some(key) => {
-            let (place, position) = before_everything(write, key)?;
-            (place, Some(position))
-        }
-    };
-    write
-        .conn
-        .prepare_cached(
-            "INSERT INTO _postrider_queue (id, endpoint_id, place, priority, due_at, attempts, attempts_before,
-               key_scope, ordering_key, key_position, behind_key, created_at, correlation_id, event_type, last_error,
-               content_type, headers, options, payload)
-             SELECT message_id, endpoint_id, ?2, priority, ?3, attempts, attempts,
-               key_scope, ordering_key, ?4, ?2 = 1, created_at, correlation_id, event_type, last_error,
-               content_type, headers, options, payload
-             FROM _postrider_dlq WHERE id = ?1",
-        )
-        .and_then(|mut statement| {
-            statement.execute(params![dlq_id, place as i64, micros_of(write.now), position])
-        })
-        .map_err(storage_error)?;
-    end_dead_letter(write, dlq_id, endpoint, DlqStatus::Redriven)?;
-    write.counts.queued(endpoint, 1);
-    write.tell_pending(Some(endpoint));
-    Ok(())
-}
-
-/// The place and position of a message that is put before all others of its key.
-fn before_everything(write: &mut Write<'_>, key: &Key) -> Result<(Place, i64)> {
-    let Some(head) = keys::head(write, key)? else {
-        let place = if keys::is_held(write, key)? { Place::Blocked } else { Place::Ready };
-        return Ok((place, 0));
-    };
-    let place = match head.place {
-        Place::Ready | Place::Suspect => {
-            keys::set_place(write, head.id, Place::Blocked)?;
-            Place::Ready
-        }
-        // One of the key is claimed, or the key is still held by another dead letter. A head that only
-        // waited for the dead letter just taken away is not followed but preceded.
-        Place::Blocked if !keys::has_claimed(write, key)? && !keys::is_held(write, key)? => Place::Ready,
-        Place::Blocked | Place::Claimed => Place::Blocked,
-    };
-    Ok((place, head.position - 1))
 }
 
 pub(super) fn discard(write: &mut Write<'_>, dlq_id: i64) -> Result<()> {
@@ -236,7 +142,7 @@ fn erased_but_failed(conn: &Connection, dlq_id: i64) -> Result<Option<(i64, Endp
     .map_err(storage_error)
 }
 
-fn end_dead_letter(
+pub(super) fn end_dead_letter(
     write: &mut Write<'_>,
     dlq_id: i64,
     endpoint: EndpointId,
@@ -251,7 +157,7 @@ fn end_dead_letter(
     Ok(())
 }
 
-fn stop_holding(write: &Write<'_>, dlq_id: i64) -> Result<()> {
+pub(super) fn stop_holding(write: &Write<'_>, dlq_id: i64) -> Result<()> {
     write
         .conn
         .prepare_cached("UPDATE _postrider_dlq SET holds_key = 0 WHERE id = ?1")
@@ -310,14 +216,7 @@ pub(super) fn release_all(write: &mut Write<'_>, endpoint: EndpointId) -> Result
 
 fn key_of(conn: &Connection, dlq_id: i64) -> Result<Option<Key>> {
     conn.prepare_cached("SELECT key_scope, ordering_key FROM _postrider_dlq WHERE id = ?1")
-        .and_then(|mut statement| {
-            statement.query_row([dlq_id], |row| {
-                Ok(match (row.get(0)?, row.get(1)?) {
-                    (Some(scope), Some(key)) => Some(Key { scope, key }),
-                    _ => None,
-                })
-            })
-        })
+        .and_then(|mut statement| statement.query_row([dlq_id], |row| Ok(Key::of(row.get(0)?, row.get(1)?))))
         .map_err(storage_error)
 }
 
@@ -350,7 +249,7 @@ pub(super) fn list(conn: &Connection, filter: &DlqFilter) -> Result<Vec<DeadLett
     .map_err(storage_error)
 }
 
-fn endpoint_id(conn: &Connection, filter: &DlqFilter) -> Result<Option<i64>> {
+pub(super) fn endpoint_id(conn: &Connection, filter: &DlqFilter) -> Result<Option<i64>> {
     filter.endpoint.as_ref().map(|name| Ok(endpoints::load_by_name(conn, name)?.id.0)).transpose()
 }
 

@@ -9,14 +9,27 @@ use super::writer::Write;
 use crate::store::{EventRecord, Result};
 
 pub(super) fn log(write: &mut Write<'_>, kind: &str, subject: Option<&str>, detail: &Value) -> Result<()> {
+    begin(write, kind, subject, detail).map(|_| ())
+}
+
+/// Logs something that goes on: [`amend`] tells the rest.
+pub(super) fn begin(write: &mut Write<'_>, kind: &str, subject: Option<&str>, detail: &Value) -> Result<i64> {
     write
         .conn
         .prepare_cached(
             "INSERT INTO _postrider_event_log (at, kind, subject, detail) VALUES (?1, ?2, ?3, ?4)",
         )
         .and_then(|mut statement| {
-            statement.execute(params![micros_of(write.now), kind, subject, detail.to_string()])
+            statement.insert(params![micros_of(write.now), kind, subject, detail.to_string()])
         })
+        .map_err(storage_error)
+}
+
+pub(super) fn amend(write: &mut Write<'_>, event: i64, detail: &Value) -> Result<()> {
+    write
+        .conn
+        .prepare_cached("UPDATE _postrider_event_log SET detail = ?2 WHERE id = ?1")
+        .and_then(|mut statement| statement.execute(params![event, detail.to_string()]))
         .map(|_| ())
         .map_err(storage_error)
 }

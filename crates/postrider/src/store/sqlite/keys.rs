@@ -36,10 +36,17 @@ impl Place {
 }
 
 /// One key in its namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) scope: i64,
     pub(super) key: String,
+}
+
+impl Key {
+    /// From its two columns, which are NULL together.
+    pub(super) fn of(scope: Option<i64>, key: Option<String>) -> Option<Self> {
+        Some(Self { scope: scope?, key: key? })
+    }
 }
 
 pub(super) const GLOBAL_SCOPE: i64 = 0;

@@ -42,6 +42,7 @@ mod known;
 mod lock;
 mod nodes;
 mod outbox;
+mod redrive;
 mod retention;
 mod row;
 mod schema;
@@ -140,6 +141,7 @@ impl SqliteStore {
             syncer: Syncer::spawn(&options.path, options.sync, listeners.clone(), commands.clone())?,
             data_version: -1,
             newest_message,
+            unsynced_outside: true,
             wal: gauge,
         };
         let thread = std::thread::Builder::new()
@@ -170,6 +172,12 @@ impl SqliteStore {
     /// Gives the store a new name, after a restore or a clone: ids of the two stores must never be equal.
     pub async fn renew_name(&self) -> Result<()> {
         self.write(Commit::Durable, |write| schema::renew_name(write.conn).map_err(storage_error)).await
+    }
+
+    async fn send_one(&self, commit: Commit, message: NewMessage) -> Result<Sent> {
+        let messages = [message];
+        let sent = self.write(commit, move |write| send::send(write, &messages)).await?;
+        Ok(sent[0])
     }
 
     async fn write<T, F>(&self, commit: Commit, work: F) -> Result<T>
@@ -320,13 +328,19 @@ impl Store for SqliteStore {
 #[async_trait]
 impl Operate for SqliteStore {
     async fn send(&self, message: NewMessage) -> Result<Sent> {
-        let messages = [message];
-        let sent = self.write(Commit::Durable, move |write| send::send(write, &messages)).await?;
-        Ok(sent[0])
+        self.send_one(Commit::Durable, message).await
     }
 
     async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
         self.write(Commit::Durable, move |write| send::send(write, &messages)).await
+    }
+
+    async fn send_fast(&self, message: NewMessage) -> Result<Sent> {
+        self.send_one(Commit::Fast, message).await
+    }
+
+    async fn send_batch_fast(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
+        self.write(Commit::Fast, move |write| send::send(write, &messages)).await
     }
 
     async fn create_endpoint(&self, endpoint: NewEndpoint) -> Result<Endpoint> {
@@ -408,7 +422,14 @@ impl Operate for SqliteStore {
     }
 
     async fn redrive(&self, selection: Redrive) -> Result<u64> {
-        self.write(Commit::Durable, move |write| dlq::redrive(write, &selection)).await
+        let plan = Arc::new(self.read(move |conn| redrive::Plan::new(conn, selection)).await?);
+        let mut progress = redrive::Progress::default();
+        while !plan.is_done(progress) {
+            let plan = plan.clone();
+            progress =
+                self.write(Commit::Durable, move |write| redrive::step(write, &plan, progress)).await?;
+        }
+        Ok(progress.redriven)
     }
 
     async fn discard(&self, dlq_id: i64) -> Result<()> {

@@ -58,13 +58,22 @@ fn send_one(write: &mut Write<'_>, message: &NewMessage) -> Result<Sent> {
 
 /// Refuses when the queue, or the endpoint's part of it, would hold more than its limit.
 pub(super) fn make_room_for(write: &mut Write<'_>, endpoint: &Endpoint, more: u64) -> Result<()> {
-    let all = write.known.settings().max_queue_size;
-    if all > 0 {
+    room_for(write, more)?;
+    room_at(write, endpoint, more)
+}
+
+pub(super) fn room_for(write: &mut Write<'_>, more: u64) -> Result<()> {
+    let limit = write.known.settings().max_queue_size;
+    if limit > 0 {
         let queued = write.counts.all_queued(write.conn)?;
-        if queued + more > all {
-            return Err(StoreError::QueueFull { queued, limit: all, endpoint: None });
+        if queued + more > limit {
+            return Err(StoreError::QueueFull { queued, limit, endpoint: None });
         }
     }
+    Ok(())
+}
+
+pub(super) fn room_at(write: &mut Write<'_>, endpoint: &Endpoint, more: u64) -> Result<()> {
     if let Some(limit) = endpoint.options.max_queue_size.filter(|limit| *limit > 0) {
         let queued = write.counts.endpoint_queued(write.conn, endpoint.id)?;
         if queued + more > limit {

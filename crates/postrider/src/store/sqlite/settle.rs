@@ -277,10 +277,7 @@ fn standing(write: &Write<'_>, id: MessageId) -> Result<Option<Standing>> {
         .and_then(|mut statement| {
             statement
                 .query_row([id.0], |row| {
-                    let key = match (row.get(3)?, row.get(4)?) {
-                        (Some(scope), Some(key)) => Some(Key { scope, key }),
-                        _ => None,
-                    };
+                    let key = Key::of(row.get(3)?, row.get(4)?);
                     Ok(Standing {
                         place: Place::from_column(row.get(0)?),
                         fence: Fence { node: NodeId(row.get(1)?), batch: row.get(2)? },

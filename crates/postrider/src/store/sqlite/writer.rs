@@ -39,7 +39,26 @@ pub(super) enum Commit {
     Soon,
     /// Like `Soon`, but what it saw may have been sent a moment ago: it is answered when that is durable.
     AfterSync,
+    /// Answered like `Soon`, but synced at once, and no node hears of it before: a lost message whose id somebody
+    /// has seen would give that id to another one.
+    Fast,
     Durable,
+}
+
+impl Commit {
+    fn needs_sync(self) -> bool {
+        match self {
+            Self::Soon | Self::AfterSync => false,
+            Self::Fast | Self::Durable => true,
+        }
+    }
+
+    fn waits_for_sync(self) -> bool {
+        match self {
+            Self::Soon | Self::Fast => false,
+            Self::AfterSync | Self::Durable => true,
+        }
+    }
 }
 
 /// What a job sees of its transaction.
@@ -156,6 +175,8 @@ pub(super) struct Writer {
     pub(super) data_version: i64,
     /// The newest message this writer knows of; a higher one came from outside.
     pub(super) newest_message: i64,
+    /// Messages that another process wrote, and perhaps did not sync: before this one opened the file, or since.
+    pub(super) unsynced_outside: bool,
     pub(super) wal: super::checkpoint::WalGauge,
 }
 
@@ -202,7 +223,7 @@ impl Writer {
     fn commit_group(&mut self, waiting: &mut VecDeque<Box<dyn Job>>) {
         if let Some(broken) = self.syncer.broken() {
             let (refused, others): (VecDeque<_>, VecDeque<_>) =
-                waiting.drain(..).partition(|job| job.commit() == Commit::Durable);
+                waiting.drain(..).partition(|job| job.commit().needs_sync());
             refused.into_iter().for_each(|job| job.finish(Err(broken.clone())));
             *waiting = others;
         }
@@ -210,10 +231,13 @@ impl Writer {
         match self.transaction(waiting, &mut ran) {
             Ok(news) => {
                 // Nobody is told of a message before it is certain to exist.
-                let unsynced = self.syncer.is_busy() || ran.iter().any(|job| job.commit() == Commit::Durable);
+                let any = |commit: fn(Commit) -> bool| ran.iter().any(|job| commit(job.commit()));
+                let outside = self.unsynced_outside && any(Commit::waits_for_sync);
+                let unsynced = outside || self.syncer.is_busy() || any(Commit::needs_sync);
                 let (now, later): (Vec<_>, Vec<_>) =
-                    ran.into_iter().partition(|job| job.commit() == Commit::Soon || !unsynced);
+                    ran.into_iter().partition(|job| !unsynced || !job.commit().waits_for_sync());
                 if unsynced {
+                    self.unsynced_outside = false;
                     self.syncer.sync(Unsynced { jobs: later, news });
                 } else {
                     self.listeners.tell(news);
@@ -316,6 +340,7 @@ impl Writer {
                 .query_map([self.newest_message], |row| row.get(0))?
                 .collect::<rusqlite::Result<Vec<i64>>>()?;
             self.newest_message = newest;
+            self.unsynced_outside = true;
             news.extend(endpoints.into_iter().map(|id| Arrival::Pending(EndpointId(id))));
         }
         self.listeners.tell(news);

@@ -37,7 +37,7 @@ impl File {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("store.db");
         let clock = Arc::new(ManualClock::at("2026-01-15T12:00:00Z".parse().unwrap()));
-        let options = SqliteOptions { path: path.clone(), migrate: true, own: true, clock };
+        let options = SqliteOptions { clock, ..SqliteOptions::node(&path) };
         let store = SqliteStore::open(options).unwrap();
         for name in ["a", "b", "c", "d"] {
             store.create_endpoint(new_endpoint(name, json!({"on_dead": "hold"}))).await.unwrap();

@@ -199,7 +199,10 @@ pub(crate) async fn letters_of_a_dropped_endpoint_do_not_keep_others_from_being_
     world.send(to("gone")).await;
     let ticket = world.claim(gone, 1).await[0];
     world.die(ticket).await;
+    let letter = world.letter_of(ticket.id).await;
     world.store().drop_endpoint("gone", true).await.unwrap();
+    let refused = world.store().redrive(Redrive::One(letter.id)).await.unwrap_err();
+    assert!(matches!(refused, StoreError::Conflict(_)), "{refused:?}");
     assert_eq!(world.store().redrive(Redrive::All).await.unwrap(), 1);
     assert_eq!(world.state(id).await, State::Pending);
 }

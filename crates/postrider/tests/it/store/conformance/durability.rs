@@ -1,3 +1,4 @@
+use postrider::error::StoreError;
 use postrider::{MessageId, NewMessage, Operate, State, Store};
 use serde_json::json;
 
@@ -33,6 +34,23 @@ pub(crate) async fn everything_survives_a_crash<H: Harness>(mut world: World<H>)
     assert_eq!((world.store().name(), world.store().status().await.unwrap()), (name, status));
     let again = world.store().send(to("a").idempotency_key("i")).await.unwrap();
     assert_eq!((again.id, again.duplicate), (scheduled, true));
+}
+
+pub(crate) async fn a_fast_send_keeps_every_rule<H: Harness>(mut world: World<H>) {
+    let first = world.store().send_fast(to("a").idempotency_key("i")).await.unwrap();
+    let again = world.store().send_fast(to("a").idempotency_key("i")).await.unwrap();
+    assert_eq!((again.id, again.duplicate), (first.id, true));
+    let bad = NewMessage { priority: 11, ..to("a") };
+    assert!(matches!(world.store().send_fast(bad.clone()).await, Err(StoreError::Invalid(_))));
+    let batch = vec![to("a"), bad];
+    assert!(world.store().send_batch_fast(batch).await.is_err(), "all or nothing");
+    let keyed = || to("a").ordering_key("k");
+    let batch = world.store().send_batch_fast(vec![keyed(), keyed()]).await.unwrap();
+    world.configure("max_queue_size", 3).await;
+    assert!(matches!(world.store().send_fast(to("a")).await, Err(StoreError::QueueFull { .. })));
+    world.crash().await;
+    assert_eq!(world.queued().await, 3);
+    assert_eq!(world.claim_ids().await, [first.id, batch[0].id], "the second waits for its key");
 }
 
 pub(crate) async fn ids_are_never_reused<H: Harness>(mut world: World<H>) {

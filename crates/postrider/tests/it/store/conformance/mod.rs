@@ -11,6 +11,7 @@ pub(crate) mod leases;
 pub(crate) mod suspects;
 pub(crate) mod keys;
 pub(crate) mod dead_letters;
+pub(crate) mod redriving;
 pub(crate) mod retention;
 pub(crate) mod backpressure;
 pub(crate) mod endpoints;
@@ -172,6 +173,13 @@ macro_rules! conformance {
                 the_summary_counts_each_endpoint,
                 a_letter_keeps_its_last_hundred_errors,
             }
+            redriving {
+                a_long_redrive_is_done_in_steps,
+                a_long_redrive_is_logged_once,
+                a_long_redrive_keeps_the_order_of_every_key,
+                a_redrive_that_does_not_fit_changes_nothing,
+                racing_long_redrives_yield_one_message_each,
+            }
             retention {
                 letters_go_after_their_days_and_not_before,
                 an_evicted_letter_is_counted_and_logged,
@@ -234,6 +242,7 @@ macro_rules! conformance {
             }
             durability {
                 everything_survives_a_crash,
+                a_fast_send_keeps_every_rule,
                 ids_are_never_reused,
                 two_stores_never_share_a_name,
                 a_crash_in_the_middle_of_work_loses_nothing,

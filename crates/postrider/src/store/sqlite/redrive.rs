@@ -1,0 +1,214 @@
+//! Redrive: dead letters go back to the queue. Many of them in steps, so that nobody waits long for the file.
+//!
+//! What is selected is looked up once, beside the writer, and fixed from then on. A step takes whole ordering
+//! keys: a key whose letters came back by halves would go on with what was sent later.
+
+use std::collections::{BTreeMap, HashMap};
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
+use serde_json::json;
+
+use super::dlq::{self, filter_params};
+use super::keys::{self, Key, Place};
+use super::row::micros_of;
+use super::writer::Write;
+use super::{events, send, storage_error};
+use crate::endpoint::EndpointId;
+use crate::error::StoreError;
+use crate::store::{DlqFilter, DlqStatus, Redrive, Result};
+
+/// Letters in one step, unless a single key has more: about 4 ms.
+const STEP_LETTERS: usize = 100;
+
+/// What a redrive is going to put back, whole keys together.
+pub(super) struct Plan {
+    selection: Redrive,
+    letters: Vec<Letter>,
+}
+
+struct Letter {
+    id: i64,
+    endpoint: EndpointId,
+    /// Those of one key have the same; numbered in the order in which the first of each was sent.
+    group: usize,
+}
+
+/// How far it has come.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Progress {
+    looked_at: usize,
+    pub(super) redriven: u64,
+    /// All are due at one time, so that among them the order is that of their ids.
+    due_at: Option<Timestamp>,
+    /// It is logged once, from the first step on.
+    event: Option<i64>,
+}
+
+impl Plan {
+    pub(super) fn new(conn: &Connection, selection: Redrive) -> Result<Self> {
+        let all = DlqFilter::default();
+        let mut letters = match &selection {
+            Redrive::One(dlq_id) => vec![one(conn, *dlq_id)?],
+            Redrive::Endpoint(name) => failed(conn, &DlqFilter { endpoint: Some(name.clone()), ..all })?,
+            Redrive::All => failed(conn, &all)?,
+            Redrive::Matching(filter) => failed(conn, filter)?,
+        };
+        letters.sort_by_key(|letter| letter.group);
+        Ok(Self { selection, letters })
+    }
+
+    pub(super) fn is_done(&self, progress: Progress) -> bool {
+        progress.looked_at == self.letters.len()
+    }
+
+    fn next_step(&self, progress: Progress) -> &[Letter] {
+        let left = &self.letters[progress.looked_at..];
+        let is_end = |at: &usize| *at >= STEP_LETTERS && left[*at].group != left[at - 1].group;
+        &left[..(1..left.len()).find(is_end).unwrap_or(left.len())]
+    }
+}
+
+/// Puts the next letters back, as far as they are still `failed`: redriving twice at once yields one message.
+pub(super) fn step(write: &mut Write<'_>, plan: &Plan, before: Progress) -> Result<Progress> {
+    if before.looked_at == 0 {
+        make_room(write, plan)?;
+    }
+    let letters = plan.next_step(before);
+    let due_at = before.due_at.unwrap_or(write.now);
+    let mut redriven = before.redriven;
+    // Each goes before everything pending of its key, so the last of them goes first.
+    for letter in letters.iter().rev() {
+        redriven += u64::from(put_back(write, letter, due_at)?);
+    }
+    let detail = json!({ "messages": redriven, "selection": format!("{:?}", plan.selection) });
+    let event = match before.event {
+        Some(event) => events::amend(write, event, &detail).map(|()| Some(event))?,
+        None if redriven > 0 => Some(events::begin(write, "redrive", None, &detail)?),
+        None => None,
+    };
+    Ok(Progress { looked_at: before.looked_at + letters.len(), redriven, due_at: Some(due_at), event })
+}
+
+/// Refused before anything has changed when not all of them fit. What is sent while the steps go on is checked
+/// by itself, so the limit may be passed by that much.
+fn make_room(write: &mut Write<'_>, plan: &Plan) -> Result<()> {
+    send::room_for(write, plan.letters.len() as u64)?;
+    let mut projected: BTreeMap<EndpointId, u64> = BTreeMap::new();
+    plan.letters.iter().for_each(|letter| *projected.entry(letter.endpoint).or_default() += 1);
+    for (endpoint, more) in projected {
+        if let Some(endpoint) = write.known.by_id(endpoint).cloned() {
+            send::room_at(write, &endpoint, more)?;
+        }
+    }
+    Ok(())
+}
+
+/// By its own id, so it is said why it cannot be.
+fn one(conn: &Connection, dlq_id: i64) -> Result<Letter> {
+    let (id, endpoint) = dlq::redrivable(conn, dlq_id)?;
+    let dropped: bool = conn
+        .prepare_cached("SELECT dropped_at IS NOT NULL FROM _postrider_endpoints WHERE id = ?1")
+        .and_then(|mut statement| statement.query_row([endpoint.0], |row| row.get(0)))
+        .map_err(storage_error)?;
+    if dropped {
+        return Err(StoreError::Conflict(format!("the endpoint of dead letter {dlq_id} was dropped")));
+    }
+    Ok(Letter { id, endpoint, group: 0 })
+}
+
+/// What of the filter can be redriven, by message id: that is the order in which they were sent.
+fn failed(conn: &Connection, filter: &DlqFilter) -> Result<Vec<Letter>> {
+    let endpoint = dlq::endpoint_id(conn, filter)?;
+    let limit = if filter.limit == 0 { i64::MAX } else { filter.limit as i64 };
+    let mut groups: HashMap<Key, usize> = HashMap::new();
+    conn.prepare_cached(
+        "SELECT id, endpoint_id, key_scope, ordering_key FROM _postrider_dlq
+         WHERE status = 'failed' AND payload IS NOT NULL
+           AND endpoint_id IN (SELECT id FROM _postrider_endpoints WHERE dropped_at IS NULL)
+           AND id > ?1 AND (?2 IS NULL OR id = ?2) AND (?3 IS NULL OR message_id = ?3)
+           AND (?4 IS NULL OR endpoint_id = ?4) AND (?5 IS NULL OR status = ?5) AND (?6 IS NULL OR reason = ?6)
+         ORDER BY message_id, id LIMIT ?7",
+    )
+    .and_then(|mut statement| {
+        let mut rows = statement.query(filter_params!(filter, endpoint, limit))?;
+        let mut letters = Vec::new();
+        while let Some(row) = rows.next()? {
+            let own = letters.len();
+            let group = match Key::of(row.get(2)?, row.get(3)?) {
+                Some(key) => *groups.entry(key).or_insert(own),
+                None => own,
+            };
+            letters.push(Letter { id: row.get(0)?, endpoint: EndpointId(row.get(1)?), group });
+        }
+        Ok(letters)
+    })
+    .map_err(storage_error)
+}
+
+/// The budget restarts while attempt numbers go on; expiry and idempotency key are cleared. False when somebody
+/// else was first.
+fn put_back(write: &mut Write<'_>, letter: &Letter, due_at: Timestamp) -> Result<bool> {
+    if write.known.by_id(letter.endpoint).is_none() {
+        return Ok(false);
+    }
+    let Some(key) = key_if_failed(write.conn, letter.id)? else { return Ok(false) };
+    dlq::stop_holding(write, letter.id)?;
+    let (place, position) = match &key {
+        None => (Place::Ready, None),
+        Some(key) => {
+            let (place, position) = before_everything(write, key)?;
+            (place, Some(position))
+        }
+    };
+    write
+        .conn
+        .prepare_cached(
+            "INSERT INTO _postrider_queue (id, endpoint_id, place, priority, due_at, attempts, attempts_before,
+               key_scope, ordering_key, key_position, behind_key, created_at, correlation_id, event_type, last_error,
+               content_type, headers, options, payload)
+             SELECT message_id, endpoint_id, ?2, priority, ?3, attempts, attempts,
+               key_scope, ordering_key, ?4, ?2 = 1, created_at, correlation_id, event_type, last_error,
+               content_type, headers, options, payload
+             FROM _postrider_dlq WHERE id = ?1",
+        )
+        .and_then(|mut statement| {
+            statement.execute(params![letter.id, place as i64, micros_of(due_at), position])
+        })
+        .map_err(storage_error)?;
+    dlq::end_dead_letter(write, letter.id, letter.endpoint, DlqStatus::Redriven)?;
+    write.counts.queued(letter.endpoint, 1);
+    write.tell_pending(Some(letter.endpoint));
+    Ok(true)
+}
+
+/// None when the letter is not `failed` any more, or erased; else its key, if it has one.
+fn key_if_failed(conn: &Connection, dlq_id: i64) -> Result<Option<Option<Key>>> {
+    conn.prepare_cached(
+        "SELECT key_scope, ordering_key FROM _postrider_dlq
+         WHERE id = ?1 AND status = 'failed' AND payload IS NOT NULL",
+    )
+    .and_then(|mut statement| {
+        statement.query_row([dlq_id], |row| Ok(Key::of(row.get(0)?, row.get(1)?))).optional()
+    })
+    .map_err(storage_error)
+}
+
+/// The place and position of a message that is put before all others of its key.
+fn before_everything(write: &mut Write<'_>, key: &Key) -> Result<(Place, i64)> {
+    let Some(head) = keys::head(write, key)? else {
+        let place = if keys::is_held(write, key)? { Place::Blocked } else { Place::Ready };
+        return Ok((place, 0));
+    };
+    let place = match head.place {
+        Place::Ready | Place::Suspect => {
+            keys::set_place(write, head.id, Place::Blocked)?;
+            Place::Ready
+        }
+        // One of the key is claimed, or the key is still held by another dead letter. A head that only
+        // waited for the dead letter just taken away is not followed but preceded.
+        Place::Blocked if !keys::has_claimed(write, key)? && !keys::is_held(write, key)? => Place::Ready,
+        Place::Blocked | Place::Claimed => Place::Blocked,
+    };
+    Ok((place, head.position - 1))
+}
