@@ -256,7 +256,7 @@ impl Dispatcher {
                 // The successor may be on probation.
                 self.suspects.want();
             }
-            self.settled(settled.id);
+            self.trial_ended(settled.id);
             ended.tell(settled, &self.parts.events);
         }
     }
@@ -302,15 +302,15 @@ impl Dispatcher {
         }
     }
 
-    fn settled(&mut self, id: MessageId) {
-        if self.probation.settled(id) {
-            self.trial_is_over();
+    /// If it was on trial, the next suspect may be tried.
+    fn trial_ended(&mut self, id: MessageId) {
+        let was_kept_empty = self.probation.wants_the_node_empty();
+        if self.probation.ended(id) {
+            self.suspects.want();
+            if was_kept_empty {
+                self.publish_room();
+            }
         }
-    }
-
-    fn trial_is_over(&mut self) {
-        self.suspects.want();
-        self.publish_room();
     }
 
     /// A failing store is an expected day: back off and go on.
@@ -371,7 +371,7 @@ impl Dispatcher {
         let (now, accepts) = (self.parts.store.now(), self.accepts());
         let Some(lane) = self.lanes.get_mut(id) else {
             // Its endpoint was dropped meanwhile: there is no message left to settle, but maybe a trial to end.
-            self.settled(finished.claim.message.id);
+            self.trial_ended(finished.claim.message.id);
             return;
         };
         lane.concurrency.observe(finished.load, finished.started_at, now);
