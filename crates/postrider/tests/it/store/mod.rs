@@ -6,3 +6,4 @@ mod model;
 mod sqlite;
 mod outbox;
 mod faults;
+mod upkeep;
