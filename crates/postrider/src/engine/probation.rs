@@ -19,17 +19,19 @@ pub(super) struct Probation {
     stage: Stage,
 }
 
-/// At most one trial at a time on a node.
+/// Who is on trial on this node.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Stage {
     #[default]
     Idle,
+    /// Once-lost ones, at most [`PROBATION_BATCH`]: the next may join as soon as one of them ended.
+    Together(Vec<MessageId>),
+    /// No other suspect beside it.
+    Single(MessageId),
     /// This one must be alone: it waits until nothing else is in flight.
     Emptying(Suspect),
-    Running {
-        isolated: bool,
-        messages: Vec<MessageId>,
-    },
+    /// Nothing else beside it.
+    Alone(MessageId),
 }
 
 /// Who is tried now.
@@ -43,6 +45,9 @@ pub(super) struct Trial {
 impl Probation {
     pub(super) fn found(&mut self, suspects: Vec<Suspect>) {
         self.suspects = suspects;
+        // Some may have been claimed since the store was asked.
+        let stage = &self.stage;
+        self.suspects.retain(|suspect| !stage.tries(suspect.id));
     }
 
     /// `may_try` says whether a suspect's endpoint may be delivered to; `is_last` whether its next attempt
@@ -54,27 +59,29 @@ impl Probation {
         may_try: impl Fn(&Suspect) -> bool,
         is_last: impl Fn(&Suspect) -> bool,
     ) -> Option<Trial> {
-        if self.stage == Stage::Idle {
-            let mut due = self.suspects.iter().filter(|suspect| {
-                suspect.due_at <= now && !self.rests(suspect.endpoint, now) && may_try(suspect)
-            });
-            let first = *due.next()?;
-            if first.losses < 2 {
-                let others = due.filter(|suspect| suspect.losses < 2).copied();
-                let group = std::iter::once(first).chain(others).take(PROBATION_BATCH).collect();
-                return Some(self.run(Trial { suspects: group, isolated: false }));
-            }
-            if !is_last(&first) {
-                return Some(self.run(Trial { suspects: vec![first], isolated: false }));
-            }
-            self.stage = Stage::Emptying(first);
-        }
         match self.stage {
-            Stage::Emptying(suspect) if node_is_empty => {
-                Some(self.run(Trial { suspects: vec![suspect], isolated: true }))
-            }
-            Stage::Idle | Stage::Emptying(_) | Stage::Running { .. } => None,
+            Stage::Idle | Stage::Together(_) => {}
+            Stage::Emptying(suspect) if node_is_empty => return Some(self.try_one(suspect, true)),
+            Stage::Single(_) | Stage::Emptying(_) | Stage::Alone(_) => return None,
         }
+        let mut due = self.suspects.iter().filter(|suspect| {
+            suspect.due_at <= now && !self.rests(suspect.endpoint, now) && may_try(suspect)
+        });
+        let first = *due.next()?;
+        if first.losses < 2 {
+            let others = due.filter(|suspect| suspect.losses < 2).copied();
+            let group = std::iter::once(first).chain(others).take(self.stage.room()).collect();
+            return self.try_together(group);
+        }
+        if self.stage != Stage::Idle {
+            // It is next: nobody joins those on trial any more, and it comes when they have ended.
+            return None;
+        }
+        if is_last(&first) && !node_is_empty {
+            self.stage = Stage::Emptying(first);
+            return None;
+        }
+        Some(self.try_one(first, is_last(&first)))
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -84,22 +91,23 @@ impl Probation {
     /// Nothing else may start on this node.
     pub(super) fn wants_the_node_empty(&self) -> bool {
         match self.stage {
-            Stage::Emptying(_) => true,
-            Stage::Running { isolated, .. } => isolated,
-            Stage::Idle => false,
+            Stage::Emptying(_) | Stage::Alone(_) => true,
+            Stage::Idle | Stage::Together(_) | Stage::Single(_) => false,
         }
     }
 
-    /// Only these of the trial were claimed. True when that ends it.
+    /// A message is settled, or could not be claimed. True when it was on trial.
     #[must_use]
-    pub(super) fn claimed(&mut self, claimed: impl Fn(MessageId) -> bool) -> bool {
-        self.keep(claimed)
-    }
-
-    /// A message is settled. True when that ends the trial.
-    #[must_use]
-    pub(super) fn settled(&mut self, id: MessageId) -> bool {
-        self.keep(|message| message != id)
+    pub(super) fn ended(&mut self, id: MessageId) -> bool {
+        if !self.stage.tries(id) {
+            return false;
+        }
+        match &mut self.stage {
+            Stage::Together(messages) if messages.len() > 1 => messages.retain(|message| *message != id),
+            Stage::Together(_) | Stage::Single(_) | Stage::Alone(_) => self.stage = Stage::Idle,
+            Stage::Idle | Stage::Emptying(_) => {}
+        }
+        true
     }
 
     pub(super) fn due_endpoints(&self, now: Timestamp) -> Vec<EndpointId> {
@@ -126,22 +134,41 @@ impl Probation {
         self.resting.get(&endpoint).is_some_and(|until| *until > now)
     }
 
-    fn run(&mut self, trial: Trial) -> Trial {
-        let messages = trial.suspects.iter().map(|suspect| suspect.id).collect();
-        self.stage = Stage::Running { isolated: trial.isolated, messages };
-        trial
+    fn try_one(&mut self, suspect: Suspect, isolated: bool) -> Trial {
+        self.stage = if isolated { Stage::Alone(suspect.id) } else { Stage::Single(suspect.id) };
+        self.suspects.retain(|other| other.id != suspect.id);
+        Trial { suspects: vec![suspect], isolated }
     }
 
-    fn keep(&mut self, keep: impl Fn(MessageId) -> bool) -> bool {
-        let Stage::Running { messages, .. } = &mut self.stage else { return false };
-        messages.retain(|message| keep(*message));
-        let over = messages.is_empty();
-        if over {
-            self.stage = Stage::Idle;
-            // Where they stand now is for the store to say.
-            self.suspects.clear();
+    /// Beside those on trial already. None when there is room for none of them.
+    fn try_together(&mut self, group: Vec<Suspect>) -> Option<Trial> {
+        let joining = group.iter().map(|suspect| suspect.id);
+        match &mut self.stage {
+            Stage::Together(messages) => messages.extend(joining),
+            stage => *stage = Stage::Together(joining.collect()),
         }
-        over
+        let stage = &self.stage;
+        self.suspects.retain(|suspect| !stage.tries(suspect.id));
+        (!group.is_empty()).then_some(Trial { suspects: group, isolated: false })
+    }
+}
+
+impl Stage {
+    fn tries(&self, id: MessageId) -> bool {
+        match self {
+            Self::Idle | Self::Emptying(_) => false,
+            Self::Together(messages) => messages.contains(&id),
+            Self::Single(message) | Self::Alone(message) => *message == id,
+        }
+    }
+
+    /// For once-lost ones.
+    fn room(&self) -> usize {
+        match self {
+            Self::Idle => PROBATION_BATCH,
+            Self::Together(messages) => PROBATION_BATCH.saturating_sub(messages.len()),
+            Self::Single(_) | Self::Emptying(_) | Self::Alone(_) => 0,
+        }
     }
 }
 
@@ -179,9 +206,45 @@ mod tests {
         let mut probation = probation(&many);
         assert_eq!(next(&mut probation, false, false).expect("some are due").suspects.len(), PROBATION_BATCH);
         assert_eq!(next(&mut probation, false, false), None, "the next ones wait for these");
-        for id in 1..=8 {
-            assert_eq!(probation.settled(MessageId(id)), id == 8);
+    }
+
+    #[test]
+    fn the_next_one_joins_as_soon_as_one_has_ended() {
+        let many: Vec<Suspect> = (1..=20).map(|id| suspect(id, 1, id)).collect();
+        let mut probation = probation(&many);
+        assert!(next(&mut probation, false, false).is_some());
+        for ended in 1..=12 {
+            assert!(probation.ended(MessageId(ended)));
+            let joins = many[PROBATION_BATCH + ended as usize - 1];
+            let trial = next(&mut probation, false, false);
+            assert_eq!(trial, Some(Trial { suspects: vec![joins], isolated: false }));
         }
+        assert!(probation.ended(MessageId(20)));
+        assert_eq!(next(&mut probation, false, false), None, "nobody is left");
+        assert!(!probation.ended(MessageId(20)), "it has ended before");
+    }
+
+    #[test]
+    fn what_the_store_said_before_a_claim_tries_nobody_twice() {
+        let mut probation = probation(&[suspect(1, 1, 1)]);
+        assert!(next(&mut probation, false, false).is_some());
+        probation.found(vec![suspect(1, 1, 1)]);
+        assert_eq!(next(&mut probation, false, false), None);
+    }
+
+    #[test]
+    fn a_twice_lost_message_waits_for_those_on_trial_and_lets_nobody_go_first() {
+        let suspects = [suspect(1, 1, 1), suspect(2, 2, 2), suspect(3, 1, 3)];
+        let mut probation = probation(&suspects[..1]);
+        assert!(next(&mut probation, false, false).is_some());
+        probation.found(suspects[1..].to_vec());
+        assert_eq!(next(&mut probation, false, false), None);
+        assert!(probation.ended(MessageId(1)));
+        let trial = next(&mut probation, false, false);
+        assert_eq!(trial, Some(Trial { suspects: vec![suspects[1]], isolated: false }));
+        assert_eq!(next(&mut probation, false, false), None, "no other suspect beside it");
+        assert!(probation.ended(MessageId(2)));
+        assert!(next(&mut probation, false, false).is_some());
     }
 
     #[test]
@@ -203,15 +266,8 @@ mod tests {
         let trial = next(&mut probation, true, true);
         assert_eq!(trial, Some(Trial { suspects: suspects.to_vec(), isolated: true }));
         assert!(probation.wants_the_node_empty());
-        assert!(probation.settled(MessageId(1)));
+        assert!(probation.ended(MessageId(1)));
         assert!(!probation.wants_the_node_empty());
-    }
-
-    #[test]
-    fn a_trial_that_claimed_nothing_is_over() {
-        let mut probation = probation(&[suspect(1, 1, 1)]);
-        assert!(next(&mut probation, false, false).is_some());
-        assert!(probation.claimed(|_| false));
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Dispatcher {
         let (now, accepts) = (self.parts.store.now(), self.accepts());
         let Some(lane) = self.lanes.get_mut(id) else {
             // Its endpoint was dropped meanwhile: there is no message left to settle, but maybe a trial to end.
-            self.settled(finished.claim.message.id);
+            self.trial_ended(finished.claim.message.id);
             return;
         };
         lane.running -= 1;

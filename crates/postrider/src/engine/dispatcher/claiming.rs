@@ -19,8 +19,11 @@ impl Dispatcher {
             wants: Vec::new(),
             alone: false,
         };
-        self.want_suspects(&mut request);
-        // Suspects are claimed in a batch of their own.
+        // Suspects are claimed in a batch of their own; the others get the next one.
+        if !self.suspects_had_their_turn || self.lanes.in_line() == 0 {
+            self.want_suspects(&mut request);
+        }
+        self.suspects_had_their_turn = !request.wants.is_empty();
         if request.wants.is_empty() && !self.probation.wants_the_node_empty() {
             self.want_probes(&mut request);
             self.want_due(&mut request);
@@ -81,7 +84,7 @@ impl Dispatcher {
         }
     }
 
-    /// The next suspects, when none is on trial; a claim with one that must be alone asks for nothing else.
+    /// The next suspects that may be tried; a claim with one that must be alone asks for nothing else.
     fn want_suspects(&mut self, request: &mut ClaimRequest) {
         if self.parts.slots.free() == 0 {
             return;
@@ -112,7 +115,6 @@ impl Dispatcher {
             self.publish_room();
         }
         let Some(trial) = trial else { return };
-        request.alone = trial.isolated;
         let mut by_endpoint: HashMap<EndpointId, Vec<MessageId>> = HashMap::new();
         for suspect in trial.suspects {
             by_endpoint.entry(suspect.endpoint).or_default().push(suspect.id);
@@ -121,13 +123,12 @@ impl Dispatcher {
             let Some(lane) = self.lanes.get(endpoint) else { continue };
             let limit = lane.endpoint.max_in_flight();
             let room = self.parts.slots.reserve(&lane.slot, limit, ids.len() as u32);
-            ids.truncate(room as usize);
+            let without_room = ids.split_off(room as usize);
             if room > 0 {
+                request.alone = trial.isolated;
                 request.wants.push(Want { endpoint, room, pick: Pick::Suspects(ids) });
             }
-        }
-        if request.wants.is_empty() && self.probation.claimed(|_| false) {
-            self.trial_is_over();
+            without_room.into_iter().for_each(|id| self.trial_ended(id));
         }
     }
 
@@ -147,10 +148,14 @@ impl Dispatcher {
         };
         let mut got: HashMap<EndpointId, u32> = HashMap::new();
         claimed.claims.iter().for_each(|claim| *got.entry(claim.message.endpoint).or_default() += 1);
-        let mut asked_for_suspects = false;
+        let is_claimed = |id: &MessageId| claimed.claims.iter().any(|claim| claim.message.id == *id);
         for (n, want) in claiming.into_iter().enumerate() {
             let of_endpoint = got.entry(want.endpoint).or_default();
-            let used = want.room.min(*of_endpoint);
+            let used = match &want.pick {
+                Pick::Suspects(ids) => ids.iter().filter(|id| is_claimed(id)).count() as u32,
+                // Suspects are asked for first, so theirs are taken off already.
+                Pick::Due | Pick::Probe => want.room.min(*of_endpoint),
+            };
             *of_endpoint -= used;
             self.parts.slots.release(want.endpoint, want.room - used);
             if matches!(want.pick, Pick::Probe) && used == 0 {
@@ -158,8 +163,8 @@ impl Dispatcher {
             }
             match (want.pick, claimed.next.get(n)) {
                 // It says nothing about the endpoint's other messages, for which the same claim may ask.
-                (Pick::Suspects(_), next) => {
-                    asked_for_suspects = true;
+                (Pick::Suspects(ids), next) => {
+                    ids.into_iter().filter(|id| !is_claimed(id)).for_each(|id| self.trial_ended(id));
                     if let Some((id, next)) = next.filter(|_| used < want.room) {
                         let until = match next {
                             NextDue::At(until) => *until,
@@ -170,12 +175,6 @@ impl Dispatcher {
                 }
                 (Pick::Due | Pick::Probe, Some((id, next))) => self.lanes.answered(*id, *next),
                 (Pick::Due | Pick::Probe, None) => self.wake(want.endpoint),
-            }
-        }
-        if asked_for_suspects {
-            let got = |id| claimed.claims.iter().any(|claim| claim.message.id == id);
-            if self.probation.claimed(got) {
-                self.trial_is_over();
             }
         }
         claimed.claims.into_iter().for_each(|claim| self.take_up(claim));

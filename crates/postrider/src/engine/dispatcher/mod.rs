@@ -85,6 +85,7 @@ pub(super) struct Dispatcher {
     lanes: Lanes,
     circuits: Circuits,
     probation: Probation,
+    suspects_had_their_turn: bool,
     attempts: JoinSet<Finished>,
     next_batch: i64,
 
@@ -109,6 +110,7 @@ impl Dispatcher {
             lanes: Lanes::default(),
             circuits: Circuits::default(),
             probation: Probation::default(),
+            suspects_had_their_turn: false,
             attempts: JoinSet::new(),
             next_batch: 1,
             exchange: None,
@@ -277,7 +279,7 @@ impl Dispatcher {
                 // The successor may be on probation.
                 self.suspects.want();
             }
-            self.settled(settled.id);
+            self.trial_ended(settled.id);
             ended.tell(settled, &self.parts.events);
         }
     }
@@ -330,15 +332,15 @@ impl Dispatcher {
         }
     }
 
-    fn settled(&mut self, id: MessageId) {
-        if self.probation.settled(id) {
-            self.trial_is_over();
+    /// If it was on trial, the next suspect may be tried.
+    fn trial_ended(&mut self, id: MessageId) {
+        let was_kept_empty = self.probation.wants_the_node_empty();
+        if self.probation.ended(id) {
+            self.suspects.want();
+            if was_kept_empty {
+                self.publish_room();
+            }
         }
-    }
-
-    fn trial_is_over(&mut self) {
-        self.suspects.want();
-        self.publish_room();
     }
 
     /// A failing store is an expected day: back off and go on.

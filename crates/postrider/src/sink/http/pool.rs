@@ -1,12 +1,12 @@
 //! Connections to one origin: idle ones of HTTP/1, or one of HTTP/2 that requests share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{Either, ready};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Request;
 use super::answer::Answer;
@@ -24,7 +24,7 @@ const READY_TIME_MAX: Duration = Duration::from_millis(100);
 pub(super) struct Pool {
     origin: Origin,
     connector: Arc<Connector>,
-    idle: IdleConnections,
+    idle: Arc<IdleConnections>,
     /// None where HTTP/2 is out of the question.
     shared: Option<Shared>,
 }
@@ -49,7 +49,7 @@ enum Reused {
 impl Pool {
     pub(super) fn new(origin: Origin, connector: Arc<Connector>, idle_max: usize) -> Self {
         let shared = connector.may_share(&origin).then(Shared::default);
-        Self { origin, connector, idle: IdleConnections::new(idle_max), shared }
+        Self { origin, connector, idle: Arc::new(IdleConnections::new(idle_max)), shared }
     }
 
     pub(super) fn origin(&self) -> &Origin {
@@ -153,10 +153,16 @@ impl Shared {
     }
 }
 
-/// Last in, first out: the youngest is the least likely to have been closed meanwhile.
 struct IdleConnections {
-    list: Mutex<Vec<Idle>>,
+    state: Mutex<IdleState>,
     count_max: usize,
+}
+
+#[derive(Default)]
+struct IdleState {
+    /// Last in, first out: the youngest is the least likely to have been closed meanwhile.
+    list: Vec<Idle>,
+    is_swept: bool,
 }
 
 struct Idle {
@@ -164,27 +170,51 @@ struct Idle {
     since: Instant,
 }
 
+impl Idle {
+    fn is_old(&self) -> bool {
+        self.since.elapsed() >= IDLE_TIME_MAX
+    }
+}
+
 impl IdleConnections {
     fn new(count_max: usize) -> Self {
-        Self { list: Mutex::new(Vec::new()), count_max }
+        Self { state: Mutex::default(), count_max }
     }
 
     fn take(&self) -> Option<Http1> {
-        let Idle { connection, since } = lock(&self.list).pop()?;
-        if since.elapsed() <= IDLE_TIME_MAX {
-            return Some(connection);
-        }
-        // Those below it are older still. They are closed after the lock is given back.
-        let old = std::mem::take(&mut *lock(&self.list));
-        drop(old);
-        None
+        let youngest = lock(&self.state).list.pop()?;
+        (!youngest.is_old()).then_some(youngest.connection)
     }
 
-    fn put(&self, connection: Http1) {
-        let mut list = lock(&self.list);
-        if list.len() < self.count_max {
-            list.push(Idle { connection, since: Instant::now() });
+    fn put(self: &Arc<Self>, connection: Http1) {
+        let mut state = lock(&self.state);
+        if state.list.len() >= self.count_max {
+            return;
         }
+        state.list.push(Idle { connection, since: Instant::now() });
+        if !state.is_swept {
+            state.is_swept = true;
+            tokio::spawn(sweep(Arc::downgrade(self)));
+        }
+    }
+
+    /// Closes the old ones; when the next one will be old, if any is left.
+    fn sweep(&self) -> Option<Instant> {
+        let mut state = lock(&self.state);
+        let old = state.list.partition_point(Idle::is_old);
+        let closing: Vec<Idle> = state.list.drain(..old).collect();
+        let next = state.list.first().map(|oldest| oldest.since + IDLE_TIME_MAX);
+        state.is_swept = next.is_some();
+        drop(state);
+        drop(closing);
+        next
+    }
+}
+
+/// One timer for all of them, so that an idle node holds no sockets. Ends when none is left.
+async fn sweep(connections: Weak<IdleConnections>) {
+    while let Some(next) = connections.upgrade().and_then(|idle| idle.sweep()) {
+        sleep_until(next).await;
     }
 }
 

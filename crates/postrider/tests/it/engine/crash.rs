@@ -229,6 +229,22 @@ async fn an_endpoint_dropped_during_the_trial_of_its_messages_does_not_end_all_t
     engine.stop().await;
 }
 
+#[tokio::test]
+async fn a_lost_message_that_hangs_holds_up_no_other() {
+    let mut world = World::new().await;
+    world.endpoint_from(json!({ "name": "a", "retry_policy": quick(20), "config": { "timeout": 60 } })).await;
+    let lost = lose(&mut world, &[("a", 16)]).await;
+    world.receiver.script(|arrival| if arrival.payload == "0" { Answer::ok().held() } else { Answer::ok() });
+    let engine = world.engine().await;
+    for id in &lost[1..] {
+        world.until_state(*id, State::Completed).await;
+    }
+    assert_eq!(world.receiver.running("a"), 1);
+    world.receiver.release();
+    world.until_empty().await;
+    engine.stop().await;
+}
+
 /// The engine's time stands still until it is moved.
 struct FrozenTime {
     _blocks: std::sync::mpsc::Sender<()>,

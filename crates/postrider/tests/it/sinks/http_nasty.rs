@@ -288,6 +288,39 @@ async fn a_connection_closed_while_idle_never_makes_a_message_arrive_twice_in_on
 }
 
 #[tokio::test]
+async fn idle_connections_are_closed_after_a_while_though_nobody_asks_for_one() {
+    const AT_ONCE: usize = 3;
+    let all_here = Arc::new(tokio::sync::Barrier::new(AT_ONCE));
+    let (closed, mut closing) = tokio::sync::mpsc::unbounded_channel();
+    let server = RawServer::start(move |mut peer, _| {
+        let (all_here, closed) = (Arc::clone(&all_here), closed.clone());
+        async move {
+            peer.request().await;
+            all_here.wait().await;
+            peer.send(OK).await;
+            peer.until_closed().await;
+            closed.send(()).unwrap();
+        }
+    })
+    .await;
+    let sink = plain_sink(&server.url());
+    let sent = [1, 2, 3].map(|number| delivery(message(number, "{}")));
+    for receipt in futures_util::future::join_all(sent.iter().map(|sent| sink.deliver(sent))).await {
+        receipt.unwrap();
+    }
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(20)).await;
+    tokio::time::resume();
+    assert!(closing.try_recv().is_err(), "after twenty seconds they may still be used");
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(11)).await;
+    tokio::time::resume();
+    for _ in 0..AT_ONCE {
+        tokio::time::timeout(PATIENCE, closing.recv()).await.expect("it is closed").unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_second_answer_nobody_asked_for_is_never_taken_for_the_next_message() {
     let server = RawServer::start(|mut peer, number| async move {
         while peer.request().await.is_some() {

@@ -8,3 +8,4 @@ mod fast;
 mod moves;
 mod outbox;
 mod faults;
+mod upkeep;
