@@ -158,3 +158,60 @@ impl Drop for Driver {
         self.0.abort();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::{Duration, Instant};
+
+    use hyper_util::rt::TokioIo;
+
+    use super::*;
+
+    const TRIES_MAX: u32 = 20_000;
+    const TIME_MAX: Duration = Duration::from_secs(3);
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    /// Returns in both places at once.
+    fn meet(arrived: &AtomicU32) {
+        arrived.fetch_add(1, Ordering::SeqCst);
+        let mut spins = 0_u32;
+        while arrived.load(Ordering::SeqCst) < 2 {
+            spins += 1;
+            // The other one may need this core to get here.
+            if spins.is_multiple_of(1000) {
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Over a socket the two hardly ever meet. Let go at once, they do in one of some thousand tries.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_request_that_is_queued_in_the_instant_its_connection_ends_does_not_wait_there() {
+        let began = Instant::now();
+        let mut tries = 0;
+        while tries < TRIES_MAX && began.elapsed() < TIME_MAX {
+            tries += 1;
+            let (ours, _theirs) = tokio::io::duplex(64);
+            let (sender, mut connection) = http1::handshake::<_, Body>(TokioIo::new(ours)).await.unwrap();
+            // It has looked into its queue, and is ready for a request.
+            assert!(futures_util::poll!(&mut connection).is_pending());
+            let here = Arc::new(AtomicU32::new(0));
+            let there = Arc::clone(&here);
+            let driver = Driver(tokio::spawn(async move {
+                meet(&there);
+                (0..tries % 64).for_each(|_| std::hint::spin_loop());
+                drop(connection);
+            }));
+            let open = Http1 { sender, driver };
+            meet(&here);
+            let sent = open.send(Request::new(Body::default()));
+            match tokio::time::timeout(PATIENCE, sent).await {
+                Ok(Sent::Returned(_)) => {}
+                Ok(Sent::Answered(..) | Sent::Lost(_)) => panic!("nothing of it was written"),
+                Err(_) => panic!("it hangs, after {tries} tries"),
+            }
+        }
+    }
+}
