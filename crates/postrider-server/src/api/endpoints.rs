@@ -11,6 +11,7 @@ use http::header::{HeaderValue, LOCATION};
 use postrider::{Invalid, NewEndpoint, StoreError};
 use serde_json::{Map, Value, json};
 
+use super::fields::Fields;
 use super::problem::Problem;
 use super::{Api, body, fields, json_response};
 use crate::view;
@@ -33,18 +34,18 @@ pub(super) async fn create(
 }
 
 fn wanted(body: &[u8]) -> Result<NewEndpoint, Problem> {
-    let body: Map<String, Value> = serde_json::from_slice(body).map_err(|error| Problem::bad_json(&error))?;
+    let Fields(body): Fields<Value> =
+        serde_json::from_slice(body).map_err(|error| Problem::bad_json(&error))?;
     Ok(from_fields(body).map_err(StoreError::from)?)
 }
 
-fn from_fields(mut body: Map<String, Value>) -> Result<NewEndpoint, Invalid> {
+fn from_fields(mut body: BTreeMap<String, Value>) -> Result<NewEndpoint, Invalid> {
     fields::known(body.keys(), &["name", "protocol", "config", "retry_policy", "options"])?;
-    let mut text = |field| fields::string(field, fields::required(field, body.shift_remove(field))?);
+    let mut text = |field| fields::string(field, fields::required(field, body.remove(field))?);
     let (name, protocol) = (text("name")?, text("protocol")?);
-    let config =
-        body.shift_remove("config").map_or(Ok(Map::new()), |value| fields::object("config", value))?;
+    let config = body.remove("config").map_or(Ok(Map::new()), |value| fields::object("config", value))?;
     // What is in these is checked, and named, where it is understood.
-    let mut given = |field| body.shift_remove(field).filter(|value| !value.is_null());
+    let mut given = |field| body.remove(field).filter(|value| !value.is_null());
     Ok(NewEndpoint { name, protocol, config, retry_policy: given("retry_policy"), options: given("options") })
 }
 

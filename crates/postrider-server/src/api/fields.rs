@@ -1,7 +1,42 @@
 //! Fields of a JSON body, taken one by one so that what is wrong is named.
 
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
 use postrider::Invalid;
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
+
+/// The fields of an object, of which none may be given twice.
+pub(super) struct Fields<T>(pub(super) BTreeMap<String, T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Fields<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FieldsVisitor(PhantomData))
+    }
+}
+
+struct FieldsVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for FieldsVisitor<T> {
+    type Value = Fields<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut fields = BTreeMap::new();
+        while let Some((field, value)) = map.next_entry::<String, T>()? {
+            if fields.contains_key(&field) {
+                return Err(A::Error::custom(format_args!("field `{field}` is given twice")));
+            }
+            fields.insert(field, value);
+        }
+        Ok(Fields(fields))
+    }
+}
 
 pub(super) fn string(field: &str, value: Value) -> Result<String, Invalid> {
     match value {

@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 
 use super::body::{self, Limit};
 use super::endpoints::endpoint_name;
+use super::fields::Fields;
 use super::problem::Problem;
 use super::{Api, fields, json_response, send_options};
 use crate::view;
@@ -80,7 +81,7 @@ fn from_envelope(endpoint: String, headers: &HeaderMap, body: &Bytes) -> Result<
             format!("cannot be given beside {ENVELOPE}: put it into the body's options"),
         ));
     }
-    let envelope: BTreeMap<String, &RawValue> =
+    let Fields(envelope): Fields<&RawValue> =
         serde_json::from_slice(body).map_err(|error| Problem::bad_json(&error))?;
     let (payload, options) = payload_and_options(&envelope).map_err(StoreError::from)?;
     let mut message = NewMessage::new(endpoint, body.slice_ref(payload.get().as_bytes()));

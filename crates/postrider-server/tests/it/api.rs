@@ -116,6 +116,18 @@ fn an_envelope_is_the_same_send_in_one_document() {
 }
 
 #[test]
+fn a_field_given_twice_is_refused() {
+    let (_home, node) = paused_shop();
+    let headers = [("content-type", "application/vnd.postrider+json")];
+    let twice = br#"{"payload": 1, "payload": 2}"#;
+    let refused = node.post("/v1/endpoints/shop/messages", &headers, twice).expect(422).json();
+    assert!(refused["detail"].as_str().unwrap().contains("payload"), "{refused}");
+    let twice =
+        br#"{"name": "a", "name": "b", "protocol": "http", "config": {"url": "https://example.com"}}"#;
+    node.post("/v1/endpoints", &[("content-type", "application/json")], twice).expect(422);
+}
+
+#[test]
 fn what_is_not_json_is_shown_in_base64() {
     let (_home, node) = paused_shop();
     let id = node.send("shop", &[("content-type", "text/plain")], "hello");

@@ -46,10 +46,6 @@ impl Circuits {
         self.probes.push_back(endpoint);
     }
 
-    pub(super) fn has_probe(&self) -> bool {
-        !self.probes.is_empty()
-    }
-
     pub(super) fn next_probe(&mut self) -> Option<EndpointId> {
         self.probes.pop_front()
     }

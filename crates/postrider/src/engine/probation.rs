@@ -84,10 +84,6 @@ impl Probation {
         Some(self.try_one(first, is_last(&first)))
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.stage == Stage::Idle && self.suspects.is_empty()
-    }
-
     /// Nothing else may start on this node.
     pub(super) fn wants_the_node_empty(&self) -> bool {
         match self.stage {

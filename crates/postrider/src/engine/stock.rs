@@ -13,7 +13,8 @@ use crate::message::Claim;
 const QUICK: Duration = Duration::from_millis(5);
 /// How much the latest attempt tells of the next ones.
 const WEIGHT: f64 = 1.0 / 16.0;
-/// What waits longer than this stands behind attempts that hang: it goes back to the queue.
+/// What waits longer than this stands behind attempts that hang: it goes back to the queue, when the next one
+/// ends or when the dispatcher looks at all lanes.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Default)]

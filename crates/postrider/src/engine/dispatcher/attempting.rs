@@ -17,7 +17,11 @@ impl Dispatcher {
     pub(super) fn take_up(&mut self, claim: Claim) {
         let (now, is_paused) = (self.parts.store.now(), self.parts.snapshot.paused.is_some());
         match self.lanes.get_mut(claim.message.endpoint) {
-            Some(lane) if is_paused || lane.refuses(now) => self.give_back(&claim),
+            Some(lane) if is_paused || self.stopping || lane.refuses(now) => {
+                self.give_back(&claim);
+                // If it was to probe a circuit, somebody else may.
+                self.give_up_probe(claim.message.endpoint);
+            }
             // Probes and suspects never wait: their claim was made for them alone.
             Some(lane) if !lane.has_room() && lane.may_stock() && claim.losses == 0 => {
                 lane.stock.put(claim, now);
@@ -28,6 +32,10 @@ impl Dispatcher {
 
     /// What was claimed ahead takes the room that fell free.
     fn start_from_stock(&mut self, id: EndpointId) {
+        let now = self.parts.store.now();
+        if self.lanes.get_mut(id).is_some_and(|lane| lane.stock.is_stuck(now)) {
+            self.give_back_stock(id);
+        }
         while let Some(lane) = self.lanes.get_mut(id).filter(|lane| lane.has_room())
             && let Some(claim) = lane.stock.take()
         {
@@ -53,7 +61,9 @@ impl Dispatcher {
     fn start(&mut self, claim: Claim) {
         let id = claim.message.endpoint;
         let (now, capture) = (self.parts.store.now(), self.capture());
-        let lane = self.lanes.get_mut(id).filter(|_| !self.stopping && self.parts.lease.is_valid());
+        // A claim made under a lease that was lost since is not ours any more.
+        let is_ours = self.parts.lease.is_valid() && self.parts.lease.node() == claim.fence.node;
+        let lane = self.lanes.get_mut(id).filter(|_| !self.stopping && is_ours);
         let expired = claim.message.expires_at.is_some_and(|at| at <= now);
         let Some(lane) = lane.filter(|_| !expired) else {
             self.parts.slots.release(id, 1);

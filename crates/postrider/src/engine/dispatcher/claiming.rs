@@ -1,6 +1,6 @@
 //! What to claim: suspects on trial, probes of circuits, and whatever is due, shared fairly.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{CLAIM_ENDPOINTS_MAX, CLAIM_MESSAGES_MAX, Dispatcher, STORE_BACKOFF_MIN, SUSPECTS_REST};
 use crate::breaker::Permission;
@@ -19,14 +19,18 @@ impl Dispatcher {
             wants: Vec::new(),
             alone: false,
         };
-        // Suspects are claimed in a batch of their own; the others get the next one.
-        if !self.suspects_had_their_turn || self.lanes.in_line() == 0 {
+        // Suspects are claimed in a batch of their own, in turn with the others.
+        let others_first = self.suspects_had_their_turn;
+        if !others_first {
             self.want_suspects(&mut request);
         }
         self.suspects_had_their_turn = !request.wants.is_empty();
         if request.wants.is_empty() && !self.probation.wants_the_node_empty() {
             self.want_probes(&mut request);
             self.want_due(&mut request);
+        }
+        if request.wants.is_empty() && others_first {
+            self.want_suspects(&mut request);
         }
         if request.wants.is_empty() {
             return None;
@@ -37,7 +41,8 @@ impl Dispatcher {
 
     /// Shares the node's free room evenly among the endpoints in line.
     fn want_due(&mut self, request: &mut ClaimRequest) {
-        let (now, no_suspects) = (self.parts.store.now(), self.probation.is_over());
+        let now = self.parts.store.now();
+        let suspected: HashSet<EndpointId> = self.probation.due_endpoints(now).into_iter().collect();
         let mut left = CLAIM_MESSAGES_MAX.min(self.parts.slots.free());
         let in_turn = self.lanes.in_line().min(CLAIM_ENDPOINTS_MAX);
         let share = (left / in_turn.max(1) as u32).max(1);
@@ -54,7 +59,8 @@ impl Dispatcher {
                 Some(Permission::Probe) => self.take_probe(id, now),
                 Some(Permission::Deliver) => {
                     // A stock would keep suspects from finding room.
-                    let limit = if no_suspects { lane.claims_max() } else { lane.concurrency.limit() };
+                    let limit =
+                        if suspected.contains(&id) { lane.concurrency.limit() } else { lane.claims_max() };
                     let room = self.parts.slots.reserve(&lane.slot, limit, share.min(left));
                     if room > 0 {
                         lane.work = Work::Asked;
@@ -113,6 +119,7 @@ impl Dispatcher {
         let trial = self.probation.next_trial(now, self.parts.slots.is_idle(), may_try, is_last);
         if was_filling && self.probation.wants_the_node_empty() {
             self.publish_room();
+            self.give_back_stocks();
         }
         let Some(trial) = trial else { return };
         let mut by_endpoint: HashMap<EndpointId, Vec<MessageId>> = HashMap::new();
@@ -120,7 +127,11 @@ impl Dispatcher {
             by_endpoint.entry(suspect.endpoint).or_default().push(suspect.id);
         }
         for (endpoint, mut ids) in by_endpoint {
-            let Some(lane) = self.lanes.get(endpoint) else { continue };
+            // Its endpoint may have been dropped since it was found.
+            let Some(lane) = self.lanes.get(endpoint) else {
+                ids.into_iter().for_each(|id| self.trial_ended(id));
+                continue;
+            };
             let limit = lane.endpoint.max_in_flight();
             let room = self.parts.slots.reserve(&lane.slot, limit, ids.len() as u32);
             let without_room = ids.split_off(room as usize);

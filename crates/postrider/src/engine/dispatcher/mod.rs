@@ -215,8 +215,6 @@ impl Dispatcher {
         self.gather_until.is_some_and(|until| Instant::now() < until)
             && self.unsettled.len() < GATHERED_MAX
             && !self.lanes.anybody_hungry()
-            && !self.circuits.has_probe()
-            && self.probation.is_over()
     }
 
     /// What ended and what is wanted go to the store together, so that they share a transaction: a settled
@@ -400,7 +398,8 @@ impl Dispatcher {
             self.reload.wake_at(),
             self.look.wake_at(),
             self.suspects.wake_at(),
-            self.gather_until,
+            // While an exchange is under way, its end is what is waited for.
+            self.gather_until.filter(|_| self.exchange.is_none()),
         ];
         let soonest = times.into_iter().flatten().fold(now + TURN_INTERVAL, Instant::min);
         soonest.max(self.retry_at)

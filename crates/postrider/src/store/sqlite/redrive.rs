@@ -71,6 +71,10 @@ impl Plan {
 
 /// Puts the next letters back, as far as they are still `failed`: redriving twice at once yields one message.
 pub(super) fn step(write: &mut Write<'_>, plan: &Plan, before: Progress) -> Result<Progress> {
+    if let Redrive::One(dlq_id) = plan.selection {
+        // Somebody else may have been first since it was looked up.
+        one(write.conn, dlq_id)?;
+    }
     if before.looked_at == 0 {
         make_room(write, plan)?;
     }

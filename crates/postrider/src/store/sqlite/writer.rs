@@ -223,7 +223,7 @@ impl Writer {
     fn commit_group(&mut self, waiting: &mut VecDeque<Box<dyn Job>>) {
         if let Some(broken) = self.syncer.broken() {
             let (refused, others): (VecDeque<_>, VecDeque<_>) =
-                waiting.drain(..).partition(|job| job.commit().needs_sync());
+                waiting.drain(..).partition(|job| job.commit().needs_sync() || job.commit().waits_for_sync());
             refused.into_iter().for_each(|job| job.finish(Err(broken.clone())));
             *waiting = others;
         }

@@ -306,3 +306,33 @@ async fn a_suspect_that_its_key_lets_go_again_is_noticed() {
     drop(time);
     engine.stop().await;
 }
+
+#[tokio::test]
+async fn an_endpoint_dropped_while_the_node_empties_for_its_message_does_not_stop_the_node() {
+    let mut world = World::new().await;
+    world.endpoint_from(json!({ "name": "doomed", "retry_policy": quick(3) })).await;
+    world.endpoint("stays").await;
+    lose(&mut world, &[("doomed", 1)]).await;
+    let node = Node::start(&world).await;
+    world.receiver.until("the second try", |receiver| receiver.at("doomed").len() == 2).await;
+    node.kill(&mut world).await;
+
+    // Its next attempt is its last, so it has to be alone, and the node is not empty.
+    world.send("stays", 0).await;
+    let engine = world.engine().await;
+    world.receiver.until("another that hangs", |receiver| receiver.running("stays") == 1).await;
+    let mut running = 1;
+    loop {
+        world.send("stays", "more").await;
+        running += 1;
+        let arrived = world.receiver.until("it", |receiver| receiver.running("stays") == running);
+        if tokio::time::timeout(Duration::from_millis(200), arrived).await.is_err() {
+            break;
+        }
+    }
+    world.store.drop_endpoint("doomed", true).await.unwrap();
+    world.receiver.release();
+    world.until_empty().await;
+    assert_eq!(world.receiver.at("stays").len(), running);
+    engine.stop().await;
+}

@@ -238,6 +238,7 @@ async fn a_claim_of_what_could_not_be_synced_is_refused() {
     drop(held);
     within(send).await.unwrap_err();
     within(claim).await.unwrap_err();
+    within(shaky.claim(1)).await.expect_err("what it would see may not be on disk");
 }
 
 #[tokio::test]
