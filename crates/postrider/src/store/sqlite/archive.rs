@@ -1,9 +1,10 @@
 //! The archive: finished messages in one table per month of creation.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 
 use jiff::tz::Offset;
+use rusqlite::types::Null;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::keys::{self, Key, Place};
@@ -18,6 +19,9 @@ use crate::store::Result;
 
 const MONTHS_AHEAD: i32 = 3;
 const TABLE_PREFIX: &str = "_postrider_archive_";
+/// Claimed, without keys, made between ?5 and ?6.
+const SIMPLE: &str = "AND place = 2 AND ordering_key IS NULL AND idempotency_key IS NULL
+                      AND created_at >= ?5 AND created_at < ?6";
 
 /// A month of the archive: `_postrider_archive_2026_11`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,6 +34,12 @@ impl Month {
     pub(super) fn of(micros: i64) -> Self {
         let date = Offset::UTC.to_datetime(at(micros));
         Self { year: date.year(), month: date.month() }
+    }
+
+    /// In microseconds.
+    fn begins_at(self) -> i64 {
+        let first = jiff::civil::date(self.year, self.month, 1).at(0, 0, 0, 0);
+        Offset::UTC.to_timestamp(first).map_or(i64::MAX, micros_of)
     }
 
     pub(super) fn table(self) -> String {
@@ -98,6 +108,7 @@ impl Statements {
     fn into_table(table: &str) -> Self {
         const ONE: &str = "= ?1";
         const MANY: &str = "IN (SELECT value FROM json_each(?1))";
+        let simple = format!("{MANY} {SIMPLE}");
         // FAIL, not ABORT: a row needs no journal to undo the rows before it, the transaction ends anyway.
         let insert = |headers: &str, payload: &str, which: &str| {
             format!(
@@ -112,9 +123,9 @@ impl Statements {
         };
         Self {
             whole: insert("headers", "payload", ONE),
-            whole_many: insert("headers", "payload", MANY),
+            whole_many: insert("headers", "payload", &simple),
             metadata: insert("NULL", "NULL", ONE),
-            metadata_many: insert("NULL", "NULL", MANY),
+            metadata_many: insert("NULL", "NULL", &simple),
         }
     }
 }
@@ -180,41 +191,54 @@ pub(super) fn leave(
     remove(write, leaving)
 }
 
-/// Delivered messages of one month without keys, all at once.
-pub(super) fn leave_in_bulk(
+/// Completes those of `delivered` that are claimed, have no keys and were made this month, all at once. Whose claim
+/// it is does not matter: without an ordering key, a late delivery counts as well as one in time.
+pub(super) fn complete_in_bulk(
     write: &mut Write<'_>,
-    month: Month,
-    delivered: &[(MessageId, EndpointId)],
-) -> Result<()> {
-    let ids = id_list(delivered.iter().map(|(id, _)| *id));
-    // What leaves the queue without a trace would be lost, so the two have to agree.
-    let all_of_them = |rows: usize| match rows == delivered.len() {
-        true => Ok(()),
-        false => Err(StoreError::Unavailable("the queue changed while messages left it".to_owned())),
-    };
+    delivered: &HashMap<MessageId, EndpointId>,
+) -> Result<Vec<MessageId>> {
+    let month = Month::of(micros_of(write.now));
+    let (from, to) = (month.begins_at(), month.next().begins_at());
+    let ids: Vec<MessageId> = delivered.keys().copied().collect();
+    let list = id_list(ids.iter().copied());
     let mode = write.known.settings().archive;
-    if mode != ArchiveMode::Off {
-        let statements = write.months.statements(write.conn, month)?;
-        let sql = match mode {
-            ArchiveMode::On => &statements.whole_many,
-            ArchiveMode::Metadata | ArchiveMode::Off => &statements.metadata_many,
-        };
-        let parameters = params![ids, State::Completed.as_str(), micros_of(write.now), 0];
-        write
-            .conn
-            .prepare_cached(sql)
-            .and_then(|mut statement| statement.execute(parameters))
-            .map_err(storage_error)
-            .and_then(all_of_them)?;
-    }
-    write
+    let archived = match mode {
+        ArchiveMode::Off => None,
+        ArchiveMode::On | ArchiveMode::Metadata => {
+            let statements = write.months.statements(write.conn, month)?;
+            let whole = mode == ArchiveMode::On;
+            let sql = if whole { &statements.whole_many } else { &statements.metadata_many };
+            let parameters = params![list, State::Completed.as_str(), micros_of(write.now), 0, from, to];
+            let archived = write.conn.prepare_cached(sql).and_then(|mut sql| sql.execute(parameters));
+            Some(archived.map_err(storage_error)?)
+        }
+    };
+    // Nearly always all of them.
+    let done = match archived == Some(ids.len()) {
+        true => ids,
+        false => simple_ones(write, &list, from, to).map_err(storage_error)?,
+    };
+    let deleted = write
         .conn
         .prepare_cached("DELETE FROM _postrider_queue WHERE id IN (SELECT value FROM json_each(?1))")
-        .and_then(|mut statement| statement.execute([ids]))
-        .map_err(storage_error)
-        .and_then(all_of_them)?;
-    delivered.iter().for_each(|(_, endpoint)| write.counts.queued(*endpoint, -1));
-    Ok(())
+        .and_then(|mut statement| statement.execute([id_list(done.iter().copied())]))
+        .map_err(storage_error)?;
+    // What left the queue without a trace would be lost, so the two have to agree.
+    if archived.is_some_and(|archived| archived != deleted) {
+        return Err(StoreError::Unavailable("the queue changed while messages left it".to_owned()));
+    }
+    done.iter().for_each(|id| write.counts.queued(delivered[id], -1));
+    Ok(done)
+}
+
+fn simple_ones(write: &Write<'_>, list: &str, from: i64, to: i64) -> rusqlite::Result<Vec<MessageId>> {
+    write
+        .conn
+        .prepare_cached(&format!(
+            "SELECT id FROM _postrider_queue WHERE id IN (SELECT value FROM json_each(?1)) {SIMPLE}"
+        ))?
+        .query_map(params![list, Null, Null, Null, from, to], |row| row.get(0).map(MessageId))?
+        .collect()
 }
 
 /// Out of the queue; the next message of its key takes its place.

@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use rusqlite::{OptionalExtension, params};
 use serde_json::json;
 
-use super::archive::{self, Leaving, Month};
+use super::archive::{self, Leaving};
 use super::keys::{self, Key, Place};
-use super::row::{id_list, micros_of};
+use super::row::micros_of;
 use super::writer::Write;
 use super::{dlq, endpoints, events, storage_error};
 use crate::endpoint::{DisabledBy, EndpointId};
@@ -41,39 +41,15 @@ pub(super) fn settle(write: &mut Write<'_>, settlements: &[Settlement]) -> Resul
 /// What was simply delivered, which is nearly all on a good day: no key to advance, no key to reserve, no
 /// attempt to record. Everything else goes one by one.
 fn settle_in_bulk(write: &mut Write<'_>, settlements: &[Settlement]) -> Result<HashSet<MessageId>> {
-    let delivered: HashMap<MessageId, Fence> = settlements
+    let delivered: HashMap<MessageId, EndpointId> = settlements
         .iter()
         .filter(|settlement| matches!(settlement.end, End::Attempted { verdict: Verdict::Complete, .. }))
-        .map(|settlement| (settlement.id, settlement.fence))
+        .map(|settlement| (settlement.id, settlement.endpoint))
         .collect();
     if delivered.len() < BULK_MIN || write.known.settings().attempt_log != AttemptLog::Failures {
         return Ok(HashSet::new());
     }
-    let month = Month::of(micros_of(write.now));
-    let simple: Vec<(MessageId, EndpointId)> = write
-        .conn
-        .prepare_cached(
-            "SELECT id, endpoint_id, node_id, batch, created_at FROM _postrider_queue
-             WHERE id IN (SELECT value FROM json_each(?1)) AND place = 2
-               AND ordering_key IS NULL AND idempotency_key IS NULL",
-        )
-        .and_then(|mut statement| {
-            let mut simple = Vec::with_capacity(delivered.len());
-            let mut rows = statement.query([id_list(delivered.keys().copied())])?;
-            while let Some(row) = rows.next()? {
-                let id = MessageId(row.get(0)?);
-                let fence = Fence { node: NodeId(row.get(2)?), batch: row.get(3)? };
-                if delivered.get(&id) == Some(&fence) && Month::of(row.get(4)?) == month {
-                    simple.push((id, EndpointId(row.get(1)?)));
-                }
-            }
-            Ok(simple)
-        })
-        .map_err(storage_error)?;
-    if !simple.is_empty() {
-        archive::leave_in_bulk(write, month, &simple)?;
-    }
-    Ok(simple.into_iter().map(|(id, _)| id).collect())
+    Ok(archive::complete_in_bulk(write, &delivered)?.into_iter().collect())
 }
 
 /// A queued message as far as settling is concerned.
