@@ -1,0 +1,2 @@
+mod database;
+mod postgres;
