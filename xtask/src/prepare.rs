@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use test_servers::Binaries;
+use test_servers::{Binaries, pgbouncer};
 
 use crate::command::{has, run};
 
@@ -18,18 +18,20 @@ pub(crate) fn prepare() -> Result<(), String> {
     if !has("apt-get", &["--version"]) {
         return Err(format!("please install {}", missing.join(", ")));
     }
-    run("apt-get", &[&APT[..], &["update"]].concat(), &[])?;
+    let quietly = [("DEBIAN_FRONTEND", "noninteractive".to_owned())];
+    run("apt-get", &[&APT[..], &["update"]].concat(), &quietly)?;
     without_a_cluster_of_its_own(|| {
-        run("apt-get", &[&APT[..], &["install", "--no-install-recommends"], &missing].concat(), &[])
+        run("apt-get", &[&APT[..], &["install", "--no-install-recommends"], &missing].concat(), &quietly)
     })
 }
 
 /// Debian packages, and whether what they bring is there.
-fn needed() -> [(&'static str, bool); 3] {
+fn needed() -> [(&'static str, bool); 4] {
     [
         ("curl", has("curl", &["--version"])),
         ("postgresql", Binaries::debian().is_some()),
-        ("pgbouncer", Path::new("/usr/sbin/pgbouncer").exists()),
+        ("pgbouncer", Path::new(pgbouncer::PROGRAM).exists()),
+        ("python3-pip", has("python3", &["-m", "pip", "--version"])),
     ]
 }
 

@@ -75,6 +75,15 @@ impl Address {
         &self.name
     }
 
+    pub fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// Of its server.
+    pub fn port(&self) -> u16 {
+        self.server.get_ports()[0]
+    }
+
     /// As its owner.
     pub fn url(&self) -> String {
         self.url_as(&self.owner)
@@ -86,7 +95,7 @@ impl Address {
 
     /// As any role that the server knows.
     pub fn url_as(&self, role: &str) -> String {
-        format!("postgres://{role}@127.0.0.1:{}/{}", self.server.get_ports()[0], self.name)
+        format!("postgres://{role}@127.0.0.1:{}/{}", self.port(), self.name)
     }
 
     /// As its owner.

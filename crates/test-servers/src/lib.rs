@@ -5,11 +5,17 @@ mod ground;
 mod process;
 mod port;
 pub mod postgres;
+pub mod pgbouncer;
 
 #[cfg(feature = "databases")]
 mod database;
+#[cfg(feature = "databases")]
+mod clock;
 
+pub use pgbouncer::PgBouncer;
 pub use postgres::{Binaries, Postgres};
 
 #[cfg(feature = "databases")]
-pub use database::Database;
+pub use clock::StandingClock;
+#[cfg(feature = "databases")]
+pub use database::{Address, Database};
