@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 mod command;
+mod download;
 mod prepare;
 mod servers;
 mod test;
@@ -41,7 +42,6 @@ fn main() -> ExitCode {
 }
 
 fn with_servers(command: &[String]) -> Result<(), String> {
-    prepare::prepare()?;
     let servers = Servers::start()?;
     let arguments: Vec<&str> = command[1..].iter().map(String::as_str).collect();
     command::run(&command[0], &arguments, &servers.environment())

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::ground::ground;
+
 /// The programs of one version of PostgreSQL.
 #[derive(Clone, Debug)]
 pub struct Binaries(PathBuf);
@@ -15,6 +17,19 @@ impl Binaries {
         versions.sort_by_key(|version| (*version != 15, std::cmp::Reverse(*version)));
         let folders = versions.iter().map(|version| format!("/usr/lib/postgresql/{version}/bin").into());
         folders.map(Self).find(Self::complete)
+    }
+
+    /// Another version, where `cargo xtask` could download it. What needs it is skipped otherwise, aloud.
+    pub fn downloaded(version: u32) -> Option<Self> {
+        let found = Some(Self(Self::download_folder(version).join("bin"))).filter(Self::complete);
+        if found.is_none() {
+            eprintln!("skipped: PostgreSQL {version} is not downloaded, see `cargo xtask with-servers true`");
+        }
+        found
+    }
+
+    pub fn download_folder(version: u32) -> PathBuf {
+        ground().join(format!("binaries/postgres-{version}"))
     }
 
     pub(crate) fn program(&self, name: &str) -> PathBuf {

@@ -1,8 +1,10 @@
 //! A PostgreSQL server of one's own.
 
 mod binaries;
+mod standby;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::Child;
 use std::sync::LazyLock;
@@ -10,8 +12,8 @@ use std::sync::LazyLock;
 pub use binaries::Binaries;
 
 use crate::ground::Folder;
-use crate::process::{self, command, run};
-use crate::{port, process::wait_until};
+use crate::port;
+use crate::process::{self, command, run, wait_until};
 
 /// Names the server that a whole run shares, as its superuser.
 pub const SHARED: &str = "POSTRIDER_TEST_POSTGRES";
@@ -63,6 +65,10 @@ impl Postgres {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Ends it as a crash would: no connection is waited for, nothing is written that was not yet.
     pub fn stop_immediately(&mut self) {
         if let Some(mut process) = self.process.take() {
@@ -101,10 +107,14 @@ impl Postgres {
         initdb.args(["--pgdata", "data", "--username", "postgres", "--auth", "trust"]);
         initdb.args(["--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync"]);
         run(&mut initdb, self.folder.path())?;
-        let file = self.data().join("postgresql.conf");
-        let settings = fs::read_to_string(&file).map_err(|error| error.to_string())?;
-        let settings = format!("{settings}{SETTINGS}port = {}\n", self.port);
-        fs::write(file, settings).map_err(|error| error.to_string())
+        self.configure(&format!("{SETTINGS}port = {}\n", self.port))
+    }
+
+    /// Later settings win.
+    fn configure(&self, settings: &str) -> Result<(), String> {
+        let file = File::options().append(true).open(self.data().join("postgresql.conf"));
+        file.and_then(|mut file| file.write_all(settings.as_bytes()))
+            .map_err(|error| format!("cannot configure PostgreSQL: {error}"))
     }
 
     fn launch(&mut self) -> Result<(), String> {
