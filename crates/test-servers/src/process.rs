@@ -20,10 +20,14 @@ pub(crate) struct User {
 
 /// PostgreSQL and PgBouncer refuse to run as root: then they run as this user, else as who we are.
 pub(crate) static USER: LazyLock<Option<User>> = LazyLock::new(|| {
-    let root = fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    root.then(|| named(&users, "postgres").or_else(|| named(&users, "nobody"))).flatten()
+    let unprivileged = || named(&users, "postgres").or_else(|| named(&users, "nobody"));
+    if own_user() == 0 { unprivileged() } else { None }
 });
+
+pub(crate) fn own_user() -> u32 {
+    fs::metadata("/proc/self").expect("Linux tells who we are").uid()
+}
 
 fn named(users: &str, name: &str) -> Option<User> {
     let user = users.lines().find(|line| line.split(':').next() == Some(name))?;

@@ -47,5 +47,6 @@ async fn the_oldest_and_the_newest_version_run() {
         let server = Postgres::of(binaries).expect("a server");
         let said = server.query("SELECT version()").expect("an answer");
         assert!(said.starts_with(&format!("PostgreSQL {version}.")), "{said}");
+        Database::empty_on(&server.url()).await.connect().await;
     }
 }
