@@ -142,6 +142,9 @@ impl Address {
             prepare(self).await;
             let ready = format!("ALTER DATABASE {name} IS_TEMPLATE true ALLOW_CONNECTIONS false");
             server.batch_execute(&ready).await.expect("a template");
+            // What is still connected would keep it from being copied.
+            let leave = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1";
+            server.query(leave, &[name]).await.expect("an answer");
         }
         server.query("SELECT pg_advisory_unlock($1)", &[&key]).await.expect("a lock");
     }

@@ -45,6 +45,13 @@ async fn a_recipe_is_prepared_once_and_copied() {
 }
 
 #[tokio::test]
+async fn a_connection_left_open_does_not_keep_a_template_from_being_copied() {
+    let mut left_open = None;
+    let recipe = format!("-- nothing, for {}", std::process::id());
+    Database::copied(&recipe, async |template| left_open = Some(template.connect().await)).await;
+}
+
+#[tokio::test]
 async fn another_recipe_is_another_template() {
     for n in [1, 2] {
         let recipe = format!("CREATE TABLE letters AS SELECT {n} AS n -- {}", std::process::id());
