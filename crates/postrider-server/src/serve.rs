@@ -5,7 +5,7 @@ use std::sync::{Arc, RwLock};
 
 use console::style;
 use postrider::engine::{Event, Happening};
-use postrider::{Engine, Operate, State, Store};
+use postrider::{Engine, State};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::broadcast::Receiver;
@@ -29,7 +29,7 @@ pub(crate) struct Extras {
 pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     let mut signals = Signals::new()?;
     warn_of_unknown_variables();
-    let created = !config.store.exists();
+    let created = !config.store.exists().await?;
     let store = config.store.open_node(config.migrate).await?;
     let listener = TcpListener::bind(config.listen)
         .await
@@ -37,12 +37,12 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     let address = listener
         .local_addr()
         .map_err(|error| Failure::failed(format!("the listener has no address: {error}")))?;
-    let engine = Engine::start(Arc::clone(&store) as Arc<dyn Store>, config.engine.clone()).await?;
+    let engine = Engine::start(store.engine, config.engine.clone()).await?;
     tokio::spawn(log_happenings(engine.events()));
     let node = Arc::new(Node::new(engine));
 
     let asked = Arc::clone(&node);
-    let api = Api::new(store as Arc<dyn Operate>, move || asked.is_progressing());
+    let api = Api::new(store.api, move || asked.is_progressing());
     let mut router = api::router(api);
     if extras.bench_route {
         router = api::with_empty_route(router);

@@ -4,16 +4,32 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use postrider::SqliteStore;
+use postrider::store::postgres::PostgresOptions;
 use postrider::store::sqlite::SqliteOptions;
+use postrider::{Operate, PostgresStore, SqliteStore, Store};
+use url::Url;
 
 use crate::failure::Failure;
 
 pub(crate) const STORE_DEFAULT: &str = "sqlite:postrider.db";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct StoreUrl {
-    path: PathBuf,
+pub(crate) enum StoreUrl {
+    Sqlite(PathBuf),
+    Postgres(Url),
+}
+
+/// What a node needs of its store: the engine claims, the API sends and looks.
+pub(crate) struct NodeStore {
+    pub(crate) engine: Arc<dyn Store>,
+    pub(crate) api: Arc<dyn Operate>,
+}
+
+impl NodeStore {
+    fn of<S: Store + Operate>(store: S) -> Self {
+        let store = Arc::new(store);
+        Self { engine: store.clone(), api: store }
+    }
 }
 
 impl StoreUrl {
@@ -21,70 +37,121 @@ impl StoreUrl {
         Self::parse(text.unwrap_or(STORE_DEFAULT))
     }
 
-    pub(crate) fn sqlite(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
-    }
-
     fn parse(text: &str) -> Result<Self, Failure> {
-        let refused = |rule: &str| Failure::usage(format!("store: {text:?} {rule}"));
+        let refused = |rule: String| Failure::usage(format!("store: {rule}"));
         match text.split_once(':') {
             Some(("sqlite", path)) => {
                 let path = path.strip_prefix("//").unwrap_or(path);
                 if path.is_empty() || path.starts_with(":memory:") {
-                    return Err(refused("must name a file, as sqlite:postrider.db"));
+                    return Err(refused(format!("{text:?} must name a file, as sqlite:postrider.db")));
                 }
-                Ok(Self::sqlite(path))
+                Ok(Self::Sqlite(path.into()))
             }
-            Some(("postgres" | "postgresql", _)) => {
-                Err(refused("names a PostgreSQL store, and this version has SQLite only: use sqlite:PATH"))
-            }
-            _ => Err(refused("must be written as sqlite:PATH, such as sqlite:postrider.db")),
+            // Not quoted: it may hold a password.
+            Some(("postgres" | "postgresql", _)) => Url::parse(text).map(Self::Postgres).map_err(|error| {
+                refused(format!("must be written as postgres://user:password@host/database: {error}"))
+            }),
+            _ => Err(refused(format!(
+                "{text:?} must be written as sqlite:PATH, such as sqlite:postrider.db, or as \
+                 postgres://user:password@host/database"
+            ))),
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+    /// As it was written, password and all.
+    pub(crate) fn secret_text(&self) -> String {
+        match self {
+            Self::Sqlite(path) => format!("sqlite:{}", path.display()),
+            Self::Postgres(url) => url.to_string(),
+        }
     }
 
-    pub(crate) fn exists(&self) -> bool {
-        self.path.exists()
+    /// The file of an embedded store.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Sqlite(path) => Some(path),
+            Self::Postgres(_) => None,
+        }
     }
 
-    /// For a node: owns the file; a missing one is created.
-    pub(crate) async fn open_node(&self, migrate: bool) -> Result<Arc<SqliteStore>, Failure> {
-        self.open(SqliteOptions { migrate, ..SqliteOptions::node(&self.path) }).await
+    /// False when opening it is going to make it.
+    pub(crate) async fn exists(&self) -> Result<bool, Failure> {
+        match self {
+            Self::Sqlite(path) => Ok(path.exists()),
+            Self::Postgres(url) => Ok(PostgresStore::is_installed(url.as_str()).await?),
+        }
+    }
+
+    /// For a node. A missing file is created; a database gets its schema only when that is asked for.
+    pub(crate) async fn open_node(&self, migrate: bool) -> Result<NodeStore, Failure> {
+        match self {
+            Self::Sqlite(path) => {
+                let options = SqliteOptions { migrate, ..SqliteOptions::node(path) };
+                open_sqlite(options).await.map(NodeStore::of)
+            }
+            Self::Postgres(url) => open_postgres(url, migrate).await.map(NodeStore::of),
+        }
     }
 
     /// For a command beside a running node. A mistyped path must not leave a new store behind.
-    pub(crate) async fn open_tool(&self) -> Result<Arc<SqliteStore>, Failure> {
-        if !self.exists() {
-            return Err(Failure::store(format!("there is no store at {}", self.path.display()))
-                .hint("`postrider serve` and `postrider migrate` create one; --store says where it is"));
+    pub(crate) async fn open_tool(&self) -> Result<Arc<dyn Operate>, Failure> {
+        match self {
+            Self::Sqlite(path) if !path.exists() => {
+                Err(Failure::store(format!("there is no store at {}", path.display()))
+                    .hint("`postrider serve` and `postrider migrate` create one; --store says where it is"))
+            }
+            Self::Sqlite(path) => Ok(Arc::new(open_sqlite(SqliteOptions::tool(path)).await?)),
+            Self::Postgres(url) => Ok(Arc::new(open_postgres(url, false).await?)),
         }
-        self.open(SqliteOptions::tool(&self.path)).await
     }
 
-    /// For `migrate`: creates a missing store, brings an older one up to date.
-    pub(crate) async fn open_migrating(&self) -> Result<Arc<SqliteStore>, Failure> {
-        self.open(SqliteOptions { migrate: true, ..SqliteOptions::tool(&self.path) }).await
+    /// Creates a missing store, brings an older one up to date.
+    pub(crate) async fn migrate(&self) -> Result<(), Failure> {
+        match self {
+            Self::Sqlite(path) => {
+                let options = SqliteOptions { migrate: true, ..SqliteOptions::tool(path) };
+                open_sqlite(options).await.map(drop)
+            }
+            Self::Postgres(url) => open_postgres(url, true).await.map(drop),
+        }
     }
 
-    /// For a new store id: no node may run meanwhile, or its messages would change their ids between attempts.
-    pub(crate) async fn open_renaming(&self) -> Result<Arc<SqliteStore>, Failure> {
-        self.open(SqliteOptions { migrate: true, ..SqliteOptions::node(&self.path) }).await
-    }
-
-    async fn open(&self, options: SqliteOptions) -> Result<Arc<SqliteStore>, Failure> {
-        let opened = tokio::task::spawn_blocking(move || SqliteStore::open(options))
-            .await
-            .expect("opening a store does not panic");
-        Ok(Arc::new(opened?))
+    /// The same with a new store id: no node may run meanwhile, or its messages would change their ids between
+    /// attempts.
+    pub(crate) async fn migrate_with_new_id(&self) -> Result<(), Failure> {
+        match self {
+            Self::Sqlite(path) => {
+                let options = SqliteOptions { migrate: true, ..SqliteOptions::node(path) };
+                open_sqlite(options).await?.renew_name().await?;
+            }
+            Self::Postgres(url) => open_postgres(url, true).await?.renew_name().await?,
+        }
+        Ok(())
     }
 }
 
+async fn open_sqlite(options: SqliteOptions) -> Result<SqliteStore, Failure> {
+    let opened = tokio::task::spawn_blocking(move || SqliteStore::open(options)).await;
+    Ok(opened.expect("opening a store does not panic")?)
+}
+
+async fn open_postgres(url: &Url, migrate: bool) -> Result<PostgresStore, Failure> {
+    Ok(PostgresStore::open(PostgresOptions { migrate, ..PostgresOptions::new(url.as_str()) }).await?)
+}
+
 impl fmt::Display for StoreUrl {
+    /// Without a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sqlite:{}", self.path.display())
+        match self {
+            Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Self::Postgres(url) => {
+                let mut url = url.clone();
+                // Refused only for URLs without a host, which have no password either.
+                let _ = url.set_password(None);
+                url.set_query(None);
+                url.fmt(f)
+            }
+        }
     }
 }
 
@@ -93,11 +160,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_sqlite_files_are_stores_yet() {
-        assert_eq!(StoreUrl::parse("sqlite:a/b.db").expect("right").path(), Path::new("a/b.db"));
-        assert_eq!(StoreUrl::parse("sqlite:///tmp/b.db").expect("right").path(), Path::new("/tmp/b.db"));
-        for bad in ["sqlite:", "sqlite::memory:", "postrider.db", "postgres://x", "mysql:x"] {
+    fn files_and_databases_are_stores() {
+        let path = |text| StoreUrl::parse(text).expect("right").path().map(Path::to_owned);
+        assert_eq!(path("sqlite:a/b.db"), Some("a/b.db".into()));
+        assert_eq!(path("sqlite:///tmp/b.db"), Some("/tmp/b.db".into()));
+        assert_eq!(path("postgres://shop@db.example/orders"), None);
+        assert_eq!(path("postgresql://db.example:6432/orders?sslmode=require"), None);
+        for bad in ["sqlite:", "sqlite::memory:", "postrider.db", "mysql:x", "postgres://db:port/x"] {
             assert!(StoreUrl::parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_password_is_never_shown() {
+        let url = StoreUrl::parse("postgres://shop:geheim@db.example/orders?password=geheim").expect("right");
+        assert_eq!(url.to_string(), "postgres://shop@db.example/orders");
+        let wrong = StoreUrl::parse("postgres://shop:geheim@db:port/orders").expect_err("no port");
+        assert!(!wrong.to_string().contains("geheim"), "{wrong}");
     }
 }

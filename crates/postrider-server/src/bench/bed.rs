@@ -1,16 +1,15 @@
 //! A store with a paused endpoint and a backlog, delivered by an engine in this process.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use postrider::sink::Environment;
-use postrider::store::sqlite::SqliteOptions;
-use postrider::{Engine, EngineOptions, NewEndpoint, NewMessage, Operate, SqliteStore, Store};
+use postrider::{Engine, EngineOptions, NewEndpoint, NewMessage, Operate, Store};
 use serde_json::{Map, Value};
 
 use super::partner::Partner;
 use crate::failure::Failure;
+use crate::store_url::StoreUrl;
 
 pub(super) const HEALTHY: &str = "healthy";
 const BATCH: u32 = 1000;
@@ -18,7 +17,8 @@ const BATCH: u32 = 1000;
 const PATIENCE: Duration = Duration::from_secs(600);
 
 pub(super) struct Bed {
-    pub(super) store: Arc<SqliteStore>,
+    pub(super) store: Arc<dyn Operate>,
+    engine: Arc<dyn Store>,
 }
 
 /// About 200 bytes, as the targets say.
@@ -28,12 +28,10 @@ pub(super) fn payload(number: u32) -> String {
 }
 
 impl Bed {
-    pub(super) async fn open(file: PathBuf) -> Result<Self, Failure> {
-        let store = tokio::task::spawn_blocking(move || SqliteStore::open(SqliteOptions::node(file)))
-            .await
-            .expect("opening a store does not panic")?;
-        store.configure(vec![("max_queue_size".to_owned(), "0".to_owned())]).await?;
-        Ok(Self { store: Arc::new(store) })
+    pub(super) async fn open(url: &StoreUrl) -> Result<Self, Failure> {
+        let store = url.open_node(true).await?;
+        store.api.configure(vec![("max_queue_size".to_owned(), "0".to_owned())]).await?;
+        Ok(Self { store: store.api, engine: store.engine })
     }
 
     pub(super) async fn create_endpoint(&self, name: &str, url: String) -> Result<(), Failure> {
@@ -67,7 +65,7 @@ impl Bed {
     pub(super) async fn start_engine(&self, drain_timeout: Duration) -> Result<Engine, Failure> {
         let environment = Environment { allow_internal: true, ..Environment::default() };
         let options = EngineOptions { environment, drain_timeout, ..EngineOptions::default() };
-        Ok(Engine::start(Arc::clone(&self.store) as Arc<dyn Store>, options).await?)
+        Ok(Engine::start(Arc::clone(&self.engine), options).await?)
     }
 
     /// Messages a second from resuming the healthy endpoint until all its `count` messages arrived

@@ -10,7 +10,7 @@ use super::report::{Row, Target};
 use crate::failure::Failure;
 
 /// What starting up leaves to do is done by then.
-const SETTLE: Duration = Duration::from_secs(2);
+pub(super) const SETTLE: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(300);
 
 pub(super) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
@@ -48,14 +48,14 @@ pub(super) async fn under_load(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     Ok(vec![row("peak memory while messages pass through", peak, "MB", 200.0, format!("{count} messages"))])
 }
 
-fn row(name: &'static str, measured: f64, unit: &'static str, below: f64, note: String) -> Row {
+pub(super) fn row(name: &'static str, measured: f64, unit: &'static str, below: f64, note: String) -> Row {
     Row { name, measured, unit, yardstick: None, target: Target::Below(below), note }
 }
 
 async fn start_node(lab: &mut Lab) -> Result<Node, Failure> {
-    let file = lab.new_file();
-    let bed = Bed::open(file.clone()).await?;
+    let store = lab.new_store().await?;
+    let bed = Bed::open(&store).await?;
     bed.create_endpoint(HEALTHY, lab.partner.url("/count")).await?;
     drop(bed);
-    Node::start(&file).await
+    Node::start(&store).await
 }

@@ -1,12 +1,13 @@
-//! What every scenario works with: a folder on the measured disk, the other process, how much to do.
+//! What every scenario works with: where stores are made, the other process, how much to do.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tempfile::TempDir;
 
 use super::partner::Partner;
+use super::postgres::Server;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::store_url::StoreUrl;
@@ -14,8 +15,8 @@ use crate::store_url::StoreUrl;
 pub(super) struct Lab {
     pub(super) partner: Partner,
     pub(super) scale: Scale,
-    folder: TempDir,
-    files: u32,
+    ground: Ground,
+    stores: u32,
     bar: ProgressBar,
     scenario: String,
 }
@@ -68,13 +69,7 @@ impl Lab {
         scenarios: usize,
         output: Output,
     ) -> Result<Self, Failure> {
-        // Not the system's temporary folder: that may be memory, where durability costs nothing.
-        let beside =
-            place.and_then(|url| url.path().parent()).filter(|parent| !parent.as_os_str().is_empty());
-        let folder = tempfile::Builder::new()
-            .prefix("postrider-bench-")
-            .tempdir_in(beside.unwrap_or(std::path::Path::new(".")))
-            .map_err(|error| Failure::failed(format!("cannot make a folder to measure in: {error}")))?;
+        let ground = Ground::at(place)?;
         let bar = if output.is_live() { ProgressBar::new(scenarios as u64) } else { ProgressBar::hidden() };
         bar.set_style(
             ProgressStyle::with_template("{spinner} {pos}/{len} {bar:24.green/dim} {elapsed} {msg}")
@@ -83,13 +78,35 @@ impl Lab {
         bar.enable_steady_tick(Duration::from_millis(120));
         let scale = if quick { QUICK } else { FULL };
         let partner = Partner::start().await?;
-        Ok(Self { partner, scale, folder, files: 0, bar, scenario: String::new() })
+        Ok(Self { partner, scale, ground, stores: 0, bar, scenario: String::new() })
     }
 
-    /// A store file that did not exist before.
-    pub(super) fn new_file(&mut self) -> PathBuf {
-        self.files += 1;
-        self.folder.path().join(format!("{}.db", self.files))
+    /// Not on a file in this process.
+    pub(super) fn is_on_a_server(&self) -> bool {
+        matches!(self.ground, Ground::Server(_))
+    }
+
+    /// A store that did not exist before.
+    pub(super) async fn new_store(&mut self) -> Result<StoreUrl, Failure> {
+        self.stores += 1;
+        match &self.ground {
+            Ground::Folder(folder) => {
+                Ok(StoreUrl::Sqlite(folder.path().join(format!("{}.db", self.stores))))
+            }
+            Ground::Server(server) => server.new_database(self.stores).await,
+        }
+    }
+
+    /// Removes it, so that a long run does not fill the disk.
+    pub(super) async fn discard(&self, store: StoreUrl) -> Result<(), Failure> {
+        match (&self.ground, store) {
+            (Ground::Server(server), StoreUrl::Postgres(url)) => server.drop_database(&url).await,
+            (_, StoreUrl::Sqlite(file)) => {
+                remove_files(&file);
+                Ok(())
+            }
+            (Ground::Folder(_), StoreUrl::Postgres(_)) => Ok(()),
+        }
     }
 
     pub(super) fn begin(&mut self, scenario: &str) {
@@ -113,8 +130,30 @@ impl Lab {
     }
 }
 
-/// Removes a store's files so that a long run does not fill the disk.
-pub(super) fn discard(file: &std::path::Path) {
+/// Where stores are made.
+enum Ground {
+    /// On the measured disk.
+    Folder(TempDir),
+    Server(Server),
+}
+
+impl Ground {
+    fn at(place: Option<&StoreUrl>) -> Result<Self, Failure> {
+        let beside = match place {
+            Some(StoreUrl::Postgres(url)) => return Ok(Self::Server(Server::at(url.clone()))),
+            Some(StoreUrl::Sqlite(file)) => file.parent().filter(|parent| !parent.as_os_str().is_empty()),
+            None => None,
+        };
+        // Not the system's temporary folder: that may be memory, where durability costs nothing.
+        let folder = tempfile::Builder::new()
+            .prefix("postrider-bench-")
+            .tempdir_in(beside.unwrap_or(Path::new(".")))
+            .map_err(|error| Failure::failed(format!("cannot make a folder to measure in: {error}")))?;
+        Ok(Self::Folder(folder))
+    }
+}
+
+fn remove_files(file: &Path) {
     for suffix in ["", "-wal", "-shm", ".lock"] {
         let mut name = file.as_os_str().to_owned();
         name.push(suffix);

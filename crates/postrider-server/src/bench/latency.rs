@@ -4,37 +4,37 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use postrider::{NewMessage, Operate};
+use postrider::NewMessage;
 use tokio::task::JoinSet;
 
 use super::bed::{Bed, HEALTHY};
-use super::lab::{Lab, discard};
+use super::lab::Lab;
 use super::plain::Plain;
 use super::report::{Row, Target, median, percentile};
 use crate::failure::Failure;
 
 const PERIOD: Duration = Duration::from_millis(5);
 /// Connections are made and caches are warm by then; these are not counted.
-const WARM_UP: u64 = 100;
+pub(super) const WARM_UP: u64 = 100;
 const ARRIVE_WITHIN: Duration = Duration::from_secs(10);
 
 pub(super) async fn run(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
-    let (file, plain_file) = (lab.new_file(), lab.new_file());
-    let bed = Bed::open(file.clone()).await?;
+    let (store, plain_store) = (lab.new_store().await?, lab.new_store().await?);
+    let bed = Bed::open(&store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/latency")).await?;
     bed.store.send(timed(0)).await?;
-    let plain = Plain::like(&file, &plain_file)?;
+    let plain = Plain::like(&store, &plain_store)?;
     let engine = bed.start_engine(Duration::from_secs(5)).await?;
     lab.partner.reset().await?;
     bed.store.set_endpoint_paused(HEALTHY, false).await?;
     lab.say("200 messages a second");
     let count = (lab.scale.latency_seconds / PERIOD.as_secs_f64()) as u64 + WARM_UP;
     let commits = pace(&bed, plain, count).await?;
-    let latencies = arrivals(lab, count).await?;
+    let latencies = arrivals(lab, count, WARM_UP).await?;
     engine.stop().await;
     drop(bed);
-    discard(&file);
-    discard(&plain_file);
+    lab.discard(store).await?;
+    lab.discard(plain_store).await?;
     Ok(rows(&latencies, &commits))
 }
 
@@ -86,13 +86,13 @@ async fn pace(bed: &Bed, mut plain: Plain, count: u64) -> Result<Vec<f64>, Failu
     Ok(commits)
 }
 
-/// In milliseconds, the warm-up left out.
-async fn arrivals(lab: &mut Lab, count: u64) -> Result<Vec<f64>, Failure> {
+/// In milliseconds, by number, without those before `first`.
+pub(super) async fn arrivals(lab: &mut Lab, count: u64, first: u64) -> Result<Vec<f64>, Failure> {
     let deadline = Instant::now() + ARRIVE_WITHIN;
     loop {
         let micros = lab.partner.latencies().await?;
         if micros.len() as u64 > count {
-            return Ok(micros.range(WARM_UP..).map(|(_, micros)| *micros as f64 / 1e3).collect());
+            return Ok(micros.range(first..).map(|(_, micros)| *micros as f64 / 1e3).collect());
         }
         if Instant::now() >= deadline {
             return Err(Failure::failed(format!("only {} of {count} arrived in time", micros.len())));

@@ -19,6 +19,7 @@ mod neighbours;
 mod node;
 mod partner;
 mod plain;
+mod postgres;
 mod receiver;
 mod report;
 mod send;
@@ -57,7 +58,43 @@ enum Scenario {
     IdleEndpoints,
     Idle,
     Memory,
+    SqlSend,
+    SqlSendDeep,
+    SqlBatch,
+    Wal,
+    AfterIdle,
+    OpenTransaction,
+    TwoNodes,
 }
+
+const ON_SQLITE: &[Scenario] = &[
+    Scenario::BatchSend,
+    Scenario::HttpSend,
+    Scenario::Deliver100k,
+    Scenario::Deliver1m,
+    Scenario::Deliver1000Keys,
+    Scenario::SingleKey,
+    Scenario::Latency,
+    Scenario::BadNeighbours,
+    Scenario::IdleEndpoints,
+    Scenario::Idle,
+    Scenario::Memory,
+];
+
+const ON_POSTGRES: &[Scenario] = &[
+    Scenario::SqlSend,
+    Scenario::SqlSendDeep,
+    Scenario::SqlBatch,
+    Scenario::Deliver100k,
+    Scenario::Deliver1m,
+    Scenario::Deliver1000Keys,
+    Scenario::Wal,
+    Scenario::Latency,
+    Scenario::AfterIdle,
+    Scenario::OpenTransaction,
+    Scenario::TwoNodes,
+    Scenario::Idle,
+];
 
 impl Scenario {
     fn name(self) -> String {
@@ -72,16 +109,25 @@ impl Scenario {
             Self::Deliver1m => delivery::deep_backlog(lab).await,
             Self::Deliver1000Keys => delivery::thousand_keys(lab).await,
             Self::SingleKey => delivery::single_key(lab).await,
+            Self::Latency if lab.is_on_a_server() => postgres::calm(lab).await,
             Self::Latency => latency::run(lab).await,
             Self::BadNeighbours => neighbours::bad(lab).await,
             Self::IdleEndpoints => neighbours::idle(lab).await,
+            Self::Idle if lab.is_on_a_server() => postgres::idle(lab).await,
             Self::Idle => footprint::idle(lab).await,
             Self::Memory => footprint::under_load(lab).await,
+            Self::SqlSend => postgres::single(lab).await,
+            Self::SqlSendDeep => postgres::deep(lab).await,
+            Self::SqlBatch => postgres::batch(lab).await,
+            Self::Wal => postgres::wal(lab).await,
+            Self::AfterIdle => postgres::after_idle(lab).await,
+            Self::OpenTransaction => postgres::open_transaction(lab).await,
+            Self::TwoNodes => postgres::two_nodes(lab).await,
         }
     }
 }
 
-/// `place`: measured is the disk this store is on; the store itself is not touched.
+/// `place`: measured is the disk or the server this store is on; the store itself is not touched.
 pub(crate) async fn run(
     arguments: BenchArgs,
     place: Option<StoreUrl>,
@@ -92,7 +138,8 @@ pub(crate) async fn run(
         eprintln!("{} {warning}", style("warning:").yellow().bold().for_stderr());
     }
     let scenarios = match arguments.only.as_slice() {
-        [] => <Scenario as clap::ValueEnum>::value_variants(),
+        [] if matches!(place, Some(StoreUrl::Postgres(_))) => ON_POSTGRES,
+        [] => ON_SQLITE,
         only => only,
     };
     let mut lab = Lab::open(place.as_ref(), arguments.quick, scenarios.len(), output).await?;

@@ -1,15 +1,15 @@
 //! What others cost a healthy endpoint: one that is dead, one that takes five seconds, thousands idle.
 
-use std::path::Path;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use tokio::net::TcpListener;
 
 use super::bed::{Bed, HEALTHY};
-use super::lab::{Lab, discard};
+use super::lab::Lab;
 use super::report::{Row, Target, median};
 use crate::failure::Failure;
+use crate::store_url::StoreUrl;
 
 /// Attempts to the slow endpoint are still running at the end; nobody waits for them.
 const DRAIN: Duration = Duration::from_millis(100);
@@ -34,7 +34,7 @@ pub(super) async fn bad(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
 }
 
 pub(super) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
-    let crowd = lab.new_file();
+    let crowd = lab.new_store().await?;
     lab.say("creating idle endpoints");
     create_crowd(lab, &crowd).await?;
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
@@ -42,10 +42,10 @@ pub(super) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
         lab.say_round(round, "the healthy one alone");
         alone.push(deliver_alone(lab).await?);
         lab.say_round(round, "beside idle ones");
-        let bed = Bed::open(crowd.clone()).await?;
+        let bed = Bed::open(&crowd).await?;
         beside.push(deliver(lab, &bed).await?);
     }
-    discard(&crowd);
+    lab.discard(crowd).await?;
     Ok(vec![Row {
         name: "healthy beside idle endpoints",
         measured: median(&beside),
@@ -57,18 +57,18 @@ pub(super) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
 }
 
 async fn deliver_alone(lab: &mut Lab) -> Result<f64, Failure> {
-    let file = lab.new_file();
-    let bed = Bed::open(file.clone()).await?;
+    let store = lab.new_store().await?;
+    let bed = Bed::open(&store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
     let rate = deliver(lab, &bed).await?;
     drop(bed);
-    discard(&file);
+    lab.discard(store).await?;
     Ok(rate)
 }
 
 async fn deliver_beside_bad(lab: &mut Lab) -> Result<f64, Failure> {
-    let file = lab.new_file();
-    let bed = Bed::open(file.clone()).await?;
+    let store = lab.new_store().await?;
+    let bed = Bed::open(&store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
     bed.create_endpoint("dead", format!("http://{}/", refusing_address().await?)).await?;
     bed.create_endpoint("slow", lab.partner.url("/slow")).await?;
@@ -76,12 +76,11 @@ async fn deliver_beside_bad(lab: &mut Lab) -> Result<f64, Failure> {
     bed.fill("slow", lab.scale.neighbour_backlog, 0).await?;
     let rate = deliver(lab, &bed).await?;
     drop(bed);
-    discard(&file);
+    lab.discard(store).await?;
     Ok(rate)
 }
 
 async fn deliver(lab: &mut Lab, bed: &Bed) -> Result<f64, Failure> {
-    use postrider::Operate;
     bed.store.set_endpoint_paused(HEALTHY, true).await?;
     bed.fill(HEALTHY, lab.scale.neighbour_backlog, 0).await?;
     let engine = bed.start_engine(DRAIN).await?;
@@ -90,8 +89,8 @@ async fn deliver(lab: &mut Lab, bed: &Bed) -> Result<f64, Failure> {
     rate
 }
 
-async fn create_crowd(lab: &Lab, file: &Path) -> Result<(), Failure> {
-    let bed = Bed::open(file.to_owned()).await?;
+async fn create_crowd(lab: &Lab, store: &StoreUrl) -> Result<(), Failure> {
+    let bed = Bed::open(store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
     let names: Vec<String> = (0..lab.scale.idle_endpoints).map(|number| format!("idle-{number}")).collect();
     for some in names.chunks(CREATED_AT_ONCE) {

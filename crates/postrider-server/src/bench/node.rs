@@ -1,6 +1,5 @@
 //! A `postrider serve` in a process of its own, and what the system says about it.
 
-use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use crate::failure::Failure;
+use crate::store_url::StoreUrl;
 
 /// Clock ticks a second in /proc; the same on every Linux that Rust runs on.
 const TICKS: f64 = 100.0;
@@ -21,11 +21,13 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) async fn start(store: &Path) -> Result<Self, Failure> {
+    pub(super) async fn start(store: &StoreUrl) -> Result<Self, Failure> {
         let failed = |error| Failure::failed(format!("cannot start a node: {error}"));
         let mut child = Command::new(std::env::current_exe().map_err(failed)?)
             .args(["serve", "--listen", "127.0.0.1:0", "--allow-internal", "--bench-route"])
-            .args(["--log-format", "json", "--store", &format!("sqlite:{}", store.display())])
+            .args(["--log-format", "json"])
+            // Not as an argument, where everybody on the machine could read a password.
+            .env("POSTRIDER_STORE", store.secret_text())
             .env_remove("POSTRIDER_CONFIG")
             .env_remove("POSTRIDER_LOG")
             .stdin(Stdio::null())

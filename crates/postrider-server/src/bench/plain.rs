@@ -8,6 +8,7 @@ use postrider::rusqlite::types::Value;
 use postrider::rusqlite::{Connection, OpenFlags, params_from_iter};
 
 use crate::failure::Failure;
+use crate::store_url::StoreUrl;
 
 /// Where the store keeps queued messages.
 const QUEUE: &str = "_postrider_queue";
@@ -21,7 +22,10 @@ pub(super) struct Plain {
 
 impl Plain {
     /// Copies columns and values from one message that is queued in `store`.
-    pub(super) fn like(store: &Path, file: &Path) -> Result<Self, Failure> {
+    pub(super) fn like(store: &StoreUrl, plain: &StoreUrl) -> Result<Self, Failure> {
+        let (Some(store), Some(file)) = (store.path(), plain.path()) else {
+            return Err(Failure::usage("this scenario compares with plain SQLite; leave out --store"));
+        };
         Self::open(store, file)
             .map_err(|error| Failure::failed(format!("the plain SQLite yardstick: {error}")))
     }

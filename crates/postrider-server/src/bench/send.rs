@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use postrider::{NewMessage, Operate};
+use postrider::NewMessage;
 
 use super::bed::{Bed, HEALTHY, payload};
-use super::lab::{Lab, discard};
+use super::lab::Lab;
 use super::load::{CONNECTIONS, Load, Until};
 use super::node::Node;
 use super::plain::Plain;
@@ -15,11 +15,11 @@ use crate::failure::Failure;
 const BATCH: u32 = 1000;
 
 pub(super) async fn batch(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
-    let (file, plain_file) = (lab.new_file(), lab.new_file());
-    let bed = Bed::open(file.clone()).await?;
+    let (store, plain_store) = (lab.new_store().await?, lab.new_store().await?);
+    let bed = Bed::open(&store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
     bed.fill(HEALTHY, 1, 0).await?;
-    let mut plain = Plain::like(&file, &plain_file)?;
+    let mut plain = Plain::like(&store, &plain_store)?;
     let batches = lab.scale.batches;
     let (mut plain_rates, mut rates) = (Vec::new(), Vec::new());
     for round in 0..lab.scale.rounds {
@@ -42,8 +42,8 @@ pub(super) async fn batch(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
         rates.push(f64::from(batches * BATCH) / began.elapsed().as_secs_f64());
     }
     drop(bed);
-    discard(&file);
-    discard(&plain_file);
+    lab.discard(store).await?;
+    lab.discard(plain_store).await?;
     Ok(vec![Row {
         name: "library send in batches of 1000",
         measured: median(&rates),
@@ -59,11 +59,11 @@ fn messages() -> Vec<NewMessage> {
 }
 
 pub(super) async fn over_http(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
-    let file = lab.new_file();
-    let bed = Bed::open(file.clone()).await?;
+    let store = lab.new_store().await?;
+    let bed = Bed::open(&store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
     drop(bed);
-    let node = Node::start(&file).await?;
+    let node = Node::start(&store).await?;
     let (mut empty, mut sends) = (Vec::new(), Vec::new());
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "an empty 202");
@@ -72,7 +72,7 @@ pub(super) async fn over_http(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
         sends.push(post(lab, &node, &format!("/v1/endpoints/{HEALTHY}/messages")).await?);
     }
     node.stop().await;
-    discard(&file);
+    lab.discard(store).await?;
     Ok(vec![Row {
         name: "POST …/messages",
         measured: median(&sends),

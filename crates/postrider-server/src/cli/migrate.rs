@@ -1,6 +1,5 @@
 //! `postrider migrate`: create the store, or bring an older one up to date.
 
-use postrider::Operate;
 use serde_json::json;
 
 use crate::failure::Failure;
@@ -8,15 +7,12 @@ use crate::output::Output;
 use crate::store_url::StoreUrl;
 
 pub(super) async fn run(new_store_id: bool, url: &StoreUrl, output: Output) -> Result<(), Failure> {
-    let created = !url.exists();
-    let mut store = if new_store_id { url.open_renaming().await? } else { url.open_migrating().await? };
-    if new_store_id {
-        store.renew_name().await?;
-        // The name is read when a store is opened.
-        drop(store);
-        store = url.open_tool().await?;
+    let created = !url.exists().await?;
+    match new_store_id {
+        true => url.migrate_with_new_id().await?,
+        false => url.migrate().await?,
     }
-    let status = store.status().await?;
+    let status = url.open_tool().await?.status().await?;
     output.document(
         || {
             json!({

@@ -1,0 +1,136 @@
+//! Sending from SQL, against bare inserts of the same payload in the same run.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+
+use super::server::{connect_to, failed};
+use crate::bench::bed::{Bed, HEALTHY, payload};
+use crate::bench::lab::Lab;
+use crate::bench::report::{Row, Target, median};
+use crate::failure::Failure;
+use crate::store_url::StoreUrl;
+
+const CLIENTS: usize = 8;
+const BATCH: u32 = 1000;
+const BARE_TABLE: &str = "CREATE TABLE bare (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload jsonb)";
+const BARE: &str = "INSERT INTO bare (payload) VALUES ($1::text::jsonb)";
+const SEND: &str = "SELECT postrider.send('healthy', $1::text::jsonb)";
+const BARE_BATCH: &str = "INSERT INTO bare (payload) SELECT p::jsonb FROM unnest($1::text[]) AS p";
+const SEND_BATCH: &str = "SELECT postrider.send_batch('healthy', $1::text[]::jsonb[])";
+
+pub(in crate::bench) async fn single(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+    let store = prepared(lab).await?;
+    let (mut bare, mut sends) = (Vec::new(), Vec::new());
+    for round in 0..lab.scale.rounds {
+        lab.say_round(round, "bare inserts");
+        bare.push(rate(lab, &store, BARE).await?);
+        lab.say_round(round, "postrider.send");
+        sends.push(rate(lab, &store, SEND).await?);
+    }
+    lab.discard(store).await?;
+    Ok(vec![Row {
+        name: "SELECT postrider.send(…), one a transaction",
+        measured: median(&sends),
+        unit: "/s",
+        yardstick: Some(("bare INSERT", median(&bare))),
+        target: Target::RatioAtLeast(0.60),
+        note: format!("{CLIENTS} clients, endpoint paused"),
+    }])
+}
+
+/// What a full queue costs a sender.
+pub(in crate::bench) async fn deep(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+    let (empty, full) = (prepared(lab).await?, prepared(lab).await?);
+    let queued = lab.scale.deep_backlog / 10 * 9;
+    lab.say("filling the queue");
+    let bed = Bed::open(&full).await?;
+    bed.fill(HEALTHY, queued, 0).await?;
+    bed.store.configure(vec![("max_queue_size".to_owned(), "1000000".to_owned())]).await?;
+    let (mut shallow, mut deep) = (Vec::new(), Vec::new());
+    for round in 0..lab.scale.rounds {
+        lab.say_round(round, "an empty queue");
+        shallow.push(rate(lab, &empty, SEND).await?);
+        lab.say_round(round, "a deep queue");
+        deep.push(rate(lab, &full, SEND).await?);
+    }
+    drop(bed);
+    lab.discard(empty).await?;
+    lab.discard(full).await?;
+    Ok(vec![Row {
+        name: "SELECT postrider.send(…) into a deep queue",
+        measured: median(&deep),
+        unit: "/s",
+        yardstick: Some(("empty queue", median(&shallow))),
+        target: Target::RatioAtLeast(0.85),
+        note: format!("{queued} messages queued"),
+    }])
+}
+
+pub(in crate::bench) async fn batch(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+    let store = prepared(lab).await?;
+    let (mut bare, mut sends) = (Vec::new(), Vec::new());
+    for round in 0..lab.scale.rounds {
+        lab.say_round(round, "bare inserts");
+        bare.push(batch_rate(lab, &store, BARE_BATCH).await?);
+        lab.say_round(round, "postrider.send_batch");
+        sends.push(batch_rate(lab, &store, SEND_BATCH).await?);
+    }
+    lab.discard(store).await?;
+    Ok(vec![Row {
+        name: "send_batch of 1000",
+        measured: median(&sends),
+        unit: "/s",
+        yardstick: Some(("bare INSERT of 1000", median(&bare))),
+        target: Target::RatioAtLeast(0.40),
+        note: "one client, endpoint paused".to_owned(),
+    }])
+}
+
+async fn prepared(lab: &mut Lab) -> Result<StoreUrl, Failure> {
+    let store = lab.new_store().await?;
+    let bed = Bed::open(&store).await?;
+    bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
+    connect_to(&store).await?.batch_execute(BARE_TABLE).await.map_err(failed)?;
+    Ok(store)
+}
+
+/// Statements a second over all clients, each its own transaction.
+async fn rate(lab: &Lab, store: &StoreUrl, statement: &'static str) -> Result<f64, Failure> {
+    let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let mut clients = JoinSet::new();
+    for _ in 0..CLIENTS {
+        let client = connect_to(store).await?;
+        let statement = client.prepare(statement).await.map_err(failed)?;
+        let (stop, done) = (stop.clone(), done.clone());
+        clients.spawn(async move {
+            let payload = payload(0);
+            while !stop.load(Ordering::Relaxed) {
+                client.query(&statement, &[&payload]).await.map_err(failed)?;
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok::<(), Failure>(())
+        });
+    }
+    let began = Instant::now();
+    tokio::time::sleep(Duration::from_secs_f64(lab.scale.http_seconds)).await;
+    let rate = done.load(Ordering::Relaxed) as f64 / began.elapsed().as_secs_f64();
+    stop.store(true, Ordering::Relaxed);
+    while let Some(client) = clients.join_next().await {
+        client.expect("a client does not panic")?;
+    }
+    Ok(rate)
+}
+
+async fn batch_rate(lab: &Lab, store: &StoreUrl, statement: &str) -> Result<f64, Failure> {
+    let client = connect_to(store).await?;
+    let statement = client.prepare(statement).await.map_err(failed)?;
+    let payloads: Vec<String> = (0..BATCH).map(payload).collect();
+    let began = Instant::now();
+    for _ in 0..lab.scale.batches {
+        client.query(&statement, &[&payloads]).await.map_err(failed)?;
+    }
+    Ok(f64::from(lab.scale.batches * BATCH) / began.elapsed().as_secs_f64())
+}
