@@ -2,6 +2,7 @@
 
 mod api;
 mod chaos;
+mod chaos_postgres;
 mod cli;
 mod delivery;
 mod demo;
