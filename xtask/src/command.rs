@@ -3,17 +3,21 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-pub(crate) fn cargo(arguments: &[&str]) -> Result<(), String> {
+/// Variables that a command gets besides ours.
+pub(crate) type Environment = [(&'static str, String)];
+
+pub(crate) fn cargo(arguments: &[&str], environment: &Environment) -> Result<(), String> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    run(&cargo, arguments)
+    run(&cargo, arguments, environment)
 }
 
-pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
+pub(crate) fn run(program: &str, arguments: &[&str], environment: &Environment) -> Result<(), String> {
     let name = Path::new(program).file_name().map_or(program.into(), |name| name.to_string_lossy());
     eprintln!("\n$ {name} {}", arguments.join(" "));
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is inside the workspace");
     let status = Command::new(program)
         .args(arguments)
+        .envs(environment.iter().cloned())
         .current_dir(root)
         .status()
         .map_err(|error| format!("cannot run {name}: {error}"))?;

@@ -3,12 +3,17 @@
 use std::process::ExitCode;
 
 mod command;
+mod download;
 mod prepare;
+mod servers;
 mod test;
 
+use servers::Servers;
+
 const HELP: &str = "\
-cargo xtask test     everything that has to hold: format, lints, examples, tests
-cargo xtask bench    measure a release build on this machine (arguments go to `postrider bench`)";
+cargo xtask test            everything that has to hold: format, lints, examples, tests
+cargo xtask with-servers …  run a command beside the servers that tests share
+cargo xtask bench           measure a release build on this machine (arguments go to `postrider bench`)";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -16,6 +21,7 @@ fn main() -> ExitCode {
     let rest: Vec<String> = arguments.collect();
     let done = match (task.as_deref(), rest.is_empty()) {
         (Some("test"), true) => test::run(),
+        (Some("with-servers"), false) => with_servers(&rest),
         (Some("bench"), _) => bench(&rest),
         (Some("help" | "--help" | "-h"), true) => {
             println!("{HELP}");
@@ -35,8 +41,14 @@ fn main() -> ExitCode {
     }
 }
 
+fn with_servers(command: &[String]) -> Result<(), String> {
+    let servers = Servers::start()?;
+    let arguments: Vec<&str> = command[1..].iter().map(String::as_str).collect();
+    command::run(&command[0], &arguments, &servers.environment())
+}
+
 fn bench(arguments: &[String]) -> Result<(), String> {
     let mut all = vec!["run", "--release", "--package", "postrider-server", "--", "bench"];
     all.extend(arguments.iter().map(String::as_str));
-    command::cargo(&all)
+    command::cargo(&all, &[])
 }

@@ -3,15 +3,17 @@
 
 use crate::command::{cargo, has};
 use crate::prepare;
+use crate::servers::Servers;
 
 pub(crate) fn run() -> Result<(), String> {
-    prepare::prepare()?;
     prepare::components()?;
-    cargo(&["fmt", "--all", "--check"])?;
-    cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
-    cargo(&["test", "--workspace", "--doc"])?;
+    cargo(&["fmt", "--all", "--check"], &[])?;
+    cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
+    cargo(&["test", "--workspace", "--doc"], &[])?;
+    let servers = Servers::start()?;
+    let found = servers.environment();
     if has("cargo", &["nextest", "--version"]) {
-        return cargo(&["nextest", "run", "--workspace"]);
+        return cargo(&["nextest", "run", "--workspace"], &found);
     }
-    cargo(&["test", "--workspace", "--lib", "--bins", "--tests"])
+    cargo(&["test", "--workspace", "--lib", "--bins", "--tests"], &found)
 }

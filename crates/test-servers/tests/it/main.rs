@@ -1,0 +1,4 @@
+mod clock;
+mod database;
+mod pgbouncer;
+mod postgres;

@@ -1,0 +1,33 @@
+//! The servers that a run of tests shares. They end when this value goes, or with this process.
+
+use test_servers::{Postgres, postgres};
+
+use crate::{download, prepare};
+
+pub(crate) struct Servers {
+    postgres: Postgres,
+    missing: Vec<String>,
+}
+
+impl Servers {
+    /// Installs what is needed for them, too.
+    pub(crate) fn start() -> Result<Self, String> {
+        prepare::prepare()?;
+        let missing = download::postgres_versions();
+        Ok(Self { postgres: Postgres::start()?, missing })
+    }
+
+    /// How tests find them.
+    pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
+        vec![(postgres::SHARED, self.postgres.url())]
+    }
+}
+
+/// Said last, where it is not overlooked.
+impl Drop for Servers {
+    fn drop(&mut self) {
+        for missing in &self.missing {
+            eprintln!("\nxtask: {missing}");
+        }
+    }
+}
