@@ -19,6 +19,8 @@ CREATE TABLE postrider._store (
 -- `postrider migrate` from the one in the program, so that SQL and program check alike.
 CREATE TABLE postrider._known_settings (
   name text PRIMARY KEY,
+  -- Its place in the program's table; lists are in this order.
+  position integer,
   default_value text NOT NULL,
   min numeric,
   max numeric,
