@@ -83,7 +83,7 @@ BEGIN
   IF octet_length(p_key) > p_max THEN
     PERFORM postrider._too_large(p_field, octet_length(p_key), p_max, 'max_key_bytes');
   END IF;
-  IF p_key = '' OR p_key ~ '[[:cntrl:]]' THEN
+  IF p_key = '' OR p_key ~ '[\u0001-\u001f\u007f-\u009f]' THEN
     PERFORM postrider._invalid(p_field, 'must not be empty and has no control characters');
   END IF;
 END $$;
