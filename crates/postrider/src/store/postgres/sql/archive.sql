@@ -1,0 +1,201 @@
+-- The archive and the attempts as monthly partitions, and all retention in bounded steps.
+
+-- The month of a time, whatever the session's time zone.
+CREATE FUNCTION postrider._month(p_at timestamptz) RETURNS timestamp LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT date_trunc('month', p_at AT TIME ZONE 'UTC') $$;
+
+-- Partitions of `archive` or `attempts` by month, oldest first.
+CREATE FUNCTION postrider._months(p_table text) RETURNS TABLE (name text, month timestamp) LANGUAGE sql STABLE AS $$
+  SELECT c.relname::text, to_timestamp(right(c.relname, 7), 'YYYY_MM')::timestamp
+  FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+  WHERE i.inhparent = to_regclass('postrider.' || p_table) AND c.relname ~ ('^' || p_table || '_[0-9]{4}_[0-9]{2}$')
+  ORDER BY c.relname
+$$;
+
+-- Makes one month, unless it is there; true when it was made. Rows of that month in the default partition are in the
+-- way of attaching it, so they move into it first: in one transaction, or readers would not find them in between.
+-- Only attaching, at the end, makes readers wait. It waits for them up to its callers' lock_timeout: a queue of
+-- readers behind it would be worse than another try later.
+CREATE FUNCTION postrider._make_month(p_table text, p_month timestamp) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  v_name text := p_table || '_' || to_char(p_month, 'YYYY_MM');
+  v_from timestamptz := p_month AT TIME ZONE 'UTC';
+  v_to timestamptz := (p_month + interval '1 month') AT TIME ZONE 'UTC';
+  v_column text := CASE p_table WHEN 'archive' THEN 'created_at' ELSE 'started_at' END;
+BEGIN
+  IF to_regclass('postrider.' || v_name) IS NOT NULL THEN
+    RETURN false;
+  END IF;
+  EXECUTE format('CREATE TABLE postrider.%I (LIKE postrider.%I INCLUDING DEFAULTS INCLUDING CONSTRAINTS)',
+    v_name, p_table);
+  EXECUTE format(
+    'WITH moved AS (DELETE FROM postrider.%I WHERE %I >= $1 AND %I < $2 RETURNING *)
+     INSERT INTO postrider.%I SELECT * FROM moved', p_table || '_default', v_column, v_column, v_name)
+  USING v_from, v_to;
+  EXECUTE format('ALTER TABLE postrider.%I ATTACH PARTITION postrider.%I FOR VALUES FROM (%L) TO (%L)',
+    p_table, v_name, v_from, v_to);
+  RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+  -- Somebody reads for long. The default partition takes what comes; the next round tries again.
+  RETURN false;
+END $$;
+
+-- Months from this one on, and the month of whatever sits in the default partition; how many were made.
+CREATE FUNCTION postrider._maintain_months(p_table text, p_ahead integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_month timestamp := postrider._month(postrider._now());
+  v_stray timestamptz;
+  v_made integer := 0;
+BEGIN
+  FOR n IN 0 .. p_ahead LOOP
+    v_made := v_made + postrider._make_month(p_table, v_month + n * interval '1 month')::integer;
+  END LOOP;
+  LOOP
+    EXECUTE CASE p_table WHEN 'archive' THEN 'SELECT created_at FROM postrider.archive_default LIMIT 1'
+                         ELSE 'SELECT started_at FROM postrider.attempts_default LIMIT 1' END INTO v_stray;
+    EXIT WHEN v_stray IS NULL OR NOT postrider._make_month(p_table, postrider._month(v_stray));
+    v_made := v_made + 1;
+  END LOOP;
+  RETURN v_made;
+END $$;
+
+-- Makes the months to come, and empties the default partitions; how many partitions were made.
+CREATE FUNCTION postrider.maintain_archive_partitions(months_ahead integer DEFAULT 3) RETURNS integer LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp SET lock_timeout = '2s' AS $$
+BEGIN
+  IF months_ahead IS NULL OR months_ahead NOT BETWEEN 0 AND 120 THEN
+    PERFORM postrider._invalid('months_ahead', 'must be a whole number from 0 to 120');
+  END IF;
+  PERFORM pg_advisory_xact_lock(1886548338, 1);
+  RETURN postrider._maintain_months('archive', months_ahead) + postrider._maintain_months('attempts', months_ahead);
+END $$;
+
+-- Attempts of queued messages stay however old they are, so what else is in a month that has some is deleted.
+CREATE FUNCTION postrider._clean_old_attempts(p_partition text, p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_queued boolean;
+  v_count integer;
+BEGIN
+  EXECUTE format('SELECT EXISTS (SELECT FROM postrider.%I a JOIN postrider.queue q ON q.id = a.message_id)', p_partition)
+  INTO v_queued;
+  IF NOT v_queued THEN
+    EXECUTE format('DROP TABLE postrider.%I', p_partition);
+    RETURN 1;
+  END IF;
+  EXECUTE format(
+    'DELETE FROM postrider.%I WHERE ctid = ANY (ARRAY(
+       SELECT a.ctid FROM postrider.%I a
+       WHERE NOT EXISTS (SELECT FROM postrider.queue q WHERE q.id = a.message_id) LIMIT $1))', p_partition, p_partition)
+  USING p_limit;
+  GET DIAGNOSTICS v_count = ROW_COUNT;
+  RETURN v_count;
+EXCEPTION WHEN lock_not_available THEN
+  RETURN 0;
+END $$;
+
+-- A month of the archive goes when all of it was finished before p_before. True when it went.
+CREATE FUNCTION postrider._drop_old_month(p_partition text, p_before timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  v_kept boolean;
+BEGIN
+  EXECUTE format('SELECT EXISTS (SELECT FROM postrider.%I WHERE finished_at > $1)', p_partition)
+  INTO v_kept USING p_before;
+  IF v_kept THEN
+    RETURN false;
+  END IF;
+  EXECUTE format('DROP TABLE postrider.%I', p_partition);
+  PERFORM postrider._log_event('archive.dropped', p_partition, '{}');
+  RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+  RETURN false;
+END $$;
+
+-- One bounded step over both tables; how much was done.
+CREATE FUNCTION postrider._clean_months(p_retention_months integer, p_limit integer) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+  v_before timestamptz := (postrider._now() AT TIME ZONE 'UTC' - p_retention_months * interval '1 month')
+    AT TIME ZONE 'UTC';
+  v_month record;
+  v_done integer := 0;
+BEGIN
+  FOR v_month IN
+    SELECT name FROM postrider._months('archive') WHERE month + interval '1 month' <= v_before AT TIME ZONE 'UTC'
+  LOOP
+    EXIT WHEN v_done >= p_limit;
+    v_done := v_done + postrider._drop_old_month(v_month.name, v_before)::integer;
+  END LOOP;
+  FOR v_month IN
+    SELECT name FROM postrider._months('attempts') WHERE month + interval '1 month' <= v_before AT TIME ZONE 'UTC'
+  LOOP
+    EXIT WHEN v_done >= p_limit;
+    v_done := v_done + postrider._clean_old_attempts(v_month.name, p_limit - v_done);
+  END LOOP;
+  RETURN v_done;
+END $$;
+
+-- Drops months whose newest finished_at is longer ago than that; how many of the archive went.
+CREATE FUNCTION postrider.cleanup_old_archive_partitions(retention_months integer DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp SET lock_timeout = '2s' AS $$
+DECLARE
+  v_months integer := coalesce(retention_months, postrider._setting('archive_retention_months')::integer);
+  v_before bigint := (SELECT count(*) FROM postrider._months('archive'));
+BEGIN
+  IF v_months NOT BETWEEN 1 AND 120 THEN
+    PERFORM postrider._invalid('retention_months', 'must be a whole number from 1 to 120');
+  END IF;
+  PERFORM pg_advisory_xact_lock(1886548338, 1);
+  LOOP
+    EXIT WHEN postrider._clean_months(v_months, 10000) < 10000;
+  END LOOP;
+  RETURN v_before - (SELECT count(*) FROM postrider._months('archive'));
+END $$;
+
+-- Settling archives already; here because others have it.
+CREATE FUNCTION postrider.archive_completed_messages(older_than_seconds integer DEFAULT 3600, batch_size integer DEFAULT 1000)
+RETURNS integer LANGUAGE sql IMMUTABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$ SELECT 0 $$;
+
+CREATE FUNCTION postrider._clean_reservations(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_count integer;
+BEGIN
+  DELETE FROM postrider._reservations WHERE (endpoint_id, idempotency_key) IN (
+    SELECT endpoint_id, idempotency_key FROM postrider._reservations WHERE until <= postrider._now()
+    LIMIT p_limit FOR UPDATE SKIP LOCKED);
+  GET DIAGNOSTICS v_count = ROW_COUNT;
+  RETURN v_count;
+END $$;
+
+-- What a sender committed while its endpoint was dropped.
+CREATE FUNCTION postrider._cancel_orphans(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_ids bigint[] := ARRAY(
+    SELECT q.id FROM postrider.endpoints e, LATERAL (
+      SELECT q.id FROM postrider.queue q WHERE q.place = 0 AND q.endpoint_id = e.id LIMIT p_limit) AS q
+    WHERE e.dropped_at IS NOT NULL LIMIT p_limit);
+BEGIN
+  PERFORM postrider._cancel_by_force(id) FROM unnest(v_ids) AS id;
+  RETURN cardinality(v_ids);
+END $$;
+
+-- One bounded step of all retention; true when there is more to do. Whoever comes second has nothing to do.
+CREATE FUNCTION postrider._clean_up(p_limit integer) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
+DECLARE
+  v_left integer := p_limit;
+BEGIN
+  IF NOT pg_try_advisory_xact_lock(1886548338, 1) THEN
+    RETURN false;
+  END IF;
+  PERFORM postrider._maintain_months('archive', 3);
+  PERFORM postrider._maintain_months('attempts', 3);
+  v_left := v_left - postrider._clean_event_log(v_left);
+  v_left := v_left - postrider._clean_reservations(v_left);
+  v_left := v_left - postrider._clean_nodes(v_left);
+  v_left := v_left - postrider._cancel_orphans(v_left);
+  v_left := v_left - postrider._clean_months(postrider._setting('archive_retention_months')::integer, v_left);
+  v_left := v_left - postrider._clean_dlq(v_left);
+  IF v_left > 0 THEN
+    v_left := v_left - postrider._evict_dlq(v_left);
+  END IF;
+  RETURN v_left <= 0;
+END $$;

@@ -1,0 +1,314 @@
+-- Claim: find what is due, write down who has it, hand it out. Never reads what is not due, never waits for
+-- an application, and changes no message: a claim is one row, however many messages it holds.
+
+-- Ids in some node's hands. One that is not queued any more may be among them.
+CREATE FUNCTION postrider._claimed_ids() RETURNS bigint[] LANGUAGE sql STABLE
+AS $$ SELECT coalesce(array_agg(id), '{}') FROM postrider._claims, unnest(ids) AS id $$;
+
+CREATE FUNCTION postrider._is_claimed(p_id bigint) RETURNS boolean LANGUAGE sql STABLE
+AS $$ SELECT EXISTS (SELECT FROM postrider._claims WHERE p_id = ANY (ids)) $$;
+
+CREATE FUNCTION postrider._check_live(p_node bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT EXISTS (SELECT FROM postrider.nodes WHERE id = p_node AND state = 'live') THEN
+    PERFORM postrider._conflict(format('node %s lost its lease', p_node));
+  END IF;
+END $$;
+
+-- A rate limit as a virtual schedule: how many of p_wanted may start now, where that leaves the schedule, and
+-- when the next one may start. The same arithmetic as in rate.rs, in microseconds.
+CREATE FUNCTION postrider._rate_grant(
+  p_limit jsonb, p_position timestamptz, p_now timestamptz, p_wanted integer,
+  OUT granted integer, OUT new_position timestamptz, OUT next_at timestamptz
+) LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+  v_limit bigint := (p_limit->>'limit')::bigint;
+  v_interval bigint := CASE p_limit->>'interval' WHEN 'second' THEN 1000000 WHEN 'minute' THEN 60000000
+                       ELSE 3600000000 END;
+  v_burst bigint := coalesce((p_limit->>'burst')::bigint, v_limit);
+  v_span bigint := v_burst * v_interval / v_limit;
+  v_ahead bigint := least(greatest(extract(epoch FROM p_position - p_now) * 1000000, 0), v_span);
+BEGIN
+  v_ahead := coalesce(v_ahead, 0);
+  granted := least(greatest((v_span - v_ahead) * v_limit / v_interval, 0), p_wanted);
+  v_ahead := v_ahead + granted * v_interval / v_limit;
+  new_position := p_now + v_ahead * interval '1 microsecond';
+  next_at := p_now + greatest(v_ahead + v_interval / v_limit - v_span, 0) * interval '1 microsecond';
+END $$;
+
+CREATE TYPE postrider._claim_answer AS (
+  want integer,
+  -- Of a message; null in the last row of each want, which says when to ask again.
+  id bigint,
+  attempt integer,
+  attempts_before integer,
+  losses integer,
+  endpoint_id bigint,
+  priority smallint,
+  due_at timestamptz,
+  created_at timestamptz,
+  expires_at timestamptz,
+  correlation_id uuid,
+  content_type text,
+  ordering_key text,
+  event_type text,
+  headers jsonb,
+  options jsonb,
+  payload bytea,
+  -- now, at, nothing
+  next text,
+  next_at timestamptz
+);
+
+-- Wants, one per position of the arrays: an endpoint, how many, and of which kind: `due`, `probe`, or `suspects`
+-- (then p_suspects of that position). While a backlog lasts, p_after_* say where the last claim of the endpoint
+-- ended, so that entries of deleted messages before it are not walked again; null starts from the beginning.
+-- Endpoints come sorted: two nodes that want the same wait for each other, never in a circle.
+CREATE FUNCTION postrider._claim(
+  p_node bigint, p_batch bigint, p_alone boolean, p_endpoints bigint[], p_rooms integer[], p_picks text[],
+  p_suspects jsonb, p_after_priority smallint[], p_after_due timestamptz[], p_after_id bigint[]
+) RETURNS SETOF postrider._claim_answer LANGUAGE plpgsql AS $$
+DECLARE
+  v_now timestamptz;
+  v_endpoint postrider.endpoints;
+  v_paused boolean;
+  v_claimed bigint[];
+  v_taken bigint[] := '{}';
+  v_got bigint[];
+  v_room integer;
+  v_rate record;
+  v_next text;
+  v_next_at timestamptz;
+BEGIN
+  PERFORM postrider._check_live(p_node);
+  -- Whoever claims for an endpoint sees what others claimed before it.
+  PERFORM pg_advisory_xact_lock(1886548337, e::integer) FROM unnest(p_endpoints) AS e;
+  IF EXISTS (SELECT FROM postrider._stalled_keys) THEN
+    PERFORM postrider._advance_stalled_keys(100);
+  END IF;
+  v_now := postrider._now();
+  v_claimed := postrider._claimed_ids();
+  v_paused := (SELECT paused_because IS NOT NULL FROM postrider._store);
+  FOR i IN 1 .. cardinality(p_endpoints) LOOP
+    SELECT * INTO v_endpoint FROM postrider.endpoints WHERE id = p_endpoints[i] AND dropped_at IS NULL;
+    v_next := 'nothing';
+    v_next_at := NULL;
+    v_got := '{}';
+    v_room := p_rooms[i];
+    IF v_endpoint.id IS NULL OR v_paused OR v_endpoint.paused OR v_endpoint.disabled_by IS NOT NULL
+       OR (v_endpoint.circuit = 'half_open' AND NOT (p_picks[i] = 'probe' AND v_endpoint.circuit_probe_node = p_node))
+    THEN
+      NULL;
+    ELSIF v_endpoint.circuit = 'open' THEN
+      v_next := 'at';
+      v_next_at := v_endpoint.circuit_until;
+    ELSIF v_endpoint.held_until > v_now THEN
+      v_next := 'at';
+      v_next_at := v_endpoint.held_until;
+    ELSE
+      IF v_endpoint.options ? 'rate_limit' THEN
+        SELECT * INTO v_rate FROM postrider._rate_grant(
+          v_endpoint.options->'rate_limit', v_endpoint.rate_position, v_now, v_room);
+        v_room := v_rate.granted;
+      END IF;
+      CASE p_picks[i]
+        WHEN 'due' THEN
+          SELECT got, next, next_at INTO v_got, v_next, v_next_at FROM postrider._pick_due(
+            v_endpoint.id, v_room, v_claimed || v_taken, v_now, p_after_priority[i], p_after_due[i], p_after_id[i]);
+        WHEN 'probe' THEN
+          SELECT got, next, next_at INTO v_got, v_next, v_next_at FROM postrider._pick_probe(
+            v_endpoint.id, v_room, v_claimed || v_taken, v_now);
+        ELSE
+          v_got := postrider._pick_suspects(
+            ARRAY(SELECT jsonb_array_elements_text(p_suspects->(i - 1))::bigint LIMIT v_room), v_claimed, v_now);
+      END CASE;
+      IF v_endpoint.options ? 'rate_limit' THEN
+        IF cardinality(v_got) > 0 THEN
+          SELECT * INTO v_rate FROM postrider._rate_grant(
+            v_endpoint.options->'rate_limit', v_endpoint.rate_position, v_now, cardinality(v_got));
+          UPDATE postrider.endpoints SET rate_position = v_rate.new_position WHERE id = v_endpoint.id;
+        END IF;
+        IF v_next = 'now' AND v_room < p_rooms[i] THEN
+          v_next := 'at';
+          v_next_at := v_rate.next_at;
+        END IF;
+      END IF;
+    END IF;
+    v_taken := v_taken || v_got;
+    RETURN QUERY
+      SELECT i, q.id, q.attempts + 1, q.attempts_before, q.losses::integer, q.endpoint_id, q.priority, q.due_at,
+             q.created_at, q.expires_at, q.correlation_id, q.content_type, q.ordering_key, q.event_type, q.headers,
+             q.options, q.payload, NULL::text, NULL::timestamptz
+      FROM unnest(v_got) WITH ORDINALITY AS g (id, position) JOIN postrider.queue q ON q.id = g.id
+      ORDER BY g.position;
+    RETURN NEXT (i, NULL, NULL, NULL, NULL, p_endpoints[i], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                 NULL, NULL, v_next, v_next_at)::postrider._claim_answer;
+  END LOOP;
+  IF cardinality(v_taken) > 0 THEN
+    INSERT INTO postrider._claims (node_id, batch, started_at, alone, ids)
+    VALUES (p_node, p_batch, v_now, p_alone, v_taken);
+  END IF;
+END $$;
+
+-- By priority, due time and id. Expired messages met on the way are archived, a bounded number of them.
+CREATE FUNCTION postrider._pick_due(
+  p_endpoint bigint, p_room integer, p_claimed bigint[], p_now timestamptz, p_after_priority smallint,
+  p_after_due timestamptz, p_after_id bigint, OUT got bigint[], OUT next text, OUT next_at timestamptz
+) LANGUAGE plpgsql AS $$
+DECLARE
+  v_below smallint := 32767;
+  v_priority smallint;
+  v_first_due timestamptz;
+  v_found bigint[];
+  v_expired bigint[];
+  v_id bigint;
+  v_due timestamptz;
+BEGIN
+  got := '{}';
+  next := 'nothing';
+  LOOP
+    IF v_below = 32767 AND p_after_priority IS NOT NULL THEN
+      SELECT q.priority, q.due_at INTO v_priority, v_first_due FROM postrider.queue q
+      WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority > p_after_priority
+      ORDER BY q.priority DESC, q.due_at LIMIT 1;
+      IF NOT FOUND THEN
+        v_priority := p_after_priority;
+        v_first_due := p_after_due;
+      END IF;
+    ELSE
+      SELECT q.priority, q.due_at INTO v_priority, v_first_due FROM postrider.queue q
+      WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority < v_below
+      ORDER BY q.priority DESC, q.due_at LIMIT 1;
+      EXIT WHEN NOT FOUND;
+    END IF;
+    v_below := v_priority;
+    IF v_first_due > p_now THEN
+      next := 'at';
+      next_at := least(next_at, v_first_due);
+      CONTINUE;
+    END IF;
+    IF cardinality(got) >= p_room THEN
+      next := 'now';
+      next_at := NULL;
+      RETURN;
+    END IF;
+    SELECT array_agg(f.id) FILTER (WHERE f.fresh), array_agg(f.id) FILTER (WHERE NOT f.fresh)
+    INTO v_found, v_expired
+    FROM (
+      SELECT q.id, q.expires_at IS NULL OR q.expires_at > p_now AS fresh FROM postrider.queue q
+      WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority = v_priority AND q.due_at <= p_now
+        AND (q.due_at, q.id) > (CASE WHEN v_priority = p_after_priority THEN p_after_due ELSE '-infinity' END,
+                                CASE WHEN v_priority = p_after_priority THEN p_after_id ELSE 0 END)
+        AND q.id <> ALL (p_claimed)
+      ORDER BY q.due_at, q.id
+      LIMIT p_room - cardinality(got)
+      FOR UPDATE SKIP LOCKED
+    ) AS f;
+    FOREACH v_id IN ARRAY coalesce(v_expired, '{}') LOOP
+      PERFORM postrider._expire_message(v_id);
+    END LOOP;
+    got := got || coalesce(v_found, '{}');
+    IF cardinality(got) >= p_room OR cardinality(v_expired) > 0 THEN
+      next := 'now';
+      next_at := NULL;
+      RETURN;
+    END IF;
+    -- Anything left of this priority is due later.
+    SELECT q.due_at INTO v_due FROM postrider.queue q
+    WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority = v_priority AND q.due_at > p_now
+    ORDER BY q.due_at LIMIT 1;
+    IF FOUND THEN
+      next := 'at';
+      next_at := least(next_at, v_due);
+    END IF;
+  END LOOP;
+END $$;
+
+-- One: the due message with the fewest attempts, among the first thousand of each priority; a suspect when
+-- nothing else is due.
+CREATE FUNCTION postrider._pick_probe(
+  p_endpoint bigint, p_room integer, p_claimed bigint[], p_now timestamptz,
+  OUT got bigint[], OUT next text, OUT next_at timestamptz
+) LANGUAGE plpgsql AS $$
+DECLARE
+  v_id bigint;
+BEGIN
+  got := '{}';
+  next := 'now';
+  IF p_room = 0 THEN
+    RETURN;
+  END IF;
+  SELECT c.id INTO v_id
+  FROM generate_series(0, 10) AS p (priority),
+       LATERAL (SELECT q.id, q.attempts, q.priority, q.due_at FROM postrider.queue q
+                WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority = p.priority AND q.due_at <= p_now
+                  AND (q.expires_at IS NULL OR q.expires_at > p_now) AND q.id <> ALL (p_claimed)
+                ORDER BY q.due_at, q.id LIMIT 1000) AS c
+  ORDER BY c.attempts, c.priority DESC, c.due_at, c.id LIMIT 1;
+  IF v_id IS NULL THEN
+    SELECT q.id INTO v_id FROM postrider.queue q
+    WHERE q.place = 3 AND q.endpoint_id = p_endpoint AND q.due_at <= p_now
+      AND (q.expires_at IS NULL OR q.expires_at > p_now) AND q.id <> ALL (p_claimed)
+    ORDER BY q.attempts, q.due_at LIMIT 1;
+  END IF;
+  IF v_id IS NOT NULL AND EXISTS (SELECT FROM postrider.queue WHERE id = v_id FOR UPDATE SKIP LOCKED) THEN
+    got := ARRAY[v_id];
+    RETURN;
+  END IF;
+  next_at := postrider._earliest_due(p_endpoint, p_now);
+  next := CASE WHEN next_at IS NULL THEN 'nothing' ELSE 'at' END;
+END $$;
+
+-- Exactly these, as far as they are due, pending and still suspects.
+CREATE FUNCTION postrider._pick_suspects(p_ids bigint[], p_claimed bigint[], p_now timestamptz) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  v_got bigint[] := '{}';
+  v_row record;
+BEGIN
+  FOR v_row IN
+    SELECT q.id, q.expires_at FROM postrider.queue q
+    WHERE q.id = ANY (p_ids) AND q.place = 3 AND q.due_at <= p_now AND q.id <> ALL (p_claimed)
+    ORDER BY array_position(p_ids, q.id) FOR UPDATE SKIP LOCKED
+  LOOP
+    IF v_row.expires_at <= p_now THEN
+      PERFORM postrider._expire_message(v_row.id);
+    ELSE
+      v_got := v_got || v_row.id;
+    END IF;
+  END LOOP;
+  RETURN v_got;
+END $$;
+
+-- Over all priorities; at most twelve looks at the index. Messages in a node's hands count as due.
+CREATE FUNCTION postrider._earliest_due(p_endpoint bigint, p_now timestamptz) RETURNS timestamptz
+LANGUAGE sql STABLE AS $$
+  SELECT min(first.due_at)
+  FROM generate_series(0, 10) AS p (priority),
+       LATERAL (SELECT q.due_at FROM postrider.queue q
+                WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority = p.priority
+                ORDER BY q.due_at LIMIT 1) AS first
+$$;
+
+-- Endpoints that have claimable messages, one step through the index for each.
+CREATE FUNCTION postrider._waiting() RETURNS TABLE (endpoint_id bigint, due_at timestamptz)
+LANGUAGE sql STABLE AS $$
+  WITH RECURSIVE step (endpoint_id) AS (
+    (SELECT q.endpoint_id FROM postrider.queue q WHERE q.place = 0 ORDER BY q.endpoint_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT q.endpoint_id FROM postrider.queue q
+            WHERE q.place = 0 AND q.endpoint_id > step.endpoint_id ORDER BY q.endpoint_id LIMIT 1)
+    FROM step WHERE step.endpoint_id IS NOT NULL
+  )
+  SELECT step.endpoint_id, postrider._earliest_due(step.endpoint_id, postrider._now())
+  FROM step WHERE step.endpoint_id IS NOT NULL
+$$;
+
+CREATE FUNCTION postrider._suspects(p_limit integer)
+RETURNS TABLE (id bigint, endpoint_id bigint, losses integer, due_at timestamptz, budget_used integer, options jsonb)
+LANGUAGE sql STABLE AS $$
+  SELECT q.id, q.endpoint_id, q.losses::integer, q.due_at, q.attempts - q.attempts_before, q.options
+  FROM postrider.queue q
+  WHERE q.place = 3 AND NOT postrider._is_claimed(q.id)
+  ORDER BY q.due_at LIMIT p_limit
+$$;

@@ -1,0 +1,395 @@
+-- The dead letter queue: bury, discard, release, put back, and how long letters are kept.
+
+-- Things that are counted for metrics(). Rows are only added, so that nobody waits here; _recount_queue() folds them.
+CREATE TABLE postrider._counts (
+  name text NOT NULL,
+  value bigint NOT NULL
+);
+
+CREATE FUNCTION postrider._count(p_name text, p_value bigint) RETURNS void LANGUAGE sql
+AS $$ INSERT INTO postrider._counts (name, value) VALUES (p_name, p_value) $$;
+
+-- How much is left while dlq_max_bytes evicts in steps: the sum is taken once.
+CREATE TABLE postrider._eviction (
+  single boolean PRIMARY KEY DEFAULT true CHECK (single),
+  bytes_left bigint NOT NULL
+);
+
+-- The last hundred errors of a message, oldest first.
+CREATE FUNCTION postrider._last_errors(p_message bigint, p_since timestamptz) RETURNS jsonb LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN coalesce((
+    SELECT jsonb_agg(jsonb_build_object('attempt', l.number, 'at', l.started_at, 'error', coalesce(l.error, ''))
+                     ORDER BY l.number, l.started_at)
+    FROM (SELECT a.number, a.started_at, a.error FROM postrider.attempts a
+          WHERE a.message_id = p_message AND a.started_at >= p_since AND a.outcome <> 'delivered'
+          ORDER BY a.number DESC, a.started_at DESC LIMIT 100) AS l), '[]');
+END $$;
+
+-- A claimed message dies: the whole of it goes to the DLQ with its last errors. Returns the endpoint whose next
+-- message of the same key may go now.
+CREATE FUNCTION postrider._bury(p_id bigint, p_attempts integer, p_reason text, p_error text) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  v postrider.queue;
+  v_errors jsonb;
+  v_holds boolean := false;
+BEGIN
+  DELETE FROM postrider.queue WHERE id = p_id RETURNING * INTO v;
+  IF NOT FOUND THEN
+    RETURN NULL;
+  END IF;
+  -- A node's clock may be a little behind; without a bound every month would be searched.
+  v_errors := postrider._last_errors(p_id, v.created_at - interval '1 day');
+  IF v.ordering_key IS NOT NULL THEN
+    SELECT e.options->>'on_dead' IS NOT DISTINCT FROM 'hold' INTO v_holds
+    FROM postrider.endpoints e WHERE e.id = v.endpoint_id;
+  END IF;
+  INSERT INTO postrider.dlq (message_id, endpoint_id, reason, died_at, errors, holds_key, bytes, priority, attempts,
+    losses, key_scope, ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type,
+    last_error, content_type, headers, options, payload)
+  VALUES (v.id, v.endpoint_id, p_reason, postrider._now(), v_errors, v_holds,
+    coalesce(octet_length(v.payload), 0) + coalesce(octet_length(v.headers::text), 0) + octet_length(v_errors::text) + 200,
+    v.priority, p_attempts, v.losses, v.key_scope, v.ordering_key, v.created_at, v.scheduled_at, v.expires_at,
+    v.idempotency_key, v.correlation_id, v.event_type, p_error, v.content_type, v.headers, v.options, v.payload);
+  IF postrider._setting('attempt_log') = 'off' THEN
+    DELETE FROM postrider.attempts WHERE message_id = p_id;
+  END IF;
+  PERFORM postrider._unclaim(p_id);
+  IF v.ordering_key IS NOT NULL AND v.place <> 1 THEN
+    RETURN postrider._advance_key(v.key_scope, v.ordering_key);
+  END IF;
+  RETURN NULL;
+END $$;
+
+-- The letter of this id, locked and still failed.
+CREATE FUNCTION postrider._failed_letter(p_dlq_id bigint) RETURNS postrider.dlq LANGUAGE plpgsql AS $$
+DECLARE
+  v postrider.dlq;
+BEGIN
+  SELECT * INTO v FROM postrider.dlq WHERE id = p_dlq_id FOR UPDATE;
+  IF NOT FOUND THEN
+    PERFORM postrider._unknown('dead letter', p_dlq_id::text);
+  END IF;
+  IF v.status <> 'failed' THEN
+    PERFORM postrider._conflict(format('dead letter %s is %s already', p_dlq_id, v.status));
+  END IF;
+  RETURN v;
+END $$;
+
+CREATE FUNCTION postrider.discard_message(dlq_id bigint) RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+DECLARE
+  v postrider.dlq := postrider._failed_letter(dlq_id);
+BEGIN
+  UPDATE postrider.dlq SET status = 'discarded', holds_key = false WHERE id = v.id;
+  IF v.ordering_key IS NOT NULL THEN
+    PERFORM postrider._lock_key(v.key_scope, v.ordering_key);
+    PERFORM postrider._tell_unblocked(postrider._advance_key(v.key_scope, v.ordering_key));
+  END IF;
+END $$;
+
+-- Lets a key go on that waits for its dead head; how many heads were released. The dead letters stay.
+CREATE FUNCTION postrider.release_key(key text, endpoint text DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  v_scope bigint;
+  v_held record;
+  v_count bigint := 0;
+BEGIN
+  IF release_key.endpoint IS NOT NULL THEN
+    SELECT CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END INTO v_scope
+    FROM postrider.endpoints e WHERE e.name = release_key.endpoint AND e.dropped_at IS NULL;
+    IF NOT FOUND THEN
+      PERFORM postrider._unknown('endpoint', release_key.endpoint);
+    END IF;
+  END IF;
+  FOR v_held IN
+    SELECT d.id, d.key_scope FROM postrider.dlq d
+    WHERE d.holds_key AND d.ordering_key = release_key.key AND (v_scope IS NULL OR d.key_scope = v_scope)
+    ORDER BY d.id FOR UPDATE
+  LOOP
+    UPDATE postrider.dlq d SET holds_key = false WHERE d.id = v_held.id;
+    PERFORM postrider._lock_key(v_held.key_scope, release_key.key);
+    PERFORM postrider._tell_unblocked(postrider._advance_key(v_held.key_scope, release_key.key));
+    v_count := v_count + 1;
+  END LOOP;
+  IF v_count > 0 THEN
+    PERFORM postrider._log_event('key.released', release_key.key, jsonb_build_object('heads', v_count));
+  END IF;
+  RETURN v_count;
+END $$;
+
+-- What a filter selects and can be redriven, whole ordering keys together (key_group), groups in the order in which
+-- the first of each was sent. Null means any; a limit of 0 is none.
+CREATE FUNCTION postrider._redrive_plan(
+  p_id bigint, p_message bigint, p_endpoint text, p_status text, p_reason text, p_after bigint, p_limit bigint
+) RETURNS TABLE (id bigint, endpoint_id bigint, key_group bigint) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+  v_endpoint bigint;
+BEGIN
+  IF p_endpoint IS NOT NULL THEN
+    SELECT e.id INTO v_endpoint FROM postrider.endpoints e WHERE e.name = p_endpoint AND e.dropped_at IS NULL;
+    IF NOT FOUND THEN
+      PERFORM postrider._unknown('endpoint', p_endpoint);
+    END IF;
+  END IF;
+  RETURN QUERY
+    SELECT l.id, l.endpoint_id,
+           CASE WHEN l.ordering_key IS NULL THEN l.message_id
+                ELSE min(l.message_id) OVER (PARTITION BY l.key_scope, l.ordering_key) END AS key_group
+    FROM (
+      SELECT d.id, d.endpoint_id, d.key_scope, d.ordering_key, d.message_id FROM postrider.dlq d
+      WHERE d.status = 'failed' AND d.payload IS NOT NULL
+        AND EXISTS (SELECT FROM postrider.endpoints e WHERE e.id = d.endpoint_id AND e.dropped_at IS NULL)
+        AND d.id > coalesce(p_after, 0) AND (p_id IS NULL OR d.id = p_id)
+        AND (p_message IS NULL OR d.message_id = p_message) AND (v_endpoint IS NULL OR d.endpoint_id = v_endpoint)
+        AND (p_status IS NULL OR d.status = p_status) AND (p_reason IS NULL OR d.reason = p_reason)
+      ORDER BY d.message_id, d.id LIMIT nullif(p_limit, 0)
+    ) AS l
+    ORDER BY key_group, l.message_id, l.id;
+END $$;
+
+-- Refuses when the queue has no room for all of them; nothing has changed then.
+CREATE FUNCTION postrider._redrive_room(p_ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  d postrider._destination;
+  v_endpoint record;
+  v_limit bigint;
+BEGIN
+  SELECT l.max_queue_size, g.queued + (m.last_value - g.at_id), g.departed
+  INTO v_limit, d.queued, d.departed FROM postrider._limits l, postrider._gauge g, postrider.message_ids m;
+  d.max_queue_size := v_limit;
+  PERFORM postrider._make_room(d, cardinality(p_ids));
+  d.max_queue_size := 0;
+  FOR v_endpoint IN
+    SELECT e.id, e.name, (e.options->>'max_queue_size')::bigint AS queue_max, count(*) AS more
+    FROM postrider.dlq l JOIN postrider.endpoints e ON e.id = l.endpoint_id
+    WHERE l.id = ANY (p_ids) AND e.options ? 'max_queue_size' GROUP BY e.id ORDER BY e.id
+  LOOP
+    d.id := v_endpoint.id;
+    d.name := v_endpoint.name;
+    d.queue_max := v_endpoint.queue_max;
+    -- Redriven ones got no new id, so that ids say nothing of this endpoint's part.
+    d.queued := greatest(d.queued, v_endpoint.queue_max);
+    PERFORM postrider._make_room(d, v_endpoint.more);
+  END LOOP;
+END $$;
+
+-- Puts one letter of an ordering key before everything of the key that is queued. The key is locked: no sender
+-- and no other redrive is at work on it, but nodes are.
+CREATE FUNCTION postrider._put_before(l postrider.dlq, p_due_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_current bigint;
+  v_place smallint := 0;
+BEGIN
+  LOOP
+    SELECT id INTO v_current FROM postrider.queue
+    WHERE key_scope = l.key_scope AND ordering_key = l.ordering_key AND ordering_key IS NOT NULL AND place <> 1;
+    IF NOT FOUND THEN
+      v_place := CASE WHEN postrider._key_is_held(l.key_scope, l.ordering_key) THEN 1 ELSE 0 END;
+      EXIT;
+    END IF;
+    -- A node that settles or claims it is waited for; when it is gone, another one is current.
+    PERFORM FROM postrider.queue WHERE id = v_current AND place <> 1 FOR UPDATE;
+    CONTINUE WHEN NOT FOUND;
+    IF postrider._is_claimed(v_current) THEN
+      v_place := 1;
+    ELSE
+      UPDATE postrider.queue SET place = 1 WHERE id = v_current;
+    END IF;
+    EXIT;
+  END LOOP;
+  INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, attempts, attempts_before, place, priority,
+    key_scope, key_position, correlation_id, content_type, ordering_key, event_type, last_error, headers, options,
+    payload)
+  VALUES (l.message_id, p_due_at, l.created_at, l.endpoint_id, l.attempts, l.attempts, v_place, l.priority,
+    l.key_scope, coalesce((SELECT min(key_position) - 1 FROM postrider.queue
+                           WHERE key_scope = l.key_scope AND ordering_key = l.ordering_key), 0),
+    l.correlation_id, l.content_type, l.ordering_key, l.event_type, l.last_error, l.headers, l.options, l.payload);
+END $$;
+
+-- Puts back what of these is still failed, in their order; how many. The budget restarts while attempt numbers go
+-- on; expiry and idempotency key are cleared. All of one redrive have the same due time, so that among them the
+-- order is that of their ids. A step takes whole keys.
+CREATE FUNCTION postrider._redrive_step(p_ids bigint[], p_due_at timestamptz) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_ids bigint[];
+  v_scope record;
+  l postrider.dlq;
+BEGIN
+  v_ids := ARRAY(
+    SELECT d.id FROM postrider.dlq d
+    WHERE d.id = ANY (p_ids) AND d.status = 'failed' AND d.payload IS NOT NULL
+      AND EXISTS (SELECT FROM postrider.endpoints e WHERE e.id = d.endpoint_id AND e.dropped_at IS NULL)
+    ORDER BY d.id FOR UPDATE OF d);
+  IF cardinality(v_ids) = 0 THEN
+    RETURN 0;
+  END IF;
+  FOR v_scope IN
+    SELECT key_scope, array_agg(DISTINCT ordering_key) AS keys FROM postrider.dlq
+    WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL GROUP BY key_scope ORDER BY key_scope
+  LOOP
+    PERFORM postrider._lock_keys(v_scope.key_scope, v_scope.keys);
+  END LOOP;
+  INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, attempts, attempts_before, priority,
+    correlation_id, content_type, event_type, last_error, headers, options, payload)
+  SELECT message_id, p_due_at, created_at, endpoint_id, attempts, attempts, priority, correlation_id, content_type,
+    event_type, last_error, headers, options, payload
+  FROM postrider.dlq WHERE id = ANY (v_ids) AND ordering_key IS NULL;
+  UPDATE postrider.dlq SET holds_key = false WHERE id = ANY (v_ids) AND holds_key;
+  -- Each goes before everything of its key, so the last of them goes first.
+  FOR l IN
+    SELECT * FROM postrider.dlq WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL ORDER BY message_id DESC, id DESC
+  LOOP
+    PERFORM postrider._put_before(l, p_due_at);
+  END LOOP;
+  UPDATE postrider.dlq SET status = 'redriven' WHERE id = ANY (v_ids);
+  PERFORM postrider._departed(-cardinality(v_ids));
+  PERFORM pg_notify('postrider', endpoint_id::text)
+  FROM (SELECT DISTINCT endpoint_id FROM postrider.dlq WHERE id = ANY (v_ids)) AS put_back;
+  RETURN cardinality(v_ids);
+END $$;
+
+CREATE FUNCTION postrider._redrive(p_ids bigint[], p_selection text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  v_count bigint;
+BEGIN
+  PERFORM postrider._redrive_room(p_ids);
+  v_count := postrider._redrive_step(p_ids, postrider._now());
+  IF v_count > 0 THEN
+    PERFORM postrider._log_event('redrive', NULL, jsonb_build_object('messages', v_count, 'selection', p_selection));
+  END IF;
+  RETURN v_count;
+END $$;
+
+-- By its own id, so it is said why it cannot be put back.
+CREATE FUNCTION postrider._check_redrivable(p_dlq_id bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  v postrider.dlq := postrider._failed_letter(p_dlq_id);
+BEGIN
+  IF v.payload IS NULL THEN
+    PERFORM postrider._conflict(format('dead letter %s was erased', p_dlq_id));
+  END IF;
+  IF NOT EXISTS (SELECT FROM postrider.endpoints WHERE id = v.endpoint_id AND dropped_at IS NULL) THEN
+    PERFORM postrider._conflict(format('the endpoint of dead letter %s was dropped', p_dlq_id));
+  END IF;
+  RETURN v.message_id;
+END $$;
+
+-- Returns the message's id, which it keeps.
+CREATE FUNCTION postrider.redrive_message(dlq_id bigint) RETURNS bigint LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+DECLARE
+  v_message bigint := postrider._check_redrivable(dlq_id);
+BEGIN
+  PERFORM postrider._redrive(ARRAY[dlq_id], format('One(%s)', dlq_id));
+  RETURN v_message;
+END $$;
+
+-- In original order; how many were put back.
+CREATE FUNCTION postrider.redrive_endpoint(name text) RETURNS bigint LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  IF name IS NULL THEN
+    PERFORM postrider._invalid('name', 'is required');
+  END IF;
+  RETURN postrider._redrive(
+    ARRAY(SELECT id FROM postrider._redrive_plan(NULL, NULL, name, NULL, NULL, NULL, NULL)),
+    format('Endpoint("%s")', name));
+END $$;
+
+CREATE FUNCTION postrider.redrive_all() RETURNS bigint LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  RETURN postrider._redrive(
+    ARRAY(SELECT id FROM postrider._redrive_plan(NULL, NULL, NULL, NULL, NULL, NULL, NULL)), 'All');
+END $$;
+
+CREATE FUNCTION postrider.dlq_summary()
+RETURNS TABLE (endpoint text, failed bigint, redriven bigint, discarded bigint, oldest_failed timestamptz)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+  SELECT e.name, count(*) FILTER (WHERE d.status = 'failed'), count(*) FILTER (WHERE d.status = 'redriven'),
+         count(*) FILTER (WHERE d.status = 'discarded'), min(d.died_at) FILTER (WHERE d.status = 'failed')
+  FROM postrider.dlq d JOIN postrider.endpoints e ON e.id = d.endpoint_id
+  GROUP BY e.id ORDER BY e.name
+$$;
+
+-- Deletes these letters, counts and logs them; how many.
+CREATE FUNCTION postrider._evict(p_ids bigint[], p_rule text) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_count bigint;
+  v_bytes bigint;
+BEGIN
+  WITH gone AS (DELETE FROM postrider.dlq WHERE id = ANY (p_ids) RETURNING bytes)
+  SELECT count(*), coalesce(sum(bytes), 0) INTO v_count, v_bytes FROM gone;
+  IF v_count > 0 THEN
+    PERFORM postrider._log_event('dlq.evicted', NULL,
+      jsonb_build_object('rule', p_rule, 'count', v_count, 'bytes', v_bytes));
+    PERFORM postrider._count('evictions', v_count);
+  END IF;
+  RETURN v_count;
+END $$;
+
+-- Letters past their days. Heads that hold their key stay.
+CREATE FUNCTION postrider._clean_dlq(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_before timestamptz := postrider._now() - postrider._setting('dlq_retention_days')::integer * interval '24 hours';
+BEGIN
+  RETURN postrider._evict(ARRAY(
+    SELECT id FROM postrider.dlq WHERE died_at <= v_before AND NOT holds_key
+    ORDER BY died_at LIMIT p_limit FOR UPDATE SKIP LOCKED), 'dlq_retention_days');
+END $$;
+
+-- Oldest letters first, once there are more than dlq_max_bytes, until nine tenths of it are left.
+CREATE FUNCTION postrider._evict_dlq(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_max bigint := postrider._setting('dlq_max_bytes')::bigint;
+  v_left bigint;
+  v_ids bigint[];
+  v_bytes bigint;
+  v_count integer;
+BEGIN
+  SELECT bytes_left INTO v_left FROM postrider._eviction;
+  IF v_max = 0 THEN
+    RETURN 0;
+  ELSIF NOT FOUND THEN
+    SELECT coalesce(sum(bytes), 0) INTO v_left FROM postrider.dlq;
+    IF v_left <= v_max THEN
+      RETURN 0;
+    END IF;
+  END IF;
+  SELECT coalesce(array_agg(id), '{}'), coalesce(sum(bytes), 0) INTO v_ids, v_bytes
+  FROM (SELECT id, bytes, sum(bytes) OVER (ORDER BY died_at, id) - bytes AS gone_before
+        FROM (SELECT id, bytes, died_at FROM postrider.dlq WHERE NOT holds_key
+              ORDER BY died_at, id LIMIT p_limit FOR UPDATE SKIP LOCKED) AS oldest) AS o
+  WHERE v_left - gone_before > v_max / 10 * 9 + v_max % 10 * 9 / 10;
+  v_count := postrider._evict(v_ids, 'dlq_max_bytes');
+  DELETE FROM postrider._eviction;
+  IF v_count = p_limit THEN
+    INSERT INTO postrider._eviction (bytes_left) VALUES (v_left - v_bytes);
+  END IF;
+  RETURN v_count;
+END $$;
+
+-- Everything past dlq_retention_days, and what is more than dlq_max_bytes; how many went.
+CREATE FUNCTION postrider.cleanup_dlq() RETURNS bigint LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+DECLARE
+  v_step integer;
+  v_count bigint := 0;
+BEGIN
+  LOOP
+    v_step := postrider._clean_dlq(10000);
+    v_count := v_count + v_step;
+    EXIT WHEN v_step < 10000;
+  END LOOP;
+  LOOP
+    v_step := postrider._evict_dlq(10000);
+    v_count := v_count + v_step;
+    EXIT WHEN v_step < 10000;
+  END LOOP;
+  RETURN v_count;
+END $$;

@@ -1,0 +1,275 @@
+-- Endpoints and their circuits.
+
+CREATE FUNCTION postrider._exists_already(p_what text, p_name text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = format('%s "%s" exists already', p_what, p_name),
+    COLUMN = p_what, CONSTRAINT = p_name;
+END $$;
+
+-- The endpoint of this name, locked; 42704 when there is none.
+CREATE FUNCTION postrider._endpoint(p_name text) RETURNS postrider.endpoints LANGUAGE plpgsql AS $$
+DECLARE
+  v postrider.endpoints;
+BEGIN
+  SELECT * INTO v FROM postrider.endpoints WHERE name = p_name AND dropped_at IS NULL FOR UPDATE;
+  IF NOT FOUND THEN
+    PERFORM postrider._unknown('endpoint', p_name);
+  END IF;
+  RETURN v;
+END $$;
+
+CREATE FUNCTION postrider.validate_endpoint_config(protocol text, config jsonb) RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  PERFORM postrider._check_config(protocol, config);
+  PERFORM postrider._check_timeout('config.timeout', config->'timeout',
+    (SELECT stale_recovery_timeout FROM postrider._limits));
+END $$;
+
+CREATE FUNCTION postrider.create_endpoint(
+  name text, protocol text, config jsonb, retry_policy jsonb DEFAULT NULL, options jsonb DEFAULT NULL
+) RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  v_retry_policy jsonb;
+  v_options jsonb;
+  v_id bigint;
+BEGIN
+  PERFORM postrider._begin_change();
+  IF create_endpoint.name IS NULL OR create_endpoint.name !~ '^[A-Za-z0-9._-]{1,128}$' THEN
+    PERFORM postrider._invalid('name', 'must be 1 to 128 letters, digits, ''-'', ''_'' or ''.''');
+  END IF;
+  PERFORM postrider.validate_endpoint_config(create_endpoint.protocol, create_endpoint.config);
+  v_retry_policy := postrider._checked_retry_policy(create_endpoint.retry_policy);
+  v_options := postrider._checked_options(create_endpoint.options);
+  IF EXISTS (SELECT FROM postrider.endpoints e WHERE e.name = create_endpoint.name AND e.dropped_at IS NULL) THEN
+    PERFORM postrider._exists_already('endpoint', create_endpoint.name);
+  END IF;
+  INSERT INTO postrider.endpoints (name, protocol, config, retry_policy, options, created_at)
+  VALUES (create_endpoint.name, create_endpoint.protocol, create_endpoint.config, v_retry_policy, v_options,
+    postrider._now())
+  RETURNING id INTO v_id;
+  PERFORM postrider._changed('endpoint.created', create_endpoint.name,
+    jsonb_build_object('protocol', create_endpoint.protocol));
+  RETURN v_id;
+END $$;
+
+-- What is null stays as it is. A JSON null resets retry_policy or options to their defaults.
+CREATE FUNCTION postrider.alter_endpoint(
+  name text, config jsonb DEFAULT NULL, retry_policy jsonb DEFAULT NULL, options jsonb DEFAULT NULL
+) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  v postrider.endpoints;
+  v_retry_policy jsonb;
+  v_options jsonb;
+BEGIN
+  PERFORM postrider._begin_change();
+  v := postrider._endpoint(alter_endpoint.name);
+  PERFORM postrider.validate_endpoint_config(v.protocol, coalesce(alter_endpoint.config, v.config));
+  v_retry_policy := postrider._checked_retry_policy(coalesce(alter_endpoint.retry_policy, v.retry_policy));
+  v_options := postrider._checked_options(coalesce(alter_endpoint.options, v.options));
+  IF coalesce(v_options->>'key_scope', 'endpoint') <> coalesce(v.options->>'key_scope', 'endpoint')
+     AND (EXISTS (SELECT FROM postrider.queue q
+                  WHERE q.key_scope = CASE WHEN v.options->>'key_scope' = 'global' THEN 0 ELSE v.id END
+                    AND q.ordering_key IS NOT NULL AND q.endpoint_id = v.id)
+          OR EXISTS (SELECT FROM postrider.dlq d WHERE d.endpoint_id = v.id AND d.holds_key)) THEN
+    PERFORM postrider._invalid('options.key_scope',
+      'cannot change while the endpoint has messages with ordering keys');
+  END IF;
+  UPDATE postrider.endpoints e SET config = coalesce(alter_endpoint.config, e.config), retry_policy = v_retry_policy,
+    options = v_options, revision = e.revision + 1
+  WHERE e.id = v.id;
+  PERFORM postrider._changed('endpoint.changed', alter_endpoint.name, jsonb_build_object('fields', to_jsonb(
+    array_remove(ARRAY[CASE WHEN alter_endpoint.config IS NOT NULL THEN 'config' END,
+                       CASE WHEN alter_endpoint.retry_policy IS NOT NULL THEN 'retry_policy' END,
+                       CASE WHEN alter_endpoint.options IS NOT NULL THEN 'options' END], NULL))));
+END $$;
+
+-- Its endpoint goes away, so even one in flight is taken back: its late result finds nothing to change.
+CREATE FUNCTION postrider._cancel_by_force(p_id bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v postrider.queue;
+BEGIN
+  SELECT * INTO v FROM postrider.queue WHERE id = p_id FOR UPDATE;
+  IF FOUND THEN
+    PERFORM postrider._tell_unblocked(postrider._leave(p_id,
+      CASE WHEN v.delivered_late THEN 'completed' ELSE 'cancelled' END, v.attempts));
+    PERFORM postrider._departed(1);
+  END IF;
+END $$;
+
+-- One step of a drop: cancels up to p_limit messages of the endpoint, and drops it when none is left. True when
+-- done. What a sender commits after that is cancelled by the next cleanup.
+CREATE FUNCTION postrider._drop_endpoint(p_name text, p_force boolean, p_limit integer) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+  v postrider.endpoints;
+  v_ids bigint[];
+  v_held record;
+BEGIN
+  PERFORM postrider._begin_change();
+  v := postrider._endpoint(p_name);
+  v_ids := ARRAY(SELECT id FROM postrider.queue WHERE endpoint_id = v.id ORDER BY id LIMIT p_limit + 1);
+  IF cardinality(v_ids) > 0 AND p_force IS NOT TRUE THEN
+    PERFORM postrider._conflict(format(
+      'endpoint "%s" has messages; force the drop to cancel them, or let them be delivered first', p_name));
+  END IF;
+  PERFORM postrider._cancel_by_force(id) FROM unnest(v_ids[1:p_limit]) AS id;
+  IF cardinality(v_ids) > p_limit THEN
+    RETURN false;
+  END IF;
+  -- Every key that waits for a dead head of this endpoint goes on: in the global scope others wait behind it.
+  FOR v_held IN
+    UPDATE postrider.dlq SET holds_key = false WHERE holds_key AND endpoint_id = v.id
+    RETURNING key_scope, ordering_key
+  LOOP
+    PERFORM postrider._tell_unblocked(postrider._advance_key(v_held.key_scope, v_held.ordering_key));
+  END LOOP;
+  DELETE FROM postrider.subscriptions WHERE endpoint_id = v.id;
+  UPDATE postrider.endpoints SET dropped_at = postrider._now(), config = '{}' WHERE id = v.id;
+  PERFORM postrider._changed('endpoint.dropped', p_name, jsonb_build_object('forced', coalesce(p_force, false)));
+  RETURN true;
+END $$;
+
+-- Refused while it has messages; forced: they become cancelled.
+CREATE FUNCTION postrider.drop_endpoint(name text, p_force boolean DEFAULT false) RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  LOOP
+    EXIT WHEN postrider._drop_endpoint(name, p_force, 10000);
+  END LOOP;
+END $$;
+
+CREATE FUNCTION postrider._set_disabled_by(p_endpoint bigint, p_by text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_name text;
+BEGIN
+  PERFORM postrider._begin_change();
+  UPDATE postrider.endpoints SET disabled_by = p_by
+  WHERE id = p_endpoint AND dropped_at IS NULL AND disabled_by IS DISTINCT FROM p_by RETURNING name INTO v_name;
+  IF FOUND AND p_by IS NULL THEN
+    PERFORM postrider._changed('endpoint.enabled', v_name, '{}');
+  ELSIF FOUND THEN
+    PERFORM postrider._changed('endpoint.disabled', v_name, jsonb_build_object('by', p_by));
+  END IF;
+END $$;
+
+-- The receiver answered that it is gone: sends are accepted and kept.
+CREATE FUNCTION postrider._disable_gone_endpoint(p_endpoint bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF EXISTS (SELECT FROM postrider.endpoints WHERE id = p_endpoint AND disabled_by IS DISTINCT FROM 'gone') THEN
+    PERFORM postrider._set_disabled_by(p_endpoint, 'gone');
+  END IF;
+END $$;
+
+CREATE FUNCTION postrider.enable_endpoint(name text) RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  PERFORM postrider._begin_change();
+  PERFORM postrider._set_disabled_by((postrider._endpoint(name)).id, NULL);
+END $$;
+
+CREATE FUNCTION postrider.disable_endpoint(name text) RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  PERFORM postrider._begin_change();
+  PERFORM postrider._set_disabled_by((postrider._endpoint(name)).id, 'operator');
+END $$;
+
+CREATE FUNCTION postrider._set_paused(p_name text, p_paused boolean) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v postrider.endpoints;
+BEGIN
+  PERFORM postrider._begin_change();
+  v := postrider._endpoint(p_name);
+  IF v.paused <> p_paused THEN
+    UPDATE postrider.endpoints SET paused = p_paused WHERE id = v.id;
+    PERFORM postrider._changed(CASE WHEN p_paused THEN 'endpoint.paused' ELSE 'endpoint.resumed' END, p_name, '{}');
+  END IF;
+END $$;
+
+CREATE FUNCTION postrider.pause_endpoint(name text) RETURNS void LANGUAGE sql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$ SELECT postrider._set_paused(name, true) $$;
+
+CREATE FUNCTION postrider.resume_endpoint(name text) RETURNS void LANGUAGE sql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$ SELECT postrider._set_paused(name, false) $$;
+
+-- A receiver asked to be left alone. Kept in the store: a restart does not forget it.
+CREATE FUNCTION postrider._hold_endpoint(p_endpoint bigint, p_until timestamptz) RETURNS void LANGUAGE sql AS $$
+  UPDATE postrider.endpoints SET held_until = p_until
+  WHERE id = p_endpoint AND (held_until IS NULL OR held_until < p_until)
+$$;
+
+-- Compare-and-swap on the epoch; false when somebody else was first. p_until: of an open circuit when it may be
+-- probed, of a half-open one how long the probe of p_probe_node is leased.
+CREATE FUNCTION postrider._move_circuit(
+  p_endpoint bigint, p_from_epoch bigint, p_state text, p_epoch bigint, p_until timestamptz, p_probe_node bigint
+) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  v_name text;
+BEGIN
+  PERFORM postrider._begin_change();
+  UPDATE postrider.endpoints
+  SET circuit = p_state, circuit_epoch = p_epoch, circuit_until = p_until, circuit_probe_node = p_probe_node
+  WHERE id = p_endpoint AND circuit_epoch = p_from_epoch AND dropped_at IS NULL RETURNING name INTO v_name;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  PERFORM postrider._changed('circuit.' || p_state, v_name, jsonb_build_object('epoch', p_epoch));
+  RETURN true;
+END $$;
+
+CREATE FUNCTION postrider.reset_circuit_breaker(name text) RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+DECLARE
+  v postrider.endpoints;
+BEGIN
+  PERFORM postrider._begin_change();
+  v := postrider._endpoint(name);
+  UPDATE postrider.endpoints SET held_until = NULL WHERE id = v.id AND held_until IS NOT NULL;
+  PERFORM postrider._move_circuit(v.id, v.circuit_epoch, 'closed', v.circuit_epoch + 1, NULL, NULL);
+END $$;
+
+-- Consecutive failures reported through update_circuit_breaker; nodes count their own in memory.
+CREATE TABLE postrider._reported_failures (
+  endpoint_id bigint PRIMARY KEY,
+  epoch bigint NOT NULL,
+  consecutive integer NOT NULL
+);
+
+-- For programs that deliver by themselves: reports one attempt, as a node would see it.
+CREATE FUNCTION postrider.update_circuit_breaker(endpoint_id bigint, success boolean) RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  v postrider.endpoints;
+  v_consecutive integer;
+  v_until timestamptz;
+BEGIN
+  IF success IS NULL THEN
+    PERFORM postrider._invalid('success', 'must be true or false');
+  END IF;
+  PERFORM postrider._begin_change();
+  SELECT * INTO v FROM postrider.endpoints e WHERE e.id = update_circuit_breaker.endpoint_id AND e.dropped_at IS NULL;
+  IF NOT FOUND THEN
+    PERFORM postrider._unknown('endpoint', update_circuit_breaker.endpoint_id::text);
+  END IF;
+  v_until := postrider._now() + postrider._setting('circuit_breaker_cooldown')::integer * interval '1 second';
+  IF v.circuit = 'half_open' AND success THEN
+    PERFORM postrider._move_circuit(v.id, v.circuit_epoch, 'closed', v.circuit_epoch + 1, NULL, NULL);
+  ELSIF v.circuit = 'half_open' THEN
+    PERFORM postrider._move_circuit(v.id, v.circuit_epoch, 'open', v.circuit_epoch + 1, v_until, NULL);
+  ELSIF v.circuit = 'closed' AND success THEN
+    DELETE FROM postrider._reported_failures r WHERE r.endpoint_id = v.id;
+  ELSIF v.circuit = 'closed' THEN
+    INSERT INTO postrider._reported_failures AS r (endpoint_id, epoch, consecutive) VALUES (v.id, v.circuit_epoch, 1)
+    ON CONFLICT (endpoint_id) DO UPDATE SET epoch = excluded.epoch,
+      consecutive = CASE WHEN r.epoch = excluded.epoch THEN r.consecutive + 1 ELSE 1 END
+    RETURNING consecutive INTO v_consecutive;
+    IF v_consecutive >= postrider._setting('circuit_breaker_threshold')::integer THEN
+      DELETE FROM postrider._reported_failures r WHERE r.endpoint_id = v.id;
+      PERFORM postrider._move_circuit(v.id, v.circuit_epoch, 'open', v.circuit_epoch + 1, v_until, NULL);
+    END IF;
+  END IF;
+END $$;

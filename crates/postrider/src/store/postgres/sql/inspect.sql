@@ -1,0 +1,416 @@
+-- What people ask: a message's story, and the state of the store. Figures cost the same at any size.
+
+-- As the program writes a time: in UTC, with as many digits as there are.
+CREATE FUNCTION postrider._shown(p_at timestamptz) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE AS $$
+  SELECT regexp_replace(to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), '\.?0+$', '') || 'Z'
+$$;
+
+-- A payload as JSON; null where it is none.
+CREATE FUNCTION postrider._as_json(p_content_type text, p_payload bytea) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+  IF p_payload IS NULL OR p_content_type !~* '^[a-z0-9.+-]+/([a-z0-9.-]+\+)?json\M' THEN
+    RETURN NULL;
+  END IF;
+  RETURN convert_from(p_payload, 'UTF8')::jsonb;
+EXCEPTION WHEN data_exception OR program_limit_exceeded OR statement_too_complex THEN
+  RETURN NULL;
+END $$;
+
+CREATE FUNCTION postrider._behind_key(p_scope bigint, p_key text, p_id bigint) RETURNS text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  v_head bigint;
+BEGIN
+  SELECT message_id INTO v_head FROM postrider.dlq
+  WHERE holds_key AND key_scope = p_scope AND ordering_key = p_key LIMIT 1;
+  IF FOUND THEN
+    RETURN format('behind key %s: held by dead message %s; redrive, discard or release it',
+      postrider._quoted(p_key), v_head);
+  END IF;
+  SELECT id INTO v_head FROM postrider.queue
+  WHERE key_scope = p_scope AND ordering_key = p_key AND id <> p_id ORDER BY key_position LIMIT 1;
+  IF FOUND THEN
+    RETURN format('behind key %s: message %s is before it', postrider._quoted(p_key), v_head);
+  END IF;
+  RETURN format('behind key %s', postrider._quoted(p_key));
+END $$;
+
+-- The first thing in the way, in the order in which a node would meet it.
+CREATE FUNCTION postrider._why_not_yet(q postrider.queue, e postrider.endpoints) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  v_now timestamptz := postrider._now();
+  v_paused text := (SELECT paused_because FROM postrider._store);
+BEGIN
+  RETURN CASE
+    WHEN v_paused IS NOT NULL THEN 'everything is paused: ' || v_paused
+    WHEN e.dropped_at IS NOT NULL THEN format('endpoint %s was dropped', postrider._quoted(e.name))
+    WHEN e.paused THEN format('endpoint %s is paused', postrider._quoted(e.name))
+    WHEN e.disabled_by IS NOT NULL THEN format('endpoint %s is disabled', postrider._quoted(e.name))
+    WHEN q.place = 1 THEN postrider._behind_key(q.key_scope, q.ordering_key, q.id)
+    WHEN q.due_at > v_now AND q.attempts = 0 THEN 'scheduled: next try at ' || postrider._shown(q.due_at)
+    WHEN q.due_at > v_now
+      THEN format('waiting after attempt %s: next try at %s', q.attempts, postrider._shown(q.due_at))
+    WHEN e.circuit = 'open' THEN 'circuit open: next try at ' || postrider._shown(e.circuit_until)
+    WHEN e.circuit = 'half_open' THEN 'circuit half open: one probe at a time'
+    WHEN e.held_until > v_now
+      THEN 'the receiver asked to wait: next try at ' || postrider._shown(e.held_until)
+    WHEN q.place = 3 THEN 'on probation: its claim was lost with a node, so it is tried with few others'
+    WHEN e.options ? 'rate_limit' THEN 'due now; the endpoint has a rate limit'
+    ELSE 'due now'
+  END;
+END $$;
+
+CREATE TYPE postrider._story AS (
+  id bigint,
+  endpoint text,
+  state text,
+  priority smallint,
+  payload bytea,
+  content_type text,
+  headers jsonb,
+  options jsonb,
+  idempotency_key text,
+  correlation_id uuid,
+  ordering_key text,
+  event_type text,
+  created_at timestamptz,
+  scheduled_at timestamptz,
+  expires_at timestamptz,
+  finished_at timestamptz,
+  due_at timestamptz,
+  attempt_count integer,
+  last_error text,
+  reason text,
+  dlq_id bigint
+);
+
+-- Everything but the attempts, wherever the message is now; 42704 when nothing is known of it.
+CREATE FUNCTION postrider._story(p_id bigint) RETURNS postrider._story LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  q postrider.queue;
+  e postrider.endpoints;
+  s postrider._story;
+BEGIN
+  SELECT * INTO q FROM postrider.queue WHERE id = p_id;
+  IF FOUND THEN
+    SELECT * INTO e FROM postrider.endpoints WHERE id = q.endpoint_id;
+    IF postrider._is_claimed(p_id) THEN
+      RETURN (q.id, e.name, 'processing', q.priority, q.payload, q.content_type, q.headers, q.options,
+        q.idempotency_key, q.correlation_id, q.ordering_key, q.event_type, q.created_at, q.scheduled_at, q.expires_at,
+        NULL, NULL, q.attempts + 1, q.last_error, NULL, NULL)::postrider._story;
+    END IF;
+    RETURN (q.id, e.name, 'pending', q.priority, q.payload, q.content_type, q.headers, q.options, q.idempotency_key,
+      q.correlation_id, q.ordering_key, q.event_type, q.created_at, q.scheduled_at, q.expires_at, NULL, q.due_at,
+      q.attempts, q.last_error, postrider._why_not_yet(q, e), NULL)::postrider._story;
+  END IF;
+  SELECT a.id, n.name, a.status, a.priority, a.payload, a.content_type, a.headers, a.options, a.idempotency_key,
+    a.correlation_id, a.ordering_key, a.event_type, a.created_at, a.scheduled_at, a.expires_at, a.finished_at,
+    NULL::timestamptz, a.attempts, a.last_error, NULL::text, NULL::bigint
+  INTO s FROM postrider.archive a JOIN postrider.endpoints n ON n.id = a.endpoint_id WHERE a.id = p_id LIMIT 1;
+  IF FOUND THEN
+    RETURN s;
+  END IF;
+  SELECT d.message_id, n.name, 'dead', d.priority, d.payload, d.content_type, d.headers, d.options, d.idempotency_key,
+    d.correlation_id, d.ordering_key, d.event_type, d.created_at, d.scheduled_at, d.expires_at, d.died_at,
+    NULL::timestamptz, d.attempts, d.last_error, d.reason, d.id
+  INTO s FROM postrider.dlq d JOIN postrider.endpoints n ON n.id = d.endpoint_id
+  WHERE d.message_id = p_id AND d.status <> 'redriven' ORDER BY d.id DESC LIMIT 1;
+  IF NOT FOUND THEN
+    PERFORM postrider._unknown('message', p_id::text);
+  END IF;
+  RETURN s;
+END $$;
+
+-- The recorded attempts, first to last.
+CREATE FUNCTION postrider._attempts_of(p_id bigint) RETURNS SETOF postrider.attempts LANGUAGE sql STABLE
+AS $$ SELECT * FROM postrider.attempts WHERE message_id = p_id ORDER BY number, started_at $$;
+
+-- A message's whole story: state, attempts, and why it is not delivered yet.
+CREATE FUNCTION postrider.message(id bigint) RETURNS jsonb LANGUAGE plpgsql STABLE
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+DECLARE
+  s postrider._story := postrider._story(message.id);
+  v_json jsonb := postrider._as_json(s.content_type, s.payload);
+BEGIN
+  RETURN (to_jsonb(s) - 'payload') || jsonb_build_object(
+    'payload', v_json,
+    'payload_base64', CASE WHEN v_json IS NULL THEN replace(encode(s.payload, 'base64'), E'\n', '') END,
+    'headers', coalesce(s.headers, '{}'),
+    'options', coalesce(s.options, '{}'),
+    'attempts', (
+      SELECT coalesce(jsonb_agg(jsonb_build_object(
+        'number', a.number, 'node', a.node_id, 'started_at', a.started_at,
+        'duration_seconds', extract(epoch FROM a.duration), 'outcome', a.outcome, 'class', a.class, 'error', a.error,
+        'status', a.status, 'body_base64', replace(encode(a.body, 'base64'), E'\n', '')) ORDER BY a.number, a.started_at), '[]')
+      FROM postrider.attempts a WHERE a.message_id = message.id));
+END $$;
+
+-- Every message once, with its latest state.
+CREATE VIEW postrider.messages AS
+  SELECT q.id, e.name AS endpoint,
+         CASE WHEN postrider._is_claimed(q.id) THEN 'processing' ELSE 'pending' END AS state,
+         q.priority, q.attempts, q.due_at, q.created_at, q.scheduled_at, q.expires_at, NULL::timestamptz AS finished_at,
+         q.ordering_key, q.idempotency_key, q.correlation_id, q.event_type, q.content_type, q.last_error,
+         NULL::bigint AS dlq_id, q.headers, q.options, postrider._as_json(q.content_type, q.payload) AS payload
+  FROM postrider.queue q JOIN postrider.endpoints e ON e.id = q.endpoint_id
+  UNION ALL
+  SELECT d.message_id, e.name, 'dead', d.priority, d.attempts, NULL, d.created_at, d.scheduled_at, d.expires_at,
+         d.died_at, d.ordering_key, d.idempotency_key, d.correlation_id, d.event_type, d.content_type, d.last_error,
+         d.id, d.headers, d.options, postrider._as_json(d.content_type, d.payload)
+  FROM postrider.dlq d JOIN postrider.endpoints e ON e.id = d.endpoint_id WHERE d.status <> 'redriven'
+  UNION ALL
+  SELECT a.id, e.name, a.status, a.priority, a.attempts, NULL, a.created_at, a.scheduled_at, a.expires_at,
+         a.finished_at, a.ordering_key, a.idempotency_key, a.correlation_id, a.event_type, a.content_type,
+         a.last_error, NULL, a.headers, a.options, postrider._as_json(a.content_type, a.payload)
+  FROM postrider.archive a JOIN postrider.endpoints e ON e.id = a.endpoint_id;
+
+-- How many of each endpoint were queued and dead at the last exact count.
+CREATE TABLE postrider._endpoint_gauge (
+  endpoint_id bigint PRIMARY KEY,
+  queued bigint NOT NULL,
+  dead bigint NOT NULL
+);
+CREATE TABLE postrider._exact_count (
+  single boolean PRIMARY KEY DEFAULT true CHECK (single),
+  at timestamptz NOT NULL,
+  dead bigint NOT NULL
+);
+
+-- Up to so many rows are counted whenever somebody asks.
+CREATE FUNCTION postrider._counted_at_once() RETURNS integer LANGUAGE sql IMMUTABLE AS $$ SELECT 10000 $$;
+
+-- Takes the gauge's figure up to now: ids given since are added, departures taken off. A node does this every
+-- second. Ids of rolled back sends make it too high, so it is counted exactly while there is little, and at times when
+-- there is much: a second of counting for some minutes without. One node at a time; the others have nothing to do.
+CREATE FUNCTION postrider._recount_queue() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_now timestamptz := postrider._now();
+  v_last bigint;
+  v_departed bigint;
+  v_queued bigint;
+  v_exact_at timestamptz := (SELECT at FROM postrider._exact_count);
+BEGIN
+  IF NOT pg_try_advisory_xact_lock(1886548338, 2) THEN
+    RETURN;
+  END IF;
+  -- The sum stays the same, so nobody who reads it in between is misled.
+  IF EXISTS (SELECT FROM postrider._departures WHERE node_id = 0 OFFSET 1)
+     OR EXISTS (SELECT FROM postrider._departures d WHERE d.node_id <> 0
+                  AND NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = d.node_id AND n.state = 'live')) THEN
+    WITH folded AS (
+      DELETE FROM postrider._departures d
+      WHERE d.node_id = 0 OR NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = d.node_id AND n.state = 'live')
+      RETURNING departed)
+    INSERT INTO postrider._departures (node_id, departed) SELECT 0, coalesce(sum(departed), 0) FROM folded;
+  END IF;
+  IF EXISTS (SELECT FROM postrider._counts GROUP BY name HAVING count(*) > 1) THEN
+    WITH folded AS (DELETE FROM postrider._counts RETURNING name, value)
+    INSERT INTO postrider._counts (name, value) SELECT name, sum(value) FROM folded GROUP BY name;
+  END IF;
+  -- Queue and departures in one snapshot. An id given before it and committed after it is not seen by either.
+  v_last := (SELECT last_value FROM postrider.message_ids);
+  SELECT (SELECT coalesce(sum(departed), 0) FROM postrider._departures),
+         (SELECT count(*) FROM (SELECT FROM postrider.queue LIMIT postrider._counted_at_once() + 1) AS first_of_them)
+  INTO v_departed, v_queued;
+  IF v_queued > postrider._counted_at_once() THEN
+    SELECT g.queued + (v_last - g.at_id) - (v_departed - g.departed) INTO v_queued FROM postrider._gauge g;
+    IF v_exact_at IS NULL OR v_exact_at > v_now
+       OR v_exact_at < v_now - greatest(30, v_queued / 10000) * interval '1 second' THEN
+      v_last := (SELECT last_value FROM postrider.message_ids);
+      DELETE FROM postrider._endpoint_gauge;
+      WITH queued AS (SELECT endpoint_id, count(*) AS count FROM postrider.queue GROUP BY endpoint_id),
+           dead AS (SELECT endpoint_id, count(*) AS count FROM postrider.dlq WHERE status = 'failed' GROUP BY endpoint_id),
+           kept AS (INSERT INTO postrider._endpoint_gauge (endpoint_id, queued, dead)
+                    SELECT endpoint_id, coalesce(q.count, 0), coalesce(d.count, 0)
+                    FROM queued q FULL JOIN dead d USING (endpoint_id) RETURNING queued, dead),
+           noted AS (INSERT INTO postrider._exact_count AS x (at, dead) SELECT v_now, coalesce(sum(dead), 0) FROM kept
+                     ON CONFLICT (single) DO UPDATE SET at = excluded.at, dead = excluded.dead)
+      SELECT coalesce(sum(queued), 0), (SELECT coalesce(sum(departed), 0) FROM postrider._departures)
+      INTO v_queued, v_departed FROM kept;
+    END IF;
+  END IF;
+  UPDATE postrider._gauge SET queued = greatest(v_queued, 0), at_id = v_last, departed = v_departed, counted_at = v_now;
+END $$;
+
+-- When the pending message that waits longest was due; those in a node's hands do not wait.
+CREATE FUNCTION postrider._oldest_pending(p_endpoint bigint, p_claimed bigint[]) RETURNS timestamptz
+LANGUAGE sql STABLE AS $$
+  SELECT min(first.due_at)
+  FROM generate_series(0, 10) AS p (priority),
+       LATERAL (SELECT q.due_at FROM postrider.queue q
+                WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority = p.priority
+                  AND q.id <> ALL (p_claimed)
+                ORDER BY q.due_at LIMIT 1) AS first
+$$;
+
+-- How many are queued in all, cheaply.
+CREATE FUNCTION postrider._queued() RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  v_queued bigint := (SELECT count(*) FROM (SELECT FROM postrider.queue LIMIT postrider._counted_at_once() + 1) AS first_of_them);
+BEGIN
+  IF v_queued > postrider._counted_at_once() THEN
+    SELECT greatest(v_queued, g.queued + (m.last_value - g.at_id)
+             - ((SELECT coalesce(sum(departed), 0) FROM postrider._departures) - g.departed))
+    INTO v_queued FROM postrider._gauge g, postrider.message_ids m;
+  END IF;
+  RETURN v_queued;
+END $$;
+
+-- One row for each endpoint, by name.
+CREATE FUNCTION postrider._endpoint_statuses()
+RETURNS TABLE (endpoint_id bigint, name text, protocol text, enabled boolean, disabled_by text, paused boolean,
+               circuit text, circuit_until timestamptz, held_until timestamptz, pending bigint, processing bigint,
+               dead bigint, oldest_pending timestamptz)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+  v_once integer := postrider._counted_at_once();
+  v_claimed bigint[] := postrider._claimed_ids();
+  v_small boolean := NOT EXISTS (SELECT FROM postrider.queue OFFSET v_once);
+  v_few_dead boolean := NOT EXISTS (SELECT FROM postrider.dlq WHERE status = 'failed' OFFSET v_once);
+BEGIN
+  RETURN QUERY
+    WITH queued AS (
+      SELECT q.endpoint_id, count(*) AS count FROM postrider.queue q WHERE v_small GROUP BY q.endpoint_id
+      UNION ALL SELECT g.endpoint_id, g.queued FROM postrider._endpoint_gauge g WHERE NOT v_small
+    ), dead AS (
+      SELECT d.endpoint_id, count(*) AS count FROM postrider.dlq d WHERE v_few_dead AND d.status = 'failed'
+      GROUP BY d.endpoint_id
+      UNION ALL SELECT g.endpoint_id, g.dead FROM postrider._endpoint_gauge g WHERE NOT v_few_dead
+    ), claimed AS (
+      SELECT q.endpoint_id, count(*) AS count FROM postrider.queue q WHERE q.id = ANY (v_claimed)
+      GROUP BY q.endpoint_id
+    ), figures AS (
+      SELECT e.id, greatest(coalesce(q.count, 0) - coalesce(c.count, 0), 0) AS pending, coalesce(c.count, 0) AS processing,
+             coalesce(d.count, 0) AS dead
+      FROM postrider.endpoints e LEFT JOIN queued q ON q.endpoint_id = e.id LEFT JOIN dead d ON d.endpoint_id = e.id
+        LEFT JOIN claimed c ON c.endpoint_id = e.id
+      WHERE e.dropped_at IS NULL
+    )
+    SELECT e.id, e.name, e.protocol, e.disabled_by IS NULL, e.disabled_by, e.paused, e.circuit, e.circuit_until,
+           e.held_until, f.pending, f.processing, f.dead,
+           CASE WHEN f.pending > 0 OR NOT v_small THEN postrider._oldest_pending(e.id, v_claimed) END
+    FROM figures f JOIN postrider.endpoints e ON e.id = f.id ORDER BY e.name COLLATE "C";
+END $$;
+
+-- The store as a whole.
+CREATE FUNCTION postrider._status()
+RETURNS TABLE (store text, schema_version integer, paused text, pending bigint, processing bigint, dead bigint,
+               oldest_pending timestamptz)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+  v_queued bigint := postrider._queued();
+  v_processing bigint := (SELECT count(*) FROM postrider.queue WHERE id = ANY (postrider._claimed_ids()));
+  v_dead bigint := (SELECT count(*) FROM (
+    SELECT FROM postrider.dlq WHERE status = 'failed' LIMIT postrider._counted_at_once() + 1) AS first_of_them);
+BEGIN
+  IF v_dead > postrider._counted_at_once() THEN
+    v_dead := greatest(v_dead, (SELECT dead FROM postrider._exact_count));
+  END IF;
+  RETURN QUERY
+    SELECT s.name, s.schema_version, s.paused_because, greatest(v_queued - v_processing, 0), v_processing, v_dead,
+           (SELECT min(e.oldest_pending) FROM postrider._endpoint_statuses() e)
+    FROM postrider._store s;
+END $$;
+
+-- No secrets: neither config nor policies.
+CREATE VIEW postrider.endpoint_status AS
+  SELECT name, protocol, enabled, disabled_by, paused, circuit, circuit_until, held_until, pending, processing, dead,
+         oldest_pending
+  FROM postrider._endpoint_statuses();
+
+CREATE FUNCTION postrider.get_endpoint_health(name text DEFAULT NULL)
+RETURNS TABLE (endpoint text, healthy boolean, protocol text, enabled boolean, disabled_by text, paused boolean,
+               circuit text, circuit_until timestamptz, held_until timestamptz, mode text, pending bigint,
+               processing bigint, dead bigint, oldest_pending timestamptz, oldest_pending_seconds numeric)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  v_now timestamptz := postrider._now();
+BEGIN
+  IF get_endpoint_health.name IS NOT NULL AND NOT EXISTS (
+       SELECT FROM postrider.endpoints e WHERE e.name = get_endpoint_health.name AND e.dropped_at IS NULL) THEN
+    PERFORM postrider._unknown('endpoint', get_endpoint_health.name);
+  END IF;
+  RETURN QUERY
+    SELECT s.name, s.enabled AND NOT s.paused AND s.circuit = 'closed', s.protocol, s.enabled, s.disabled_by, s.paused,
+           s.circuit, s.circuit_until, CASE WHEN s.held_until > v_now THEN s.held_until END, 'cold', s.pending,
+           s.processing, s.dead, s.oldest_pending,
+           CASE WHEN s.oldest_pending IS NOT NULL
+                THEN round(greatest(extract(epoch FROM v_now - s.oldest_pending), 0)::numeric, 3) END
+    FROM postrider._endpoint_statuses() s
+    WHERE get_endpoint_health.name IS NULL OR s.name = get_endpoint_health.name;
+END $$;
+
+-- One row for each part; status is ok, warning or critical.
+CREATE FUNCTION postrider.health_check() RETURNS TABLE (component text, status text, details jsonb)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  v_now timestamptz := postrider._now();
+  v_status record;
+  v_limit bigint := (SELECT max_queue_size FROM postrider._limits);
+  v_live bigint := (SELECT count(*) FROM postrider.nodes WHERE state = 'live' AND lease_until > v_now);
+  v_ahead timestamp := (SELECT max(month) FROM postrider._months('archive'));
+  v_stray boolean := EXISTS (SELECT FROM postrider.archive_default) OR EXISTS (SELECT FROM postrider.attempts_default);
+BEGIN
+  SELECT * INTO v_status FROM postrider._status();
+  RETURN QUERY SELECT 'nodes', CASE WHEN v_live = 0 THEN 'critical' ELSE 'ok' END, jsonb_build_object('live', v_live);
+  RETURN QUERY SELECT 'dispatch', CASE WHEN v_status.paused IS NULL THEN 'ok' ELSE 'warning' END,
+    jsonb_build_object('paused', v_status.paused);
+  RETURN QUERY SELECT 'queue',
+    CASE WHEN v_limit > 0 AND v_status.pending + v_status.processing >= v_limit THEN 'critical'
+         WHEN v_limit > 0 AND v_status.pending + v_status.processing >= v_limit / 10 * 8 THEN 'warning' ELSE 'ok' END,
+    jsonb_build_object('pending', v_status.pending, 'processing', v_status.processing, 'max_queue_size', v_limit,
+      'oldest_pending', v_status.oldest_pending);
+  RETURN QUERY SELECT 'endpoints',
+    CASE WHEN count(*) FILTER (WHERE e.circuit <> 'closed' OR e.disabled_by = 'gone') > 0 THEN 'warning' ELSE 'ok' END,
+    jsonb_build_object('circuits_not_closed', count(*) FILTER (WHERE e.circuit <> 'closed'),
+      'gone', count(*) FILTER (WHERE e.disabled_by = 'gone'), 'paused', count(*) FILTER (WHERE e.paused))
+    FROM postrider.endpoints e WHERE e.dropped_at IS NULL;
+  RETURN QUERY SELECT 'dead_letters', CASE WHEN v_status.dead > 0 THEN 'warning' ELSE 'ok' END,
+    jsonb_build_object('failed', v_status.dead);
+  RETURN QUERY SELECT 'archive',
+    CASE WHEN v_ahead IS NULL OR v_ahead <= postrider._month(v_now) OR v_stray THEN 'warning' ELSE 'ok' END,
+    jsonb_build_object('months_until', v_ahead::date, 'rows_in_default', v_stray);
+END $$;
+
+-- Figures under the names that /metrics has.
+CREATE FUNCTION postrider.metrics() RETURNS TABLE (name text, labels jsonb, value double precision)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  v_now timestamptz := postrider._now();
+  v_status record;
+  s record;
+BEGIN
+  SELECT * INTO v_status FROM postrider._status();
+  RETURN QUERY VALUES
+    ('postrider_messages', '{"state": "pending"}'::jsonb, v_status.pending::double precision),
+    ('postrider_messages', '{"state": "processing"}', v_status.processing),
+    ('postrider_messages', '{"state": "dead"}', v_status.dead),
+    ('postrider_oldest_pending_age_seconds', '{}',
+      coalesce(greatest(extract(epoch FROM v_now - v_status.oldest_pending), 0), 0)::double precision),
+    ('postrider_paused', '{}', (v_status.paused IS NOT NULL)::integer),
+    ('postrider_nodes', '{"state": "live"}',
+      (SELECT count(*) FROM postrider.nodes n WHERE n.state = 'live' AND n.lease_until > v_now)),
+    ('postrider_retention_lag_seconds', '{"of": "dlq"}', coalesce(greatest(extract(epoch FROM v_now
+      - postrider._setting('dlq_retention_days')::integer * interval '24 hours'
+      - (SELECT d.died_at FROM postrider.dlq d WHERE NOT d.holds_key ORDER BY d.died_at LIMIT 1)), 0), 0)::double precision),
+    ('postrider_retention_lag_seconds', '{"of": "event_log"}', coalesce(greatest(extract(epoch FROM v_now
+      - postrider._setting('event_log_retention_days')::integer * interval '24 hours'
+      - (SELECT l.at FROM postrider.event_log l ORDER BY l.at LIMIT 1)), 0), 0)::double precision);
+  RETURN QUERY SELECT format('postrider_%s_total', c.name), '{}'::jsonb, sum(c.value)::double precision
+    FROM postrider._counts c GROUP BY c.name ORDER BY c.name;
+  FOR s IN SELECT * FROM postrider._endpoint_statuses() LIMIT 1000 LOOP
+    RETURN QUERY VALUES
+      ('postrider_endpoint_messages', jsonb_build_object('endpoint', s.name, 'state', 'pending'), s.pending::double precision),
+      ('postrider_endpoint_messages', jsonb_build_object('endpoint', s.name, 'state', 'processing'), s.processing),
+      ('postrider_endpoint_messages', jsonb_build_object('endpoint', s.name, 'state', 'dead'), s.dead),
+      ('postrider_endpoint_oldest_pending_age_seconds', jsonb_build_object('endpoint', s.name),
+        coalesce(greatest(extract(epoch FROM v_now - s.oldest_pending), 0), 0)::double precision),
+      ('postrider_endpoint_circuit_state', jsonb_build_object('endpoint', s.name),
+        CASE s.circuit WHEN 'closed' THEN 0 WHEN 'half_open' THEN 1 ELSE 2 END);
+  END LOOP;
+END $$;

@@ -1,0 +1,161 @@
+-- Nodes, their leases, and what they are told.
+
+-- From when leases may be judged. While no node at all could confirm its lease the store was away, not the nodes:
+-- then everybody has one full lease to come back.
+CREATE TABLE postrider._judgement (
+  single boolean PRIMARY KEY DEFAULT true CHECK (single),
+  earliest_at timestamptz NOT NULL
+);
+
+CREATE FUNCTION postrider._node_lease() RETURNS interval LANGUAGE sql STABLE
+AS $$ SELECT postrider._setting('node_lease')::integer * interval '1 second' $$;
+
+-- A node reached the store. Half a lease without a word from any node is a store that was away: heartbeats come
+-- three times a lease.
+CREATE FUNCTION postrider._note_sign_of_life(p_now timestamptz, p_lease interval) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF (SELECT max(heartbeat_at) FROM postrider.nodes) > p_now - p_lease / 2 THEN
+    RETURN;
+  END IF;
+  INSERT INTO postrider._judgement AS j (earliest_at) VALUES (p_now + p_lease)
+  ON CONFLICT (single) DO UPDATE SET earliest_at = excluded.earliest_at;
+END $$;
+
+CREATE FUNCTION postrider._join(p_name text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  v_now timestamptz := postrider._now();
+  v_lease interval := postrider._node_lease();
+  v_node bigint;
+BEGIN
+  PERFORM postrider._note_sign_of_life(v_now, v_lease);
+  INSERT INTO postrider.nodes (name, joined_at, heartbeat_at, lease_until)
+  VALUES (p_name, v_now, v_now, v_now + v_lease) RETURNING id INTO v_node;
+  PERFORM postrider._log_event('node.joined', p_name, jsonb_build_object('node', v_node));
+  RETURN v_node;
+END $$;
+
+-- Confirms the lease for another node_lease; 55000 once it was lost.
+CREATE FUNCTION postrider._heartbeat(p_node bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_now timestamptz := postrider._now();
+  v_lease interval := postrider._node_lease();
+BEGIN
+  PERFORM postrider._note_sign_of_life(v_now, v_lease);
+  UPDATE postrider.nodes SET heartbeat_at = v_now, lease_until = v_now + v_lease WHERE id = p_node AND state = 'live';
+  IF NOT FOUND THEN
+    PERFORM postrider._conflict(format('node %s lost its lease', p_node));
+  END IF;
+END $$;
+
+CREATE FUNCTION postrider._end_node(p_node bigint, p_state text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_name text;
+BEGIN
+  UPDATE postrider.nodes SET state = p_state WHERE id = p_node AND state = 'live' RETURNING name INTO v_name;
+  IF FOUND THEN
+    PERFORM postrider._log_event('node.' || p_state, v_name, jsonb_build_object('node', p_node));
+  END IF;
+END $$;
+
+CREATE FUNCTION postrider._tell_unblocked(p_endpoint bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF p_endpoint IS NOT NULL THEN
+    PERFORM pg_notify('postrider', p_endpoint::text);
+  END IF;
+END $$;
+
+-- A clean stop: what the node still holds goes back as if it had not been claimed.
+CREATE FUNCTION postrider._leave_node(p_node bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_ids bigint[];
+  v_message record;
+BEGIN
+  WITH ended AS (DELETE FROM postrider._claims WHERE node_id = p_node RETURNING ids)
+  SELECT array_agg(id) INTO v_ids FROM ended, unnest(ids) AS id;
+  FOR v_message IN
+    SELECT id, key_scope, ordering_key, endpoint_id, attempts, delivered_late FROM postrider.queue
+    WHERE id = ANY (v_ids) AND (ordering_key IS NOT NULL OR delivered_late) ORDER BY id FOR UPDATE
+  LOOP
+    IF v_message.delivered_late THEN
+      PERFORM postrider._tell_unblocked(postrider._leave(v_message.id, 'completed', v_message.attempts));
+      PERFORM postrider._departed(1);
+    ELSE
+      PERFORM postrider._tell_unblocked(
+        postrider._put_back(v_message.id, v_message.key_scope, v_message.ordering_key));
+    END IF;
+  END LOOP;
+  PERFORM pg_notify('postrider', endpoint_id::text)
+  FROM (SELECT DISTINCT endpoint_id FROM postrider.queue WHERE id = ANY (v_ids)) AS returned;
+  PERFORM postrider._end_node(p_node, 'left');
+END $$;
+
+-- May a lease be judged now? Not before one full lease after the store was started or reached again.
+CREATE FUNCTION postrider._may_judge(p_now timestamptz) RETURNS boolean LANGUAGE sql STABLE AS $$
+  SELECT p_now >= coalesce((SELECT earliest_at FROM postrider._judgement), '-infinity')
+     AND p_now NOT BETWEEN pg_postmaster_start_time() AND pg_postmaster_start_time() + postrider._node_lease()
+$$;
+
+-- Claims of nodes whose lease ran out, and claims that nobody settled in time.
+CREATE FUNCTION postrider._lost_claims(p_limit integer)
+RETURNS TABLE (id bigint, endpoint_id bigint, node_id bigint, batch bigint, attempt integer, attempts_before integer,
+               losses integer, alone boolean, started_at timestamptz, expires_at timestamptz, options jsonb)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_now timestamptz := postrider._now();
+  v_stale timestamptz;
+BEGIN
+  IF EXISTS (SELECT FROM postrider.nodes n WHERE n.state = 'live' AND n.lease_until <= v_now)
+     AND postrider._may_judge(v_now) THEN
+    PERFORM postrider._end_node(n.id, 'lost')
+    FROM (SELECT n.id FROM postrider.nodes n WHERE n.state = 'live' AND n.lease_until <= v_now
+          ORDER BY n.id FOR UPDATE SKIP LOCKED) AS n;
+  END IF;
+  v_stale := v_now - (SELECT l.stale_recovery_timeout FROM postrider._limits l);
+  IF NOT EXISTS (SELECT FROM postrider._claims c WHERE c.started_at <= v_stale
+                   OR NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = c.node_id AND n.state = 'live')) THEN
+    RETURN;
+  END IF;
+  -- What is left of a node that is gone when all its messages are settled.
+  DELETE FROM postrider._claims c WHERE (c.node_id, c.batch) IN (
+    SELECT o.node_id, o.batch FROM postrider._claims o
+    WHERE (o.started_at <= v_stale
+           OR NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = o.node_id AND n.state = 'live'))
+      AND NOT EXISTS (SELECT FROM postrider.queue q WHERE q.id = ANY (o.ids))
+    FOR UPDATE SKIP LOCKED);
+  RETURN QUERY
+    SELECT q.id, q.endpoint_id, c.node_id, c.batch, q.attempts + 1, q.attempts_before, q.losses::integer, c.alone,
+           c.started_at, q.expires_at, q.options
+    FROM postrider._claims c, unnest(c.ids) AS held (id), postrider.queue q
+    WHERE (c.started_at <= v_stale
+           OR NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = c.node_id AND n.state = 'live'))
+      AND q.id = held.id
+    LIMIT p_limit;
+END $$;
+
+-- Who runs, and who ran until lately.
+CREATE FUNCTION postrider.get_worker_status()
+RETURNS TABLE (node_id bigint, name text, state text, joined_at timestamptz, heartbeat_at timestamptz,
+               lease_until timestamptz, seconds_since_heartbeat numeric, in_flight bigint)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+  SELECT n.id, n.name, n.state, n.joined_at, n.heartbeat_at, n.lease_until,
+         round(extract(epoch FROM postrider._now() - n.heartbeat_at)::numeric, 3),
+         (SELECT count(*) FROM postrider._claims c, unnest(c.ids) AS held (id)
+          JOIN postrider.queue q ON q.id = held.id WHERE c.node_id = n.id)
+  FROM postrider.nodes n ORDER BY n.id
+$$;
+
+-- Nodes that ended long ago and hold nothing any more.
+CREATE FUNCTION postrider._clean_nodes(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_before timestamptz := postrider._now()
+    - postrider._setting('event_log_retention_days')::integer * interval '24 hours';
+  v_count integer;
+BEGIN
+  DELETE FROM postrider.nodes WHERE id IN (
+    SELECT id FROM postrider.nodes n WHERE state <> 'live' AND heartbeat_at <= v_before
+      AND NOT EXISTS (SELECT FROM postrider._claims c WHERE c.node_id = n.id)
+    LIMIT p_limit FOR UPDATE SKIP LOCKED);
+  GET DIAGNOSTICS v_count = ROW_COUNT;
+  RETURN v_count;
+END $$;

@@ -1,0 +1,239 @@
+-- Send: check, find who holds the idempotency key, insert. In the caller's transaction.
+
+-- What every send looks at, in one read.
+CREATE TYPE postrider._destination AS (
+  id bigint,
+  name text,
+  protocol text,
+  key_scope bigint,
+  queue_max bigint,
+  disabled_by text,
+  paused boolean,
+  config jsonb,
+  max_queue_size bigint,
+  max_payload_bytes bigint,
+  max_headers_bytes bigint,
+  max_key_bytes bigint,
+  max_batch_messages bigint,
+  stale_recovery_timeout interval,
+  queued bigint,
+  departed bigint,
+  counted_at timestamptz,
+  wake boolean
+);
+
+CREATE FUNCTION postrider._destination(p_endpoint text) RETURNS postrider._destination
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  v postrider._destination;
+BEGIN
+  SELECT e.id, e.name, e.protocol, CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END,
+         (e.options->>'max_queue_size')::bigint, e.disabled_by, e.paused, e.config,
+         l.max_queue_size, l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes, l.max_batch_messages,
+         l.stale_recovery_timeout, g.queued + (m.last_value - g.at_id), g.departed, g.counted_at, g.wake
+  INTO v
+  FROM postrider.endpoints e, postrider._limits l, postrider._gauge g, postrider.message_ids m
+  WHERE e.name = p_endpoint AND e.dropped_at IS NULL;
+  IF v.id IS NULL THEN
+    PERFORM postrider._unknown('endpoint', p_endpoint);
+  END IF;
+  IF v.disabled_by = 'operator' THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', COLUMN = 'endpoint', CONSTRAINT = p_endpoint,
+      MESSAGE = format('endpoint "%s" is disabled; enable it to send to it', p_endpoint);
+  END IF;
+  RETURN v;
+END $$;
+
+CREATE FUNCTION postrider._queue_full(p_queued bigint, p_limit bigint, p_endpoint text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = '53400',
+    MESSAGE = format('the queue is full: %s messages of %s (%s); try again later or raise max_queue_size',
+      p_queued, p_limit, CASE WHEN p_endpoint IS NULL THEN 'the whole queue' ELSE format('endpoint "%s"', p_endpoint) END),
+    CONSTRAINT = p_endpoint, DETAIL = json_build_object('queued', p_queued, 'limit', p_limit)::text;
+END $$;
+
+-- Refuses when the queue, or the endpoint's part of it, would hold more than its limit. The first look costs
+-- nothing: ids given since the last count are added to it, and only when that says full is anything read.
+CREATE FUNCTION postrider._make_room(d postrider._destination, p_more bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_queued bigint;
+BEGIN
+  IF d.max_queue_size > 0 AND d.queued + p_more > d.max_queue_size THEN
+    v_queued := d.queued - ((SELECT coalesce(sum(departed), 0) FROM postrider._departures) - d.departed);
+    IF v_queued + p_more > d.max_queue_size THEN
+      -- Ids of rolled back sends were counted too, so it is counted exactly before anybody is refused.
+      SELECT count(*) INTO v_queued FROM (SELECT FROM postrider.queue LIMIT d.max_queue_size + 1) AS q;
+      IF v_queued + p_more > d.max_queue_size THEN
+        PERFORM postrider._queue_full(v_queued, d.max_queue_size, NULL);
+      END IF;
+    END IF;
+  END IF;
+  IF d.queue_max > 0 AND d.queued + p_more > d.queue_max THEN
+    SELECT count(*) INTO v_queued
+    FROM (SELECT FROM postrider.queue WHERE endpoint_id = d.id LIMIT d.queue_max + 1) AS q;
+    IF v_queued + p_more > d.queue_max THEN
+      PERFORM postrider._queue_full(v_queued, d.queue_max, d.name);
+    END IF;
+  END IF;
+END $$;
+
+CREATE FUNCTION postrider._check_key(p_field text, p_key text, p_max bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF octet_length(p_key) > p_max THEN
+    PERFORM postrider._too_large(p_field, octet_length(p_key), p_max, 'max_key_bytes');
+  END IF;
+  IF p_key = '' OR p_key ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+    PERFORM postrider._invalid(p_field, 'must not be empty and has no control characters');
+  END IF;
+END $$;
+
+-- The rules that every message keeps. The first line is for messages without options, nearly all.
+CREATE FUNCTION postrider._check_message(
+  d postrider._destination, p_bytes bigint, p_content_type text, p_priority smallint, p_scheduled_at timestamptz,
+  p_expires_at timestamptz, p_idempotency_key text, p_ordering_key text, p_event_type text, p_headers jsonb,
+  p_options jsonb
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_bytes bigint;
+BEGIN
+  IF p_priority IS NULL OR p_priority NOT BETWEEN 0 AND 10 THEN
+    PERFORM postrider._invalid('priority', 'must be from 0 to 10');
+  END IF;
+  IF p_bytes IS NULL THEN
+    PERFORM postrider._invalid('payload', 'is required');
+  END IF;
+  IF p_bytes > d.max_payload_bytes THEN
+    PERFORM postrider._too_large('payload', p_bytes, d.max_payload_bytes, 'max_payload_bytes');
+  END IF;
+  IF p_content_type IS NULL OR octet_length(p_content_type) NOT BETWEEN 1 AND 256 OR p_content_type ~ '[^ -~]' THEN
+    PERFORM postrider._invalid('content_type', 'must be 1 to 256 printable ASCII characters');
+  END IF;
+  IF p_headers IS NOT NULL THEN
+    IF jsonb_typeof(p_headers) <> 'object'
+       OR EXISTS (SELECT FROM jsonb_each(p_headers) WHERE jsonb_typeof(value) <> 'string') THEN
+      PERFORM postrider._invalid('headers', 'must be an object of strings');
+    END IF;
+    SELECT coalesce(sum(octet_length(key) + octet_length(value)), 0) INTO v_bytes FROM jsonb_each_text(p_headers);
+    IF v_bytes > d.max_headers_bytes THEN
+      PERFORM postrider._too_large('headers', v_bytes, d.max_headers_bytes, 'max_headers_bytes');
+    END IF;
+    PERFORM postrider._check_message_headers(d.protocol, p_headers);
+  END IF;
+  IF p_ordering_key IS NOT NULL THEN
+    PERFORM postrider._check_key('ordering_key', p_ordering_key, d.max_key_bytes);
+  END IF;
+  IF p_idempotency_key IS NOT NULL THEN
+    PERFORM postrider._check_key('idempotency_key', p_idempotency_key, d.max_key_bytes);
+  END IF;
+  IF p_event_type IS NOT NULL THEN
+    PERFORM postrider._check_key('event_type', p_event_type, d.max_key_bytes);
+  END IF;
+  IF p_options IS NOT NULL AND p_options <> '{}' THEN
+    PERFORM postrider._check_message_options(d.protocol, d.config, p_options, d.stale_recovery_timeout);
+  END IF;
+  IF p_expires_at <= p_scheduled_at THEN
+    PERFORM postrider._invalid('expires_at', 'must be later than scheduled_at');
+  END IF;
+END $$;
+
+-- What is compared when the payload itself is no longer queued.
+CREATE FUNCTION postrider._digest(p_content_type text, p_payload bytea) RETURNS bytea
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT sha256(convert_to(p_content_type, 'UTF8') || '\x00'::bytea || p_payload) $$;
+
+-- The message that holds the key already, or nothing. Racing senders of one key wait for each other here, so
+-- that exactly one wins; under REPEATABLE READ the loser cannot see the winner and gets 40001.
+CREATE FUNCTION postrider._idempotency_holder(
+  d postrider._destination, p_key text, p_payload bytea, p_content_type text, p_now timestamptz
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  v_held record;
+  v_same boolean;
+BEGIN
+  PERFORM pg_advisory_xact_lock(hashtextextended(p_key, ~d.id));
+  SELECT id, expires_at, payload = p_payload AND content_type = p_content_type AS same INTO v_held
+  FROM postrider.queue WHERE endpoint_id = d.id AND idempotency_key = p_key;
+  IF FOUND THEN
+    IF v_held.expires_at <= p_now AND postrider._expire_message(v_held.id) THEN
+      RETURN NULL;
+    END IF;
+  ELSE
+    SELECT message_id AS id, digest = postrider._digest(p_content_type, p_payload) AS same INTO v_held
+    FROM postrider._reservations WHERE endpoint_id = d.id AND idempotency_key = p_key AND until > p_now;
+  END IF;
+  IF NOT FOUND THEN
+    RETURN NULL;
+  END IF;
+  IF v_held.same IS NOT TRUE THEN
+    RAISE EXCEPTION USING ERRCODE = '23505', COLUMN = 'idempotency_key', CONSTRAINT = v_held.id::text,
+      MESSAGE = format('idempotency_key: message %s of this endpoint has the same key and another payload or content type', v_held.id);
+  END IF;
+  RETURN v_held.id;
+END $$;
+
+CREATE FUNCTION postrider._is_read_committed() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
+END $$;
+
+-- Where a message of this key stands. The key is locked. A sender with an old snapshot cannot know whether
+-- anything is before it, so it goes behind, and a node looks.
+CREATE FUNCTION postrider._place_of_new(p_scope bigint, p_key text) RETURNS smallint LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT postrider._is_read_committed() THEN
+    INSERT INTO postrider._stalled_keys (key_scope, ordering_key) VALUES (p_scope, p_key);
+    RETURN 1;
+  END IF;
+  IF EXISTS (SELECT FROM postrider.queue WHERE key_scope = p_scope AND ordering_key = p_key)
+     OR postrider._key_is_held(p_scope, p_key)
+     OR EXISTS (SELECT FROM postrider._stalled_keys WHERE key_scope = p_scope AND ordering_key = p_key) THEN
+    RETURN 1;
+  END IF;
+  RETURN 0;
+END $$;
+
+CREATE FUNCTION postrider._tell_nodes(d postrider._destination) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF d.wake AND NOT d.paused THEN
+    PERFORM pg_notify('postrider', d.id::text);
+  END IF;
+END $$;
+
+CREATE FUNCTION postrider._send(
+  p_endpoint text, p_payload bytea, p_content_type text, p_priority smallint, p_scheduled_at timestamptz,
+  p_idempotency_key text, p_correlation_id uuid, p_expires_at timestamptz, p_ordering_key text, p_headers jsonb,
+  p_options jsonb, p_event_type text, OUT id bigint, OUT duplicate boolean
+) LANGUAGE plpgsql AS $$
+DECLARE
+  d postrider._destination := postrider._destination(p_endpoint);
+  v_now timestamptz := postrider._now();
+  v_scope bigint;
+  v_place smallint := 0;
+BEGIN
+  PERFORM postrider._check_message(d, octet_length(p_payload), p_content_type, p_priority, p_scheduled_at,
+    p_expires_at, p_idempotency_key, p_ordering_key, p_event_type, p_headers, p_options);
+  duplicate := false;
+  IF p_idempotency_key IS NOT NULL THEN
+    id := postrider._idempotency_holder(d, p_idempotency_key, p_payload, p_content_type, v_now);
+    IF id IS NOT NULL THEN
+      duplicate := true;
+      RETURN;
+    END IF;
+  END IF;
+  PERFORM postrider._make_room(d, 1);
+  IF p_ordering_key IS NOT NULL THEN
+    v_scope := d.key_scope;
+    PERFORM postrider._lock_key(v_scope, p_ordering_key);
+    v_place := postrider._place_of_new(v_scope, p_ordering_key);
+  END IF;
+  -- After the lock: within a key, ids grow in commit order.
+  id := nextval('postrider.message_ids');
+  INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, place, priority, scheduled_at, expires_at,
+    key_scope, key_position, correlation_id, content_type, ordering_key, idempotency_key, event_type, headers,
+    options, payload)
+  VALUES (id, greatest(v_now, p_scheduled_at), v_now, d.id, v_place, p_priority, p_scheduled_at, p_expires_at,
+    v_scope, CASE WHEN v_scope IS NOT NULL THEN id END, p_correlation_id, p_content_type, p_ordering_key,
+    p_idempotency_key, p_event_type, nullif(p_headers, '{}'), nullif(p_options, '{}'), p_payload);
+  PERFORM postrider._tell_nodes(d);
+END $$;

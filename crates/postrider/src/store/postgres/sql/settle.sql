@@ -1,0 +1,268 @@
+-- Settle: end a claim by its fence, exactly once. The fence of a claim is its node and batch: it is current as
+-- long as that row of _claims holds the message's id.
+
+CREATE FUNCTION postrider._setting(p_name text) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT coalesce(s.value, k.default_value)
+  FROM postrider._known_settings k LEFT JOIN postrider.settings s USING (name) WHERE k.name = p_name
+$$;
+
+-- The claim of this message ended and the message stays queued.
+CREATE FUNCTION postrider._unclaim(p_id bigint) RETURNS void LANGUAGE sql AS $$
+  UPDATE postrider._claims SET ids = array_remove(ids, p_id) WHERE p_id = ANY (ids)
+$$;
+
+CREATE FUNCTION postrider._departed(p_count bigint) RETURNS void LANGUAGE sql AS $$
+  INSERT INTO postrider._departures (node_id, departed) VALUES (0, p_count)
+$$;
+
+-- Queue to archive. p_uncounted attempts were claimed and never begun. Returns the endpoint whose next message
+-- of the same key may go now.
+CREATE FUNCTION postrider._leave(p_id bigint, p_status text, p_attempts integer) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+  v postrider.queue;
+  v_archive text := postrider._setting('archive');
+  v_reserved interval;
+BEGIN
+  DELETE FROM postrider.queue WHERE id = p_id RETURNING * INTO v;
+  IF NOT FOUND THEN
+    RETURN NULL;
+  END IF;
+  IF v_archive <> 'off' THEN
+    INSERT INTO postrider.archive (id, endpoint_id, status, finished_at, created_at, priority, attempts,
+      scheduled_at, expires_at, correlation_id, content_type, ordering_key, idempotency_key, event_type, last_error,
+      headers, options, payload)
+    VALUES (v.id, v.endpoint_id, p_status, postrider._now(), v.created_at, v.priority, p_attempts, v.scheduled_at,
+      v.expires_at, v.correlation_id, v.content_type, v.ordering_key, v.idempotency_key, v.event_type, v.last_error,
+      CASE WHEN v_archive = 'on' THEN v.headers END, v.options, CASE WHEN v_archive = 'on' THEN v.payload END);
+  END IF;
+  IF v.idempotency_key IS NOT NULL AND p_status = 'completed' THEN
+    v_reserved := postrider._setting('idempotency_retention')::integer * interval '1 second';
+    IF v_reserved > interval '0' THEN
+      INSERT INTO postrider._reservations AS r (endpoint_id, idempotency_key, message_id, digest, until)
+      VALUES (v.endpoint_id, v.idempotency_key, v.id, postrider._digest(v.content_type, v.payload),
+        postrider._now() + v_reserved)
+      ON CONFLICT (endpoint_id, idempotency_key) DO UPDATE
+        SET message_id = excluded.message_id, digest = excluded.digest, until = excluded.until;
+    END IF;
+  END IF;
+  IF postrider._setting('attempt_log') = 'off' THEN
+    DELETE FROM postrider.attempts WHERE message_id = v.id;
+  END IF;
+  PERFORM postrider._unclaim(p_id);
+  -- Who was behind its key lets nobody go: another one of the key is current, or the key is held.
+  IF v.ordering_key IS NOT NULL AND v.place <> 1 THEN
+    RETURN postrider._advance_key(v.key_scope, v.ordering_key);
+  END IF;
+  RETURN NULL;
+END $$;
+
+-- A claimed message of a key went back to pending; a redriven one may have been put before it meanwhile.
+CREATE FUNCTION postrider._put_back(p_id bigint, p_scope bigint, p_key text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  v_head bigint;
+BEGIN
+  SELECT id INTO v_head FROM postrider.queue
+  WHERE key_scope = p_scope AND ordering_key = p_key ORDER BY key_position LIMIT 1;
+  IF v_head = p_id THEN
+    RETURN NULL;
+  END IF;
+  UPDATE postrider.queue SET place = 1 WHERE id = p_id;
+  RETURN postrider._advance_key(p_scope, p_key);
+END $$;
+
+-- True when it was pending, past its expiry, and is archived now.
+CREATE FUNCTION postrider._expire_message(p_id bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  v postrider.queue;
+  v_unblocked bigint;
+BEGIN
+  SELECT * INTO v FROM postrider.queue WHERE id = p_id AND expires_at <= postrider._now() FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND OR postrider._is_claimed(p_id) THEN
+    RETURN false;
+  END IF;
+  v_unblocked := postrider._leave(p_id, 'expired', v.attempts);
+  PERFORM postrider._departed(1);
+  IF v_unblocked IS NOT NULL THEN
+    PERFORM pg_notify('postrider', v_unblocked::text);
+  END IF;
+  RETURN true;
+END $$;
+
+CREATE TYPE postrider._attempt AS (
+  number integer,
+  node_id bigint,
+  started_at timestamptz,
+  duration interval,
+  outcome text,
+  class text,
+  error text,
+  status integer,
+  body bytea
+);
+
+-- One ended claim. `ended`: complete, retry, spare, dead, expire, released, expired_unstarted.
+CREATE TYPE postrider._settlement AS (
+  id bigint,
+  endpoint_id bigint,
+  node_id bigint,
+  batch bigint,
+  ended text,
+  due_at timestamptz,
+  reason text,
+  disable_endpoint boolean,
+  hold_until timestamptz,
+  attempt postrider._attempt
+);
+
+CREATE TYPE postrider._settled AS (id bigint, effect text, state text, unblocked bigint);
+
+-- In order, in one transaction. p_finished are batches of p_node of which nothing is left; p_left says what is
+-- left of some others, so that their rows stay short: {"batch": [ids]}.
+CREATE FUNCTION postrider._settle(
+  p_node bigint, p_settlements postrider._settlement[], p_finished bigint[], p_left jsonb
+) RETURNS SETOF postrider._settled LANGUAGE plpgsql AS $$
+DECLARE
+  v_done bigint[];
+  v_departed bigint;
+  v_settlement postrider._settlement;
+  v_settled postrider._settled;
+BEGIN
+  v_done := postrider._settle_in_bulk(p_settlements);
+  v_departed := cardinality(v_done);
+  FOREACH v_settlement IN ARRAY p_settlements LOOP
+    IF v_settlement.id = ANY (v_done) THEN
+      v_settled := ROW(v_settlement.id, 'applied', 'completed', NULL)::postrider._settled;
+    ELSE
+      v_settled := postrider._settle_one(v_settlement);
+      IF v_settled.effect = 'applied' AND v_settled.state <> 'pending' THEN
+        v_departed := v_departed + 1;
+      END IF;
+    END IF;
+    RETURN NEXT v_settled;
+  END LOOP;
+  IF v_departed > 0 THEN
+    UPDATE postrider._departures SET departed = departed + v_departed WHERE node_id = p_node;
+    IF NOT FOUND THEN
+      INSERT INTO postrider._departures (node_id, departed) VALUES (p_node, v_departed);
+    END IF;
+  END IF;
+  IF cardinality(p_finished) > 0 THEN
+    DELETE FROM postrider._claims WHERE node_id = p_node AND batch = ANY (p_finished);
+  END IF;
+  IF p_left IS NOT NULL THEN
+    UPDATE postrider._claims c SET ids = ARRAY(SELECT jsonb_array_elements_text(l.value)::bigint)
+    FROM jsonb_each(p_left) AS l WHERE c.node_id = p_node AND c.batch = l.key::bigint;
+  END IF;
+END $$;
+
+-- What was simply delivered, which is nearly all on a good day: without a key nothing waits for it, and a late
+-- delivery counts as well as one in time.
+CREATE FUNCTION postrider._settle_in_bulk(p_settlements postrider._settlement[]) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  v_ids bigint[] := ARRAY(SELECT s.id FROM unnest(p_settlements) AS s WHERE s.ended = 'complete');
+  v_archive text;
+  v_done bigint[];
+BEGIN
+  IF cardinality(v_ids) < 2 OR postrider._setting('attempt_log') <> 'failures' THEN
+    RETURN '{}';
+  END IF;
+  v_archive := postrider._setting('archive');
+  IF v_archive = 'off' THEN
+    WITH gone AS (
+      DELETE FROM postrider.queue q
+      WHERE q.id = ANY (v_ids) AND q.ordering_key IS NULL AND q.idempotency_key IS NULL
+        AND q.id = ANY (postrider._claimed_ids())
+      RETURNING q.id
+    )
+    SELECT coalesce(array_agg(id), '{}') INTO v_done FROM gone;
+  ELSE
+    WITH gone AS (
+      DELETE FROM postrider.queue q
+      WHERE q.id = ANY (v_ids) AND q.ordering_key IS NULL AND q.idempotency_key IS NULL
+        AND q.id = ANY (postrider._claimed_ids())
+      RETURNING q.*
+    ), kept AS (
+      INSERT INTO postrider.archive (id, endpoint_id, status, finished_at, created_at, priority, attempts,
+        scheduled_at, expires_at, correlation_id, content_type, event_type, last_error, headers, options, payload)
+      SELECT g.id, g.endpoint_id, 'completed', postrider._now(), g.created_at, g.priority, g.attempts + 1,
+        g.scheduled_at, g.expires_at, g.correlation_id, g.content_type, g.event_type, g.last_error,
+        CASE WHEN v_archive = 'on' THEN g.headers END, g.options, CASE WHEN v_archive = 'on' THEN g.payload END
+      FROM gone g RETURNING id
+    )
+    SELECT coalesce(array_agg(id), '{}') INTO v_done FROM kept;
+  END IF;
+  RETURN v_done;
+END $$;
+
+CREATE FUNCTION postrider._record_attempt(p_message bigint, p postrider._attempt) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  -- A failed attempt is always recorded: the dead letter quotes it. What is kept afterwards is a setting.
+  IF p.number IS NOT NULL AND (p.outcome <> 'delivered' OR postrider._setting('attempt_log') = 'all') THEN
+    INSERT INTO postrider.attempts (message_id, number, node_id, started_at, duration, outcome, class, error, status, body)
+    VALUES (p_message, p.number, p.node_id, p.started_at, p.duration, p.outcome, p.class, p.error, p.status, p.body);
+  END IF;
+END $$;
+
+CREATE FUNCTION postrider._settle_one(s postrider._settlement) RETURNS postrider._settled LANGUAGE plpgsql AS $$
+DECLARE
+  v postrider.queue;
+  v_delivered boolean := s.ended = 'complete';
+  v_is_claimed boolean;
+  v_is_current boolean;
+  v_attempts integer;
+  v_unblocked bigint;
+BEGIN
+  SELECT * INTO v FROM postrider.queue WHERE id = s.id FOR UPDATE;
+  IF NOT FOUND THEN
+    -- It is finished already; a late acknowledgement is worth a line in its story.
+    IF v_delivered THEN
+      PERFORM postrider._record_attempt(s.id, s.attempt);
+    END IF;
+    RETURN ROW(s.id, 'fenced', NULL, NULL)::postrider._settled;
+  END IF;
+  SELECT count(*) > 0, coalesce(bool_or(c.node_id = s.node_id AND c.batch = s.batch), false)
+  INTO v_is_claimed, v_is_current FROM postrider._claims c WHERE s.id = ANY (c.ids);
+  IF NOT v_is_current THEN
+    IF NOT v_delivered THEN
+      RETURN ROW(s.id, 'fenced', NULL, NULL)::postrider._settled;
+    END IF;
+    IF v_is_claimed AND v.ordering_key IS NOT NULL THEN
+      UPDATE postrider.queue SET delivered_late = true WHERE id = s.id;
+      RETURN ROW(s.id, 'noted', NULL, NULL)::postrider._settled;
+    END IF;
+  END IF;
+  PERFORM postrider._record_attempt(s.id, s.attempt);
+  IF s.hold_until IS NOT NULL THEN
+    PERFORM postrider._hold_endpoint(s.endpoint_id, s.hold_until);
+  END IF;
+  -- What a claim counts is counted when it ends.
+  v_attempts := v.attempts + CASE WHEN v_is_claimed AND s.ended NOT IN ('released', 'expired_unstarted', 'spare')
+                                  THEN 1 ELSE 0 END;
+  IF v_delivered OR v.delivered_late THEN
+    RETURN ROW(s.id, 'applied', 'completed', postrider._leave(s.id, 'completed', v_attempts))::postrider._settled;
+  END IF;
+  CASE s.ended
+    WHEN 'expire', 'expired_unstarted' THEN
+      RETURN ROW(s.id, 'applied', 'expired', postrider._leave(s.id, 'expired', v_attempts))::postrider._settled;
+    WHEN 'dead' THEN
+      v_unblocked := postrider._bury(s.id, v_attempts, s.reason, (s.attempt).error);
+      IF s.disable_endpoint THEN
+        PERFORM postrider._disable_gone_endpoint(s.endpoint_id);
+      END IF;
+      RETURN ROW(s.id, 'applied', 'dead', v_unblocked)::postrider._settled;
+    WHEN 'released' THEN
+      PERFORM postrider._unclaim(s.id);
+    ELSE
+      UPDATE postrider.queue SET due_at = s.due_at, attempts = v_attempts, last_error = (s.attempt).error,
+        losses = losses + CASE WHEN (s.attempt).outcome = 'lost' THEN 1 ELSE 0 END,
+        place = CASE WHEN place = 1 THEN 1 WHEN losses > 0 OR (s.attempt).outcome = 'lost' THEN 3 ELSE 0 END
+      WHERE id = s.id;
+      PERFORM postrider._unclaim(s.id);
+  END CASE;
+  IF v.ordering_key IS NOT NULL THEN
+    v_unblocked := postrider._put_back(s.id, v.key_scope, v.ordering_key);
+  END IF;
+  RETURN ROW(s.id, 'applied', 'pending', v_unblocked)::postrider._settled;
+END $$;

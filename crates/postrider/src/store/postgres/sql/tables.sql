@@ -1,0 +1,263 @@
+-- Version 1: tables and what holds them together. Plain SQL: no extension, no superuser, PostgreSQL 14 to 18.
+
+-- The one clock: due times, expiry and leases are judged by it alone.
+CREATE FUNCTION postrider._now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
+AS $$ SELECT clock_timestamp() $$;
+
+CREATE SEQUENCE postrider.message_ids AS bigint;
+
+-- One row. `version` moves with every change of endpoints, settings or the pause.
+CREATE TABLE postrider._store (
+  single boolean PRIMARY KEY DEFAULT true CHECK (single),
+  name text NOT NULL,
+  schema_version integer NOT NULL,
+  version bigint NOT NULL DEFAULT 1,
+  paused_because text
+);
+
+-- What is set; a setting without a row has its default. The table of names, defaults and ranges is filled by
+-- `postrider migrate` from the one in the program, so that SQL and program check alike.
+CREATE TABLE postrider._known_settings (
+  name text PRIMARY KEY,
+  -- Its place in the program's table; lists are in this order.
+  position integer,
+  default_value text NOT NULL,
+  min numeric,
+  max numeric,
+  choices text[],
+  unit text NOT NULL,
+  meaning text NOT NULL
+);
+CREATE TABLE postrider.settings (
+  name text PRIMARY KEY REFERENCES postrider._known_settings,
+  value text NOT NULL
+);
+
+-- The settings that every send looks at, in one row. Kept by configure().
+CREATE TABLE postrider._limits (
+  single boolean PRIMARY KEY DEFAULT true CHECK (single),
+  max_queue_size bigint NOT NULL,
+  max_payload_bytes bigint NOT NULL,
+  max_headers_bytes bigint NOT NULL,
+  max_key_bytes bigint NOT NULL,
+  max_batch_messages bigint NOT NULL,
+  stale_recovery_timeout interval NOT NULL
+);
+
+-- How much is queued, as of some moment: what was queued when the last id was `at_id` and `departed` had left.
+-- Senders add the ids given since; a node counts again before that is far off. `wake`: a node sleeps and wants
+-- to be told of new messages.
+CREATE TABLE postrider._gauge (
+  single boolean PRIMARY KEY DEFAULT true CHECK (single),
+  queued bigint NOT NULL DEFAULT 0,
+  at_id bigint NOT NULL DEFAULT 0,
+  departed bigint NOT NULL DEFAULT 0,
+  counted_at timestamptz NOT NULL DEFAULT '-infinity',
+  wake boolean NOT NULL DEFAULT true
+);
+
+-- A dropped endpoint stays as a name for what the archive says of it.
+CREATE TABLE postrider.endpoints (
+  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  name text NOT NULL,
+  protocol text NOT NULL,
+  config jsonb NOT NULL,
+  retry_policy jsonb NOT NULL DEFAULT '{}',
+  options jsonb NOT NULL DEFAULT '{}',
+  disabled_by text CHECK (disabled_by IN ('operator', 'gone')),
+  paused boolean NOT NULL DEFAULT false,
+  circuit text NOT NULL DEFAULT 'closed' CHECK (circuit IN ('closed', 'half_open', 'open')),
+  circuit_epoch bigint NOT NULL DEFAULT 0,
+  circuit_until timestamptz,
+  circuit_probe_node bigint,
+  held_until timestamptz,
+  rate_position timestamptz,
+  revision bigint NOT NULL DEFAULT 1,
+  created_at timestamptz NOT NULL,
+  dropped_at timestamptz
+);
+CREATE UNIQUE INDEX endpoints_name ON postrider.endpoints (name) WHERE dropped_at IS NULL;
+
+CREATE TABLE postrider.nodes (
+  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  name text NOT NULL,
+  state text NOT NULL DEFAULT 'live' CHECK (state IN ('live', 'left', 'lost')),
+  joined_at timestamptz NOT NULL,
+  heartbeat_at timestamptz NOT NULL,
+  lease_until timestamptz NOT NULL
+);
+
+-- Messages that left the queue: one row a node, and rows of node 0, never updated, for everybody else. What
+-- comes back without a new id (a redrive) counts against it. Folded into _gauge at every count.
+CREATE TABLE postrider._departures (
+  node_id bigint NOT NULL,
+  departed bigint NOT NULL
+);
+
+-- place: 0 ready, 1 behind its ordering key, 3 ready but on probation after a lost claim. A claim does not touch
+-- the row: one tuple version from send to delivery.
+CREATE TABLE postrider.queue (
+  id bigint PRIMARY KEY,
+  due_at timestamptz NOT NULL,
+  created_at timestamptz NOT NULL,
+  endpoint_id bigint NOT NULL,
+  attempts integer NOT NULL DEFAULT 0,
+  attempts_before integer NOT NULL DEFAULT 0,
+  place smallint NOT NULL DEFAULT 0 CHECK (place IN (0, 1, 3)),
+  priority smallint NOT NULL DEFAULT 0 CHECK (priority BETWEEN 0 AND 10),
+  losses smallint NOT NULL DEFAULT 0,
+  delivered_late boolean NOT NULL DEFAULT false,
+  scheduled_at timestamptz,
+  expires_at timestamptz,
+  key_scope bigint,
+  key_position bigint,
+  correlation_id uuid,
+  content_type text NOT NULL,
+  ordering_key text,
+  idempotency_key text,
+  event_type text,
+  last_error text,
+  headers jsonb,
+  options jsonb,
+  payload bytea
+);
+-- Only what may be claimed, in the order in which it is claimed.
+CREATE INDEX queue_due ON postrider.queue (endpoint_id, priority DESC, due_at, id) WHERE place = 0;
+CREATE INDEX queue_suspect ON postrider.queue (due_at) WHERE place = 3;
+CREATE UNIQUE INDEX queue_key ON postrider.queue (key_scope, ordering_key, key_position)
+  WHERE ordering_key IS NOT NULL;
+-- Of one key at most one is not behind it: FIFO does not rest on code alone.
+CREATE UNIQUE INDEX queue_current ON postrider.queue (key_scope, ordering_key)
+  WHERE ordering_key IS NOT NULL AND place <> 1;
+CREATE UNIQUE INDEX queue_idempotency ON postrider.queue (endpoint_id, idempotency_key)
+  WHERE idempotency_key IS NOT NULL;
+CREATE INDEX queue_expiry ON postrider.queue (expires_at) WHERE expires_at IS NOT NULL;
+
+-- One row for each claim of a node, however many messages it holds: counting an attempt costs no update of its
+-- message. An id that is not queued any more says nothing; one that went back to the queue is taken out.
+CREATE TABLE postrider._claims (
+  node_id bigint NOT NULL,
+  batch bigint NOT NULL,
+  started_at timestamptz NOT NULL,
+  alone boolean NOT NULL,
+  ids bigint[] NOT NULL,
+  PRIMARY KEY (node_id, batch)
+);
+
+-- Keys whose next message could not be let go at once, because a sender of the key was in the middle of its
+-- transaction. A node looks again. No key, so that senders never conflict here.
+CREATE TABLE postrider._stalled_keys (
+  key_scope bigint NOT NULL,
+  ordering_key text NOT NULL
+);
+
+-- Idempotency keys of completed messages, for idempotency_retention.
+CREATE TABLE postrider._reservations (
+  endpoint_id bigint NOT NULL,
+  idempotency_key text NOT NULL,
+  message_id bigint NOT NULL,
+  digest bytea NOT NULL,
+  until timestamptz NOT NULL,
+  PRIMARY KEY (endpoint_id, idempotency_key)
+);
+CREATE INDEX reservations_until ON postrider._reservations (until);
+
+CREATE TABLE postrider.attempts (
+  message_id bigint NOT NULL,
+  number integer NOT NULL,
+  node_id bigint NOT NULL,
+  started_at timestamptz NOT NULL,
+  duration interval NOT NULL,
+  outcome text NOT NULL CHECK (outcome IN ('delivered', 'failed', 'lost')),
+  class text,
+  error text,
+  status integer,
+  body bytea
+) PARTITION BY RANGE (started_at);
+CREATE INDEX attempts_message ON postrider.attempts (message_id);
+CREATE TABLE postrider.attempts_default PARTITION OF postrider.attempts DEFAULT;
+
+CREATE TABLE postrider.dlq (
+  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  message_id bigint NOT NULL,
+  endpoint_id bigint NOT NULL,
+  status text NOT NULL DEFAULT 'failed' CHECK (status IN ('failed', 'redriven', 'discarded')),
+  reason text NOT NULL,
+  died_at timestamptz NOT NULL,
+  errors jsonb NOT NULL,
+  -- Its ordering key waits for it (on_dead = hold).
+  holds_key boolean NOT NULL DEFAULT false,
+  bytes bigint NOT NULL,
+  priority smallint NOT NULL,
+  attempts integer NOT NULL,
+  losses smallint NOT NULL,
+  key_scope bigint,
+  ordering_key text,
+  created_at timestamptz NOT NULL,
+  scheduled_at timestamptz,
+  expires_at timestamptz,
+  idempotency_key text,
+  correlation_id uuid,
+  event_type text,
+  last_error text,
+  content_type text NOT NULL,
+  headers jsonb,
+  options jsonb,
+  payload bytea
+);
+CREATE INDEX dlq_message ON postrider.dlq (message_id);
+CREATE INDEX dlq_endpoint ON postrider.dlq (endpoint_id, status, id);
+CREATE INDEX dlq_died ON postrider.dlq (died_at);
+CREATE INDEX dlq_holds ON postrider.dlq (key_scope, ordering_key) WHERE holds_key;
+
+CREATE TABLE postrider.archive (
+  id bigint NOT NULL,
+  endpoint_id bigint NOT NULL,
+  status text NOT NULL CHECK (status IN ('completed', 'expired', 'cancelled')),
+  finished_at timestamptz NOT NULL,
+  created_at timestamptz NOT NULL,
+  priority smallint NOT NULL,
+  attempts integer NOT NULL,
+  scheduled_at timestamptz,
+  expires_at timestamptz,
+  correlation_id uuid,
+  content_type text NOT NULL,
+  ordering_key text,
+  idempotency_key text,
+  event_type text,
+  last_error text,
+  headers jsonb,
+  options jsonb,
+  payload bytea
+) PARTITION BY RANGE (created_at);
+-- Ids grow with time, so a few blocks are all that has to be read for one.
+CREATE INDEX archive_id ON postrider.archive USING brin (id, created_at)
+  WITH (pages_per_range = 64, autosummarize = on);
+CREATE TABLE postrider.archive_default PARTITION OF postrider.archive DEFAULT;
+
+CREATE TABLE postrider.event_types (
+  name text PRIMARY KEY,
+  description text,
+  schema jsonb,
+  created_at timestamptz NOT NULL
+);
+
+CREATE TABLE postrider.subscriptions (
+  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  pattern text NOT NULL,
+  endpoint_id bigint NOT NULL,
+  filter jsonb,
+  template jsonb,
+  enabled boolean NOT NULL DEFAULT true,
+  created_at timestamptz NOT NULL
+);
+CREATE INDEX subscriptions_endpoint ON postrider.subscriptions (endpoint_id);
+
+CREATE TABLE postrider.event_log (
+  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  at timestamptz NOT NULL,
+  kind text NOT NULL,
+  subject text,
+  detail jsonb NOT NULL DEFAULT '{}'
+);
+CREATE INDEX event_log_at ON postrider.event_log (at);
