@@ -50,7 +50,7 @@ BEGIN
   RAISE EXCEPTION USING ERRCODE = '53400',
     MESSAGE = format('the queue is full: %s messages of %s (%s); try again later or raise max_queue_size',
       p_queued, p_limit, CASE WHEN p_endpoint IS NULL THEN 'the whole queue' ELSE format('endpoint "%s"', p_endpoint) END),
-    CONSTRAINT = p_endpoint, DETAIL = json_build_object('queued', p_queued, 'limit', p_limit)::text;
+    CONSTRAINT = coalesce(p_endpoint, ''), DETAIL = json_build_object('queued', p_queued, 'limit', p_limit)::text;
 END $$;
 
 -- Refuses when the queue, or the endpoint's part of it, would hold more than its limit. The first look costs
