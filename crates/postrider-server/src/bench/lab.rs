@@ -90,9 +90,7 @@ impl Lab {
     pub(super) async fn new_store(&mut self) -> Result<StoreUrl, Failure> {
         self.stores += 1;
         match &self.ground {
-            Ground::Folder(folder) => {
-                Ok(StoreUrl::Sqlite(folder.path().join(format!("{}.db", self.stores))))
-            }
+            Ground::Folder(folder) => Ok(StoreUrl::Sqlite(folder.path().join(format!("{}.db", self.stores)))),
             Ground::Server(server) => server.new_database(self.stores).await,
         }
     }

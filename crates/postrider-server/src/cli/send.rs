@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Read};
 use bytes::Bytes;
 use jiff::Timestamp;
 use postrider::message::JSON;
-use postrider::{Invalid, NewMessage, Operate};
+use postrider::{Invalid, NewMessage};
 use serde_json::json;
 
 use crate::failure::Failure;

@@ -1,7 +1,6 @@
 //! `postrider status`: what is queued, and how the endpoints are.
 
 use jiff::Timestamp;
-use postrider::Operate;
 use postrider::store::{EndpointStatus, StoreStatus};
 
 use crate::failure::Failure;

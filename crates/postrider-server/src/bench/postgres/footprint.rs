@@ -11,7 +11,8 @@ use crate::bench::report::Row;
 use crate::failure::Failure;
 
 /// A query outside a transaction is a transaction of its own.
-const TRANSACTIONS: &str = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()";
+const TRANSACTIONS: &str =
+    "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()";
 
 pub(in crate::bench) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     let store = lab.new_store().await?;
@@ -20,7 +21,8 @@ pub(in crate::bench) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     lab.say("an idle node");
     tokio::time::sleep(SETTLE * 2).await;
     let client = connect_to(&store).await?;
-    let count = async || Ok::<i64, Failure>(client.query_one(TRANSACTIONS, &[]).await.map_err(failed)?.get(0));
+    let count =
+        async || Ok::<i64, Failure>(client.query_one(TRANSACTIONS, &[]).await.map_err(failed)?.get(0));
     let (began, before, queries) = (Instant::now(), node.processor_seconds()?, count().await?);
     tokio::time::sleep(lab.scale.idle_time).await;
     let seconds = began.elapsed().as_secs_f64();

@@ -15,7 +15,8 @@ use crate::store_url::StoreUrl;
 
 const CLIENTS: usize = 8;
 const BATCH: u32 = 1000;
-const BARE_TABLE: &str = "CREATE TABLE bare (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload jsonb)";
+const BARE_TABLE: &str =
+    "CREATE TABLE bare (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload jsonb)";
 const BARE: &str = "INSERT INTO bare (payload) VALUES ($1::text::jsonb)";
 const SEND: &str = "SELECT postrider.send('healthy', $1::text::jsonb)";
 const BARE_BATCH: &str = "INSERT INTO bare (payload) SELECT p::jsonb FROM unnest($1::text[]) AS p";

@@ -47,5 +47,8 @@ pub(super) async fn connect_to(store: &StoreUrl) -> Result<Client, Failure> {
 }
 
 pub(super) fn failed(error: tokio_postgres::Error) -> Failure {
-    Failure::failed(format!("the database: {}", error.as_db_error().map_or(error.to_string(), |error| error.to_string())))
+    Failure::failed(format!(
+        "the database: {}",
+        error.as_db_error().map_or(error.to_string(), |error| error.to_string())
+    ))
 }

@@ -87,7 +87,7 @@ pub(super) async fn check(client: &Client) -> Result<()> {
 }
 
 /// 0 for a database without our schema.
-async fn version(client: &impl GenericClient) -> Result<i32> {
+pub(super) async fn version(client: &impl GenericClient) -> Result<i32> {
     let exists = "SELECT to_regclass('postrider._store') IS NOT NULL";
     if !client.query_one(exists, &[]).await.map_err(store_error)?.get::<_, bool>(0) {
         return Ok(0);

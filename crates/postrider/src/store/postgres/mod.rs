@@ -118,6 +118,12 @@ impl PostgresStore {
         Ok(Self { shared: Arc::new(shared), ear: tokio::sync::Mutex::default() })
     }
 
+    /// Whether the database has our schema, of whatever version.
+    pub async fn is_installed(url: &str) -> Result<bool> {
+        let client = Server::parse(url)?.client().await?;
+        Ok(migrate::version(&client).await? > 0)
+    }
+
     /// Gives the store a new name, after a restore or a clone: ids of the two stores must never be equal.
     pub async fn renew_name(&self) -> Result<()> {
         let name = migrate::renew_name(&**self.shared.client().await?).await?;
