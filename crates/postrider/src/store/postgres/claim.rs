@@ -11,7 +11,7 @@ use tokio_postgres::Row;
 use super::cursors::{Position, Start};
 use super::errors::store_error;
 use super::row::{count, headers, object, payload};
-use super::{Shared, listen, settle};
+use super::{Shared, settle};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::{Claim, Fence, Message, MessageId};
@@ -169,7 +169,6 @@ impl Asked {
             }
             next[*place] = Some((asked.endpoint, when));
         }
-        listen::note_claims(shared, &claims);
         Claimed { claims, next: next.into_iter().flatten().collect() }
     }
 }

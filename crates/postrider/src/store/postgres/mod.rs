@@ -46,6 +46,7 @@ mod settle;
 mod batches;
 mod nodes;
 mod listen;
+mod stragglers;
 mod endpoints;
 mod dlq;
 mod inspect;

@@ -11,7 +11,12 @@ use proptest::prelude::*;
 use test_servers::{Address, Database, StandingClock};
 
 use super::model;
-use super::world::Harness;
+use super::world::{Harness, World};
+
+mod transactions;
+mod isolation;
+mod wakeups;
+mod migrations;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,
@@ -48,6 +53,11 @@ impl Harness for Postgres {
         self.clocks.0.advance(by);
         self.clocks.1.advance(by);
     }
+}
+
+/// An application's own connection.
+pub(crate) async fn connect(world: &World<Postgres>) -> postrider::tokio_postgres::Client {
+    world.harness().database.connect().await
 }
 
 async fn migrated(database: &Address) {

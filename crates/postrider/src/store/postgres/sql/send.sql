@@ -33,7 +33,8 @@ BEGIN
          l.stale_recovery_timeout, g.queued + (m.last_value - g.at_id), g.departed, g.counted_at, g.wake
   INTO v
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g, postrider.message_ids m
-  WHERE e.name = p_endpoint AND e.dropped_at IS NULL;
+  -- That there is one row of each is what lets the planner keep its plan.
+  WHERE e.name = p_endpoint AND e.dropped_at IS NULL AND l.single AND g.single;
   IF v.id IS NULL THEN
     PERFORM postrider._unknown('endpoint', p_endpoint);
   END IF;
@@ -142,8 +143,22 @@ CREATE FUNCTION postrider._digest(p_content_type text, p_payload bytea) RETURNS 
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT sha256(convert_to(p_content_type, 'UTF8') || '\x00'::bytea || p_payload) $$;
 
--- The message that holds the key already, or nothing. Racing senders of one key wait for each other here, so
--- that exactly one wins; under REPEATABLE READ the loser cannot see the winner and gets 40001.
+-- Racing senders of one idempotency key wait for each other here, so that exactly one wins; under REPEATABLE READ the
+-- loser cannot see the winner and gets 40001. Locks as for ordering keys: a batch with very many takes whole stripes.
+CREATE FUNCTION postrider._lock_idempotency_keys(p_endpoint bigint, p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF cardinality(p_keys) > 64 THEN
+    PERFORM pg_advisory_xact_lock(1886548340, stripe)
+    FROM (SELECT DISTINCT postrider._key_stripe(~p_endpoint, k) AS stripe FROM unnest(p_keys) AS k ORDER BY 1) AS s;
+    RETURN;
+  END IF;
+  PERFORM pg_advisory_xact_lock_shared(1886548340, stripe)
+  FROM (SELECT DISTINCT postrider._key_stripe(~p_endpoint, k) AS stripe FROM unnest(p_keys) AS k ORDER BY 1) AS s;
+  PERFORM pg_advisory_xact_lock(hash)
+  FROM (SELECT DISTINCT hashtextextended(k, ~p_endpoint) AS hash FROM unnest(p_keys) AS k ORDER BY 1) AS s;
+END $$;
+
+-- The message that holds the key already, or nothing. The key is locked.
 CREATE FUNCTION postrider._idempotency_holder(
   d postrider._destination, p_key text, p_payload bytea, p_content_type text, p_now timestamptz
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -151,7 +166,6 @@ DECLARE
   v_held record;
   v_same boolean;
 BEGIN
-  PERFORM pg_advisory_xact_lock(hashtextextended(p_key, ~d.id));
   SELECT id, expires_at, payload = p_payload AND content_type = p_content_type AS same INTO v_held
   FROM postrider.queue WHERE endpoint_id = d.id AND idempotency_key = p_key;
   IF FOUND THEN
@@ -193,10 +207,20 @@ BEGIN
   RETURN 0;
 END $$;
 
+-- A commit with a notification takes a lock of the whole server, so only one transaction at a time carries it: a node
+-- that was woken looks again by itself. There is a bell for every hundredth of a second, or whoever sends early in a
+-- long transaction would silence everybody else.
+CREATE FUNCTION postrider._ring(p_endpoint bigint, p_now timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF pg_try_advisory_xact_lock(1886548339, (extract(epoch FROM p_now) * 100)::bigint::bit(31)::integer) THEN
+    PERFORM pg_notify('postrider', p_endpoint::text);
+  END IF;
+END $$;
+
 CREATE FUNCTION postrider._tell_nodes(d postrider._destination) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF d.wake AND NOT d.paused THEN
-    PERFORM pg_notify('postrider', d.id::text);
+    PERFORM postrider._ring(d.id, clock_timestamp());
   END IF;
 END $$;
 
@@ -215,6 +239,7 @@ BEGIN
     p_expires_at, p_idempotency_key, p_ordering_key, p_event_type, p_headers, p_options);
   duplicate := false;
   IF p_idempotency_key IS NOT NULL THEN
+    PERFORM postrider._lock_idempotency_keys(d.id, ARRAY[p_idempotency_key]);
     id := postrider._idempotency_holder(d, p_idempotency_key, p_payload, p_content_type, v_now);
     IF id IS NOT NULL THEN
       duplicate := true;
