@@ -26,6 +26,12 @@ const MIGRATIONS: &[&[&str]] = &[&[
     include_str!("sql/messages.sql"),
     include_str!("sql/archive.sql"),
     include_str!("sql/inspect.sql"),
+    include_str!("sql/api.sql"),
+    include_str!("sql/pubsub.sql"),
+    include_str!("sql/replay.sql"),
+    include_str!("sql/capture.sql"),
+    include_str!("sql/rules.sql"),
+    include_str!("sql/roles.sql"),
 ]];
 pub(super) const CURRENT: i32 = MIGRATIONS.len() as i32;
 
