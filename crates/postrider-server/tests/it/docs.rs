@@ -1,13 +1,18 @@
 //! The examples in README.md and docs/ are run as they stand there.
 //!
 //! A block after `<!-- run -->` is run by sh, in a fresh folder with a running node; `7171` stands for
-//! its port. A block after `<!-- prints -->` is what the last one has to print; `…` stands for anything.
+//! its port, and on a page with psql the node's store is a PostgreSQL of its own. A block after `<!-- prints -->` is what the last one has to print; `…` stands for anything.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use test_servers::postgres::Postgres;
+
 use crate::node::Home;
 use crate::receiver::Receiver;
+
+/// Stands for the address of that PostgreSQL.
+const DATABASE: &str = "postgres://shop@localhost/shop";
 
 struct Example {
     line: usize,
@@ -33,18 +38,25 @@ fn the_examples_in_the_documentation_work() {
 }
 
 fn run_all(file: &PathBuf) -> usize {
-    let examples = examples(&std::fs::read_to_string(file).expect("a page"));
+    let page = std::fs::read_to_string(file).expect("a page");
+    let examples = examples(&page);
     if examples.is_empty() {
         return 0;
     }
     let receiver = Receiver::start(|_| Some(200));
     let home = Home::new();
-    let node = home.start();
+    let server = page_needs_a_server(&page).then(|| Postgres::start().expect("a server of its own"));
+    let database = server.as_ref().map_or(String::new(), |server| server.url().to_owned());
+    let node = match &server {
+        Some(_) => home.start_with(&["--allow-internal", "--migrate", "--store", &database]),
+        None => home.start(),
+    };
     for example in &examples {
         let script = example
             .script
             .replace("127.0.0.1:7171", &node.address.to_string())
-            .replace("http://127.0.0.1:9000/hook", &receiver.url());
+            .replace("http://127.0.0.1:9000/hook", &receiver.url())
+            .replace(DATABASE, &database);
         let at = format!("{}:{}\n{script}", file.display(), example.line);
         let binaries = Path::new(env!("CARGO_BIN_EXE_postrider")).parent().expect("a folder");
         let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap_or_default());
@@ -62,6 +74,10 @@ fn run_all(file: &PathBuf) -> usize {
         }
     }
     examples.len()
+}
+
+fn page_needs_a_server(page: &str) -> bool {
+    page.contains(&format!("psql -qAt {DATABASE}"))
 }
 
 fn examples(page: &str) -> Vec<Example> {
