@@ -26,6 +26,7 @@ const MIGRATIONS: &[&[&str]] = &[&[
     include_str!("sql/messages.sql"),
     include_str!("sql/archive.sql"),
     include_str!("sql/inspect.sql"),
+    include_str!("sql/api.sql"),
 ]];
 pub(super) const CURRENT: i32 = MIGRATIONS.len() as i32;
 
