@@ -133,6 +133,7 @@ DECLARE
   v_json jsonb := postrider._as_json(s.content_type, s.payload);
 BEGIN
   RETURN (to_jsonb(s) - 'payload') || jsonb_build_object(
+    'replay_of', (SELECT r.original_id FROM postrider._replayed r WHERE r.id = message.id),
     'payload', v_json,
     'payload_base64', CASE WHEN v_json IS NULL THEN replace(encode(s.payload, 'base64'), E'\n', '') END,
     'headers', coalesce(s.headers, '{}'),
@@ -148,7 +149,8 @@ END $$;
 -- Every message once, with its latest state.
 CREATE VIEW postrider.messages AS
   SELECT q.id, e.name AS endpoint,
-         CASE WHEN postrider._is_claimed(q.id) THEN 'processing' ELSE 'pending' END AS state,
+         CASE WHEN EXISTS (SELECT FROM postrider._claims c WHERE q.id = ANY (c.ids)) THEN 'processing' ELSE 'pending' END
+           AS state,
          q.priority, q.attempts, q.due_at, q.created_at, q.scheduled_at, q.expires_at, NULL::timestamptz AS finished_at,
          q.ordering_key, q.idempotency_key, q.correlation_id, q.event_type, q.content_type, q.last_error,
          NULL::bigint AS dlq_id, q.headers, q.options, postrider._as_json(q.content_type, q.payload) AS payload
@@ -256,12 +258,12 @@ BEGIN
   RETURN v_queued;
 END $$;
 
--- One row for each endpoint, by name.
+-- One row for each endpoint, by name. With its owner's rights: views look here for people who may not read the queue.
 CREATE FUNCTION postrider._endpoint_statuses()
 RETURNS TABLE (endpoint_id bigint, name text, protocol text, enabled boolean, disabled_by text, paused boolean,
                circuit text, circuit_until timestamptz, held_until timestamptz, pending bigint, processing bigint,
                dead bigint, oldest_pending timestamptz)
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
   v_once integer := postrider._counted_at_once();

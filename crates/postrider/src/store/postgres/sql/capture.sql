@@ -1,0 +1,161 @@
+-- Capture: triggers that send what changes in an application's table. All of it runs with the caller's rights: who
+-- captures a table has to own it, and who writes to it has to be allowed to send.
+
+CREATE FUNCTION postrider._endpoint_is_known(p_endpoint text) RETURNS boolean LANGUAGE sql STABLE
+SECURITY DEFINER SET search_path = postrider, pg_temp
+AS $$ SELECT EXISTS (SELECT FROM postrider.endpoints WHERE name = p_endpoint AND dropped_at IS NULL) $$;
+
+CREATE FUNCTION postrider._note_skipped_capture() RETURNS void LANGUAGE sql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$ SELECT postrider._count('capture_skipped', 1) $$;
+
+-- Sends one captured change. on_refused = skip: the application's statement goes on without its message.
+CREATE FUNCTION postrider._send_captured(p_endpoint text, p_payload jsonb, p_options jsonb, p_key text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF p_options->>'on_refused' = 'skip' THEN
+    BEGIN
+      PERFORM postrider._send_captured(p_endpoint, p_payload, p_options - 'on_refused', p_key);
+    EXCEPTION WHEN SQLSTATE '42704' OR SQLSTATE '55000' OR SQLSTATE '22023' OR SQLSTATE '53400' OR SQLSTATE '54000' THEN
+      PERFORM postrider._note_skipped_capture();
+    END;
+    RETURN;
+  END IF;
+  PERFORM postrider.send_with_options(p_endpoint, p_payload, coalesce((p_options->>'priority')::smallint, 0::smallint),
+    p_ordering_key => p_key, p_headers => p_options->'headers');
+END $$;
+
+CREATE FUNCTION postrider._capture_row() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+  v_options jsonb := TG_ARGV[1]::jsonb;
+  v_old jsonb;
+  v_new jsonb;
+BEGIN
+  IF TG_OP <> 'INSERT' THEN
+    v_old := to_jsonb(OLD);
+  END IF;
+  IF TG_OP <> 'DELETE' THEN
+    v_new := to_jsonb(NEW);
+  END IF;
+  PERFORM postrider._send_captured(TG_ARGV[0], jsonb_build_object('op', lower(TG_OP),
+    'table', format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME), 'at', postrider._now(),
+    'txid', pg_current_xact_id()::text::bigint, 'old', v_old, 'new', v_new), v_options,
+    coalesce(v_new, v_old)->>(v_options->>'ordering_key'));
+  RETURN NULL;
+END $$;
+
+-- The same for a statement: old and new are lists of rows, in the same order.
+CREATE FUNCTION postrider._capture_statement() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+  v_old jsonb;
+  v_new jsonb;
+BEGIN
+  IF TG_OP <> 'INSERT' THEN
+    v_old := (SELECT jsonb_agg(to_jsonb(o)) FROM old_rows AS o);
+  END IF;
+  IF TG_OP <> 'DELETE' THEN
+    v_new := (SELECT jsonb_agg(to_jsonb(n)) FROM new_rows AS n);
+  END IF;
+  IF v_old IS NOT NULL OR v_new IS NOT NULL THEN
+    PERFORM postrider._send_captured(TG_ARGV[0], jsonb_build_object('op', lower(TG_OP),
+      'table', format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME), 'at', postrider._now(),
+      'txid', pg_current_xact_id()::text::bigint, 'old', v_old, 'new', v_new), TG_ARGV[1]::jsonb, NULL);
+  END IF;
+  RETURN NULL;
+END $$;
+
+-- The operations in capitals, after everything else was checked.
+CREATE FUNCTION postrider._checked_capture(
+  p_table regclass, p_endpoint text, p_operations text[], p_options jsonb, p_known text[]
+) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+  v_operations text[] := ARRAY(SELECT DISTINCT upper(o) FROM unnest(p_operations) AS o ORDER BY 1);
+  v_key text;
+BEGIN
+  IF p_table IS NULL THEN
+    PERFORM postrider._invalid('p_table', 'is required');
+  END IF;
+  IF (SELECT relnamespace = 'postrider'::regnamespace FROM pg_class WHERE oid = p_table) THEN
+    PERFORM postrider._invalid('p_table', 'must not be one of Postrider''s own');
+  END IF;
+  IF NOT postrider._endpoint_is_known(p_endpoint) THEN
+    PERFORM postrider._unknown('endpoint', p_endpoint);
+  END IF;
+  IF cardinality(v_operations) = 0 OR NOT v_operations <@ ARRAY['INSERT', 'UPDATE', 'DELETE'] THEN
+    PERFORM postrider._invalid('p_operations', 'must be a list of insert, update and delete');
+  END IF;
+  IF p_options IS NOT NULL AND NOT postrider._is_object(p_options) THEN
+    PERFORM postrider._invalid('p_options', 'must be an object');
+  END IF;
+  FOR v_key IN SELECT jsonb_object_keys(p_options) LOOP
+    IF v_key <> ALL (p_known) THEN
+      PERFORM postrider._invalid('p_options.' || v_key, 'is not known here; known are: ' || array_to_string(p_known, ', '));
+    END IF;
+  END LOOP;
+  IF p_options ? 'on_refused' THEN
+    PERFORM postrider._check_choice('p_options.on_refused', p_options->'on_refused', ARRAY['fail', 'skip'],
+      'must be "fail" or "skip"');
+  END IF;
+  IF p_options ? 'priority' THEN
+    PERFORM postrider._check_whole('p_options.priority', p_options->'priority', 0, 10);
+  END IF;
+  IF p_options ? 'headers' AND NOT postrider._is_object(p_options->'headers') THEN
+    PERFORM postrider._invalid('p_options.headers', 'must be an object of strings');
+  END IF;
+  IF p_options ? 'ordering_key' AND NOT EXISTS (
+       SELECT FROM pg_attribute WHERE attrelid = p_table AND attnum > 0 AND NOT attisdropped
+         AND attname = p_options->>'ordering_key') THEN
+    PERFORM postrider._invalid('p_options.ordering_key', 'must be the name of a column of the table');
+  END IF;
+  RETURN v_operations;
+END $$;
+
+-- One message for every row that changes: {op, table, at, txid, old, new}. Options: on_refused (fail or skip), priority,
+-- headers, and ordering_key, the name of the column whose value is the message's ordering key.
+CREATE FUNCTION postrider.capture_rows(
+  p_table regclass, p_endpoint text, p_operations text[] DEFAULT ARRAY['insert', 'update', 'delete'],
+  p_options jsonb DEFAULT NULL
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_operations text[] := postrider._checked_capture(p_table, p_endpoint, p_operations, p_options,
+    ARRAY['on_refused', 'priority', 'headers', 'ordering_key']);
+BEGIN
+  EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER %s ON %s FOR EACH ROW EXECUTE FUNCTION postrider._capture_row(%L, %L)',
+    left('postrider_capture_rows_' || p_endpoint, 63), array_to_string(v_operations, ' OR '), p_table, p_endpoint,
+    coalesce(p_options, '{}'));
+END $$;
+
+-- One message for every statement, with all its rows; none when it changes no row.
+CREATE FUNCTION postrider.capture_statements(
+  p_table regclass, p_endpoint text, p_operations text[] DEFAULT ARRAY['insert', 'update', 'delete'],
+  p_options jsonb DEFAULT NULL
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_operations text[] := postrider._checked_capture(p_table, p_endpoint, p_operations, p_options,
+    ARRAY['on_refused', 'priority', 'headers']);
+  v_operation text;
+BEGIN
+  FOREACH v_operation IN ARRAY v_operations LOOP
+    EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER %s ON %s REFERENCING %s FOR EACH STATEMENT '
+      'EXECUTE FUNCTION postrider._capture_statement(%L, %L)',
+      left(format('postrider_capture_%s_%s', lower(v_operation), p_endpoint), 63), v_operation, p_table,
+      CASE v_operation WHEN 'INSERT' THEN 'NEW TABLE AS new_rows' WHEN 'DELETE' THEN 'OLD TABLE AS old_rows'
+                       ELSE 'OLD TABLE AS old_rows NEW TABLE AS new_rows' END, p_endpoint, coalesce(p_options, '{}'));
+  END LOOP;
+END $$;
+
+-- Takes every capture off a table; how many triggers that were.
+CREATE FUNCTION postrider.uncapture(p_table regclass) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_name text;
+  v_count integer := 0;
+BEGIN
+  FOR v_name IN
+    SELECT t.tgname FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+    WHERE t.tgrelid = p_table AND NOT t.tgisinternal AND p.pronamespace = 'postrider'::regnamespace
+      AND p.proname IN ('_capture_row', '_capture_statement')
+  LOOP
+    EXECUTE format('DROP TRIGGER %I ON %s', v_name, p_table);
+    v_count := v_count + 1;
+  END LOOP;
+  RETURN v_count;
+END $$;

@@ -1,0 +1,383 @@
+-- Event types, subscriptions, and publish: an event becomes one message for every endpoint that wants it.
+
+-- Keywords of JSON Schema that are enforced; others are refused when the event type is made.
+CREATE FUNCTION postrider._check_schema(p_field text, p_schema jsonb) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_given record;
+  v_field text;
+  v_item record;
+BEGIN
+  IF jsonb_typeof(p_schema) = 'boolean' THEN
+    RETURN;
+  END IF;
+  IF NOT postrider._is_object(p_schema) THEN
+    PERFORM postrider._invalid(p_field, 'must be an object or a boolean');
+  END IF;
+  FOR v_given IN SELECT key, value FROM jsonb_each(p_schema) ORDER BY key COLLATE "C" LOOP
+    v_field := format('%s.%s', p_field, v_given.key);
+    CASE
+      WHEN v_given.key = 'type' THEN
+        FOR v_item IN
+          SELECT t FROM jsonb_array_elements(
+            CASE jsonb_typeof(v_given.value) WHEN 'array' THEN v_given.value ELSE jsonb_build_array(v_given.value) END) AS t
+        LOOP
+          PERFORM postrider._check_choice(v_field, v_item.t,
+            ARRAY['null', 'boolean', 'object', 'array', 'number', 'string', 'integer'],
+            'must be "null", "boolean", "object", "array", "number", "string" or "integer", or a list of them');
+        END LOOP;
+      WHEN v_given.key = 'enum' THEN
+        IF jsonb_typeof(v_given.value) <> 'array' THEN
+          PERFORM postrider._invalid(v_field, 'must be a list');
+        END IF;
+      WHEN v_given.key IN ('const', 'title', 'description', '$schema', '$id', '$comment', 'default', 'examples') THEN
+        NULL;
+      WHEN v_given.key = 'required' THEN
+        IF jsonb_typeof(v_given.value) <> 'array'
+           OR EXISTS (SELECT FROM jsonb_array_elements(v_given.value) AS r WHERE jsonb_typeof(r) <> 'string') THEN
+          PERFORM postrider._invalid(v_field, 'must be a list of strings');
+        END IF;
+      WHEN v_given.key = 'properties' THEN
+        IF NOT postrider._is_object(v_given.value) THEN
+          PERFORM postrider._invalid(v_field, 'must be an object');
+        END IF;
+        FOR v_item IN SELECT key, value FROM jsonb_each(v_given.value) ORDER BY key COLLATE "C" LOOP
+          PERFORM postrider._check_schema(format('%s.%s', v_field, v_item.key), v_item.value);
+        END LOOP;
+      WHEN v_given.key IN ('additionalProperties', 'items') THEN
+        PERFORM postrider._check_schema(v_field, v_given.value);
+      WHEN v_given.key IN ('minimum', 'maximum') THEN
+        IF jsonb_typeof(v_given.value) <> 'number' THEN
+          PERFORM postrider._invalid(v_field, 'must be a number');
+        END IF;
+      WHEN v_given.key IN ('minLength', 'maxLength', 'minItems', 'maxItems') THEN
+        PERFORM postrider._check_whole(v_field, v_given.value, 0, 9007199254740991);
+      ELSE
+        PERFORM postrider._invalid(v_field, 'is not known here; known are: type, enum, const, required, properties, '
+          'additionalProperties, items, minimum, maximum, minLength, maxLength, minItems, maxItems');
+    END CASE;
+  END LOOP;
+END $$;
+
+-- Where and why a value breaks a schema, `payload.total: must be at least 0`; null when it does not.
+CREATE FUNCTION postrider._broken_schema(p_path text, p_value jsonb, p_schema jsonb) RETURNS text
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+  v_type text := jsonb_typeof(p_value);
+  v_types jsonb := CASE jsonb_typeof(p_schema->'type') WHEN 'array' THEN p_schema->'type'
+                        WHEN 'string' THEN jsonb_build_array(p_schema->'type') END;
+  v_item record;
+  v_broken text;
+BEGIN
+  IF p_schema = 'true' OR p_schema = '{}' THEN
+    RETURN NULL;
+  ELSIF p_schema = 'false' THEN
+    RETURN p_path || ': is not allowed here';
+  END IF;
+  IF v_types IS NOT NULL AND NOT v_types ? v_type
+     AND NOT (v_types ? 'integer' AND v_type = 'number' AND p_value::numeric = trunc(p_value::numeric)) THEN
+    RETURN format('%s: must be of type %s', p_path,
+      (SELECT string_agg(t, ' or ' ORDER BY n) FROM jsonb_array_elements_text(v_types) WITH ORDINALITY AS a (t, n)));
+  END IF;
+  IF p_schema ? 'enum' AND NOT EXISTS (SELECT FROM jsonb_array_elements(p_schema->'enum') AS e WHERE e = p_value) THEN
+    RETURN format('%s: must be one of %s', p_path, p_schema->'enum');
+  END IF;
+  IF p_schema ? 'const' AND p_value <> p_schema->'const' THEN
+    RETURN format('%s: must be %s', p_path, p_schema->'const');
+  END IF;
+  CASE v_type
+    WHEN 'number' THEN
+      RETURN CASE WHEN p_value::numeric < (p_schema->>'minimum')::numeric
+                    THEN format('%s: must be at least %s', p_path, p_schema->>'minimum')
+                  WHEN p_value::numeric > (p_schema->>'maximum')::numeric
+                    THEN format('%s: must be at most %s', p_path, p_schema->>'maximum') END;
+    WHEN 'string' THEN
+      RETURN CASE WHEN length(p_value #>> '{}') < (p_schema->>'minLength')::numeric
+                    THEN format('%s: must have at least %s characters', p_path, p_schema->>'minLength')
+                  WHEN length(p_value #>> '{}') > (p_schema->>'maxLength')::numeric
+                    THEN format('%s: must have at most %s characters', p_path, p_schema->>'maxLength') END;
+    WHEN 'array' THEN
+      IF jsonb_array_length(p_value) < (p_schema->>'minItems')::numeric THEN
+        RETURN format('%s: must have at least %s items', p_path, p_schema->>'minItems');
+      ELSIF jsonb_array_length(p_value) > (p_schema->>'maxItems')::numeric THEN
+        RETURN format('%s: must have at most %s items', p_path, p_schema->>'maxItems');
+      END IF;
+      IF p_schema ? 'items' THEN
+        FOR v_item IN SELECT i, n FROM jsonb_array_elements(p_value) WITH ORDINALITY AS a (i, n) LOOP
+          v_broken := postrider._broken_schema(format('%s[%s]', p_path, v_item.n - 1), v_item.i, p_schema->'items');
+          IF v_broken IS NOT NULL THEN
+            RETURN v_broken;
+          END IF;
+        END LOOP;
+      END IF;
+    WHEN 'object' THEN
+      SELECT r INTO v_broken FROM jsonb_array_elements_text(coalesce(p_schema->'required', '[]')) WITH ORDINALITY AS a (r, n)
+      WHERE NOT p_value ? r ORDER BY n LIMIT 1;
+      IF FOUND THEN
+        RETURN format('%s.%s: is required', p_path, v_broken);
+      END IF;
+      FOR v_item IN SELECT key, value FROM jsonb_each(p_value) ORDER BY key COLLATE "C" LOOP
+        IF (p_schema->'properties') ? v_item.key THEN
+          v_broken := postrider._broken_schema(format('%s.%s', p_path, v_item.key), v_item.value,
+            p_schema->'properties'->v_item.key);
+        ELSIF p_schema ? 'additionalProperties' THEN
+          v_broken := postrider._broken_schema(format('%s.%s', p_path, v_item.key), v_item.value,
+            p_schema->'additionalProperties');
+        ELSE
+          v_broken := NULL;
+        END IF;
+        IF v_broken IS NOT NULL THEN
+          RETURN v_broken;
+        END IF;
+      END LOOP;
+    ELSE
+      NULL;
+  END CASE;
+  RETURN NULL;
+END $$;
+
+CREATE FUNCTION postrider._check_event_name(p_field text, p_name text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF p_name IS NULL OR p_name !~ '^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$' OR length(p_name) > 128 THEN
+    PERFORM postrider._invalid(p_field,
+      'must be 1 to 128 letters, digits, ''-'' or ''_'' in segments with a ''.'' between them');
+  END IF;
+END $$;
+
+-- Makes an event type. A schema is enforced on every event of it.
+CREATE FUNCTION postrider.create_event_type(name text, description text DEFAULT NULL, schema jsonb DEFAULT NULL)
+RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+  PERFORM postrider._check_event_name('name', create_event_type.name);
+  IF create_event_type.schema IS NOT NULL THEN
+    PERFORM postrider._check_schema('schema', create_event_type.schema);
+  END IF;
+  INSERT INTO postrider.event_types (name, description, schema, created_at)
+  VALUES (create_event_type.name, create_event_type.description, create_event_type.schema, postrider._now())
+  ON CONFLICT DO NOTHING;
+  IF NOT FOUND THEN
+    PERFORM postrider._exists_already('event type', create_event_type.name);
+  END IF;
+  PERFORM postrider._log_event('event_type.created', create_event_type.name, '{}');
+END $$;
+
+-- Its subscriptions stay: a pattern may fit other types, and the type may come back.
+CREATE FUNCTION postrider.drop_event_type(name text) RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  DELETE FROM postrider.event_types t WHERE t.name = drop_event_type.name;
+  IF NOT FOUND THEN
+    PERFORM postrider._unknown('event type', drop_event_type.name);
+  END IF;
+  PERFORM postrider._log_event('event_type.dropped', drop_event_type.name, '{}');
+END $$;
+
+-- p_pattern: the name of an event type, `orders.*` for one or more segments after it, or `*` for everything.
+CREATE FUNCTION postrider.subscribe(p_pattern text, p_endpoint text, p_filter jsonb DEFAULT NULL, p_template jsonb DEFAULT NULL)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+DECLARE
+  v_endpoint bigint;
+  v_id bigint;
+BEGIN
+  IF p_pattern IS NULL OR length(p_pattern) > 128
+     OR p_pattern !~ '^(\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(\.\*)?)$' THEN
+    PERFORM postrider._invalid('pattern', 'must be the name of an event type, one that ends with ''.*'', or ''*''');
+  END IF;
+  -- A type that is named in full has to be there; what a pattern fits may come later.
+  IF p_pattern !~ '\*$' AND NOT EXISTS (SELECT FROM postrider.event_types WHERE name = p_pattern) THEN
+    PERFORM postrider._unknown('event type', p_pattern);
+  END IF;
+  SELECT id INTO v_endpoint FROM postrider.endpoints WHERE name = p_endpoint AND dropped_at IS NULL FOR SHARE;
+  IF NOT FOUND THEN
+    PERFORM postrider._unknown('endpoint', p_endpoint);
+  END IF;
+  INSERT INTO postrider.subscriptions (pattern, endpoint_id, filter, template, created_at)
+  VALUES (p_pattern, v_endpoint, p_filter, p_template, postrider._now()) RETURNING id INTO v_id;
+  PERFORM postrider._log_event('subscription.created', p_pattern,
+    jsonb_build_object('subscription', v_id, 'endpoint', p_endpoint));
+  RETURN v_id;
+END $$;
+
+CREATE FUNCTION postrider.unsubscribe(subscription_id bigint) RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+DECLARE
+  v_pattern text;
+BEGIN
+  DELETE FROM postrider.subscriptions WHERE id = subscription_id RETURNING pattern INTO v_pattern;
+  IF NOT FOUND THEN
+    PERFORM postrider._unknown('subscription', subscription_id::text);
+  END IF;
+  PERFORM postrider._log_event('subscription.dropped', v_pattern, jsonb_build_object('subscription', subscription_id));
+END $$;
+
+CREATE FUNCTION postrider._enable_subscription(p_id bigint, p_enabled boolean) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v postrider.subscriptions;
+BEGIN
+  SELECT * INTO v FROM postrider.subscriptions WHERE id = p_id FOR UPDATE;
+  IF NOT FOUND THEN
+    PERFORM postrider._unknown('subscription', p_id::text);
+  END IF;
+  IF v.enabled <> p_enabled THEN
+    UPDATE postrider.subscriptions SET enabled = p_enabled WHERE id = p_id;
+    PERFORM postrider._log_event(CASE WHEN p_enabled THEN 'subscription.enabled' ELSE 'subscription.disabled' END,
+      v.pattern, jsonb_build_object('subscription', p_id));
+  END IF;
+END $$;
+
+CREATE FUNCTION postrider.enable_subscription(subscription_id bigint) RETURNS void LANGUAGE sql
+SECURITY DEFINER SET search_path = postrider, pg_temp
+AS $$ SELECT postrider._enable_subscription(subscription_id, true) $$;
+
+CREATE FUNCTION postrider.disable_subscription(subscription_id bigint) RETURNS void LANGUAGE sql
+SECURITY DEFINER SET search_path = postrider, pg_temp
+AS $$ SELECT postrider._enable_subscription(subscription_id, false) $$;
+
+-- Every pattern that fits an event type: itself, each beginning of it with `.*`, and `*`. So that an index finds them.
+CREATE FUNCTION postrider._patterns_for(p_event_type text) RETURNS text[] LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT ARRAY['*', p_event_type] || ARRAY(
+    SELECT array_to_string(s[1:n], '.') || '.*'
+    FROM (SELECT string_to_array(p_event_type, '.') AS s) AS segments, generate_series(1, cardinality(s) - 1) AS n)
+$$;
+CREATE INDEX subscriptions_pattern ON postrider.subscriptions (pattern);
+
+-- A template filled: a string that is exactly {{/json/pointer}} becomes that value, null where there is none.
+CREATE FUNCTION postrider._filled(p_template jsonb, p_payload jsonb) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+  v_pointer text;
+BEGIN
+  CASE jsonb_typeof(p_template)
+    WHEN 'string' THEN
+      v_pointer := substring(p_template #>> '{}' FROM '^\{\{((?:/.*)?)\}\}$');
+      IF v_pointer IS NULL THEN
+        RETURN p_template;
+      END IF;
+      RETURN coalesce(p_payload #> ARRAY(
+        SELECT replace(replace(token, '~1', '/'), '~0', '~')
+        FROM unnest((string_to_array(v_pointer, '/'))[2:]) WITH ORDINALITY AS t (token, n) ORDER BY n), 'null');
+    WHEN 'object' THEN
+      RETURN (SELECT coalesce(jsonb_object_agg(key, postrider._filled(value, p_payload)), '{}') FROM jsonb_each(p_template));
+    WHEN 'array' THEN
+      RETURN (SELECT coalesce(jsonb_agg(postrider._filled(value, p_payload) ORDER BY n), '[]')
+              FROM jsonb_array_elements(p_template) WITH ORDINALITY AS a (value, n));
+    ELSE
+      RETURN p_template;
+  END CASE;
+END $$;
+
+-- Several events, all or nothing: what each of their subscribers gets, as one batch. Returns how many messages were made.
+CREATE FUNCTION postrider._publish(p_field text, p_event_types text[], p_payloads jsonb[], b postrider._batch)
+RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_event record;
+  v_broken text;
+  v_skipped bigint;
+  v_limit bigint := coalesce(postrider._setting('max_fanout')::bigint, 10000);
+  v_count bigint;
+  v_made integer := 0;
+  t postrider._batch;
+  v_endpoints text[];
+  -- The limit of a batch is about what callers write, not about what it becomes.
+  v_chunk integer := (SELECT least(max_batch_messages, 10000) FROM postrider._limits);
+BEGIN
+  FOR v_event IN
+    SELECT e.event_type, e.payload, e.n, k.name, k.schema
+    FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n)
+      LEFT JOIN postrider.event_types k ON k.name = e.event_type
+    WHERE k.name IS NULL OR k.schema IS NOT NULL OR e.payload IS NULL ORDER BY e.n
+  LOOP
+    IF v_event.name IS NULL THEN
+      PERFORM postrider._unknown('event type', v_event.event_type);
+    END IF;
+    IF v_event.payload IS NULL THEN
+      PERFORM postrider._invalid('payload', 'is required');
+    END IF;
+    v_broken := postrider._broken_schema(CASE WHEN p_field = '' THEN 'payload'
+      ELSE format('%s[%s].payload', p_field, v_event.n - 1) END, v_event.payload, v_event.schema);
+    IF v_broken IS NOT NULL THEN
+      PERFORM postrider._invalid(split_part(v_broken, ': ', 1), substr(v_broken, strpos(v_broken, ': ') + 2));
+    END IF;
+  END LOOP;
+  -- What an operator disabled is skipped and counted; what is gone is kept.
+  SELECT count(*) FILTER (WHERE o.disabled_by = 'operator'), count(*) FILTER (WHERE o.disabled_by IS DISTINCT FROM 'operator')
+  INTO v_skipped, v_count
+  FROM unnest(p_event_types, p_payloads) AS e (event_type, payload)
+    JOIN postrider.subscriptions s ON s.pattern = ANY (postrider._patterns_for(e.event_type)) AND s.enabled
+      AND (s.filter IS NULL OR e.payload @> s.filter)
+    JOIN postrider.endpoints o ON o.id = s.endpoint_id AND o.dropped_at IS NULL;
+  IF v_skipped > 0 THEN
+    PERFORM postrider._count('publish_skipped', v_skipped);
+  END IF;
+  IF v_count = 0 THEN
+    RETURN 0;
+  END IF;
+  IF v_count > v_limit * cardinality(p_event_types) THEN
+    PERFORM postrider._too_large('event_type', v_count, v_limit, 'max_fanout');
+  END IF;
+  SELECT array_agg(f.endpoint ORDER BY f.n, f.id), array_agg(f.payload ORDER BY f.n, f.id),
+    array_agg(b.priorities[f.n] ORDER BY f.n, f.id), array_agg(b.scheduled_at[f.n] ORDER BY f.n, f.id),
+    array_agg(b.idempotency_keys[f.n] ORDER BY f.n, f.id), array_agg(b.correlation_ids[f.n] ORDER BY f.n, f.id),
+    array_agg(b.expires_at[f.n] ORDER BY f.n, f.id), array_agg(b.ordering_keys[f.n] ORDER BY f.n, f.id),
+    array_agg(b.headers[f.n] ORDER BY f.n, f.id), array_agg(b.options[f.n] ORDER BY f.n, f.id),
+    array_agg(f.event_type ORDER BY f.n, f.id)
+  INTO v_endpoints, t.payloads, t.priorities, t.scheduled_at, t.idempotency_keys, t.correlation_ids, t.expires_at,
+    t.ordering_keys, t.headers, t.options, t.event_types
+  FROM (SELECT o.name AS endpoint, s.id, e.event_type, e.n,
+               convert_to((CASE WHEN s.template IS NULL THEN e.payload ELSE postrider._filled(s.template, e.payload) END)::text,
+                 'UTF8') AS payload
+        FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n)
+          JOIN postrider.subscriptions s ON s.pattern = ANY (postrider._patterns_for(e.event_type)) AND s.enabled
+            AND (s.filter IS NULL OR e.payload @> s.filter)
+          JOIN postrider.endpoints o ON o.id = s.endpoint_id AND o.dropped_at IS NULL
+            AND o.disabled_by IS DISTINCT FROM 'operator') AS f;
+  FOR a IN 1 .. cardinality(v_endpoints) BY v_chunk LOOP
+    SELECT v_made + count(*) FILTER (WHERE NOT s.duplicate) INTO v_made FROM postrider._send_batch(NULL,
+      v_endpoints[a : a + v_chunk - 1], t.payloads[a : a + v_chunk - 1], NULL,
+      t.priorities[a : a + v_chunk - 1], t.scheduled_at[a : a + v_chunk - 1],
+      CASE WHEN b.idempotency_keys IS NOT NULL THEN t.idempotency_keys[a : a + v_chunk - 1] END,
+      t.correlation_ids[a : a + v_chunk - 1], t.expires_at[a : a + v_chunk - 1],
+      CASE WHEN b.ordering_keys IS NOT NULL THEN t.ordering_keys[a : a + v_chunk - 1] END,
+      t.headers[a : a + v_chunk - 1], t.options[a : a + v_chunk - 1],
+      t.event_types[a : a + v_chunk - 1]) s;
+  END LOOP;
+  RETURN v_made;
+END $$;
+
+-- One event to everybody who wants it; how many messages that made. Nobody is not an error.
+CREATE FUNCTION postrider.publish(
+  p_event_type text, p_payload jsonb, p_priority smallint DEFAULT 0, p_scheduled_at timestamptz DEFAULT NULL,
+  p_idempotency_key text DEFAULT NULL, p_correlation_id uuid DEFAULT NULL, p_expires_at timestamptz DEFAULT NULL,
+  p_ordering_key text DEFAULT NULL, p_headers jsonb DEFAULT NULL, p_options jsonb DEFAULT NULL
+) RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+DECLARE
+  b postrider._batch;
+BEGIN
+  b.priorities := ARRAY[p_priority];
+  b.scheduled_at := ARRAY[p_scheduled_at];
+  b.idempotency_keys := CASE WHEN p_idempotency_key IS NOT NULL THEN ARRAY[p_idempotency_key] END;
+  b.correlation_ids := ARRAY[p_correlation_id];
+  b.expires_at := ARRAY[p_expires_at];
+  b.ordering_keys := CASE WHEN p_ordering_key IS NOT NULL THEN ARRAY[p_ordering_key] END;
+  b.headers := ARRAY[p_headers];
+  b.options := ARRAY[p_options];
+  RETURN postrider._publish('', ARRAY[p_event_type], ARRAY[p_payload], b);
+END $$;
+
+-- A list of objects: event_type, payload, and the options of publish.
+CREATE FUNCTION postrider.publish_batch(p_events jsonb) RETURNS integer LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+DECLARE
+  b postrider._batch := postrider._parsed_batch('events', p_events, ARRAY['event_type']);
+  v_missing integer;
+BEGIN
+  IF jsonb_array_length(p_events) = 0 THEN
+    RETURN 0;
+  END IF;
+  SELECT n - 1 INTO v_missing FROM jsonb_array_elements(p_events) WITH ORDINALITY AS a (e, n)
+  WHERE e->>'event_type' IS NULL OR NOT e ? 'payload' ORDER BY n LIMIT 1;
+  IF FOUND THEN
+    PERFORM postrider._invalid(format('events[%s]', v_missing), 'must have an event_type and a payload');
+  END IF;
+  RETURN postrider._publish('events', b.event_types,
+    ARRAY(SELECT e->'payload' FROM jsonb_array_elements(p_events) WITH ORDINALITY AS a (e, n) ORDER BY n), b);
+END $$;

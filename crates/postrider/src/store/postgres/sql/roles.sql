@@ -1,0 +1,84 @@
+-- Who may do what. Nothing is PUBLIC's; three roles have what their work needs, and none of them sees a secret.
+
+REVOKE ALL ON SCHEMA postrider FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA postrider FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA postrider FROM PUBLIC;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA postrider FROM PUBLIC;
+
+-- The statements that make the roles and give them their rights, for whoever may run them.
+CREATE FUNCTION postrider._role_statements() RETURNS SETOF text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  v_role text;
+BEGIN
+  FOREACH v_role IN ARRAY ARRAY['postrider_admin', 'postrider_application', 'postrider_monitor'] LOOP
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
+      RETURN NEXT format('CREATE ROLE %I NOLOGIN', v_role);
+    END IF;
+  END LOOP;
+  RETURN NEXT 'GRANT USAGE ON SCHEMA postrider TO postrider_admin, postrider_application, postrider_monitor';
+  -- Everything that has a public name. _now and the two below are what captures run with the writer's rights.
+  RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin', p.oid::regprocedure)
+    FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname !~ '^_' ORDER BY p.oid;
+  RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_application', p.oid::regprocedure)
+    FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
+      'send', 'send_with_options', 'send_bytes', 'send_batch', 'send_batch_with_priority', 'send_batch_with_options',
+      'enable_fast_mode', 'publish', 'publish_batch', 'cancel_message', 'message') ORDER BY p.oid;
+  RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin, postrider_application', p.oid::regprocedure)
+    FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
+      '_now', '_send_captured', '_note_skipped_capture') ORDER BY p.oid;
+  RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin', p.oid::regprocedure)
+    FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
+      '_capture_row', '_capture_statement', '_checked_capture', '_endpoint_is_known', '_invalid', '_unknown', '_is_object',
+      '_check_choice', '_check_whole') ORDER BY p.oid;
+  RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_monitor', p.oid::regprocedure)
+    FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
+      'health_check', 'get_worker_status', 'get_endpoint_health', 'metrics', 'show_config', 'dlq_summary') ORDER BY p.oid;
+  RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin, postrider_monitor', p.oid::regprocedure)
+    FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
+      '_endpoint_statuses', '_as_json') ORDER BY p.oid;
+  RETURN NEXT 'GRANT SELECT ON postrider.queue, postrider.dlq, postrider.archive, postrider.attempts, '
+    'postrider.event_types, postrider.subscriptions, postrider.event_log, postrider.settings, postrider.nodes, '
+    'postrider.messages, postrider.endpoint_status TO postrider_admin';
+  RETURN NEXT 'GRANT SELECT ON postrider.event_log, postrider.settings, postrider.nodes, postrider.endpoint_status '
+    'TO postrider_monitor';
+  RETURN NEXT 'GRANT SELECT (name, description, created_at) ON postrider.event_types TO postrider_monitor';
+  RETURN NEXT 'GRANT SELECT (id, pattern, endpoint_id, enabled, created_at) ON postrider.subscriptions TO postrider_monitor';
+  -- Secrets are in config, and nobody is shown them again.
+  RETURN NEXT 'GRANT SELECT (id, name, protocol, retry_policy, options, disabled_by, paused, circuit, circuit_epoch, '
+    'circuit_until, circuit_probe_node, held_until, revision, created_at, dropped_at) ON postrider.endpoints '
+    'TO postrider_admin, postrider_monitor';
+  RETURN NEXT 'GRANT SELECT (id, endpoint_id, due_at, created_at, attempts, attempts_before, place, priority, losses, '
+    'scheduled_at, expires_at, correlation_id, content_type, ordering_key, idempotency_key, event_type, last_error) '
+    'ON postrider.queue TO postrider_monitor';
+  RETURN NEXT 'GRANT SELECT (id, message_id, endpoint_id, status, reason, died_at, errors, holds_key, bytes, priority, '
+    'attempts, losses, ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type, '
+    'last_error, content_type) ON postrider.dlq TO postrider_monitor';
+  RETURN NEXT 'GRANT SELECT (id, endpoint_id, status, finished_at, created_at, priority, attempts, scheduled_at, '
+    'expires_at, correlation_id, content_type, ordering_key, idempotency_key, event_type, last_error) '
+    'ON postrider.archive TO postrider_monitor';
+  RETURN NEXT 'GRANT SELECT (message_id, number, node_id, started_at, duration, outcome, class, error, status) '
+    'ON postrider.attempts TO postrider_monitor';
+  RETURN NEXT 'GRANT SELECT (id, endpoint, state, priority, attempts, due_at, created_at, scheduled_at, expires_at, '
+    'finished_at, ordering_key, idempotency_key, correlation_id, event_type, content_type, last_error, dlq_id) '
+    'ON postrider.messages TO postrider_monitor';
+END $$;
+
+-- Makes the roles and gives them their rights, as far as that is allowed. Returns the statements that are left for
+-- somebody who may; none when all is done. `postrider migrate` calls it last and prints what it returns.
+CREATE FUNCTION postrider._install_roles() RETURNS SETOF text LANGUAGE plpgsql AS $$
+DECLARE
+  v_statement text;
+BEGIN
+  FOR v_statement IN SELECT s FROM postrider._role_statements() AS s LOOP
+    BEGIN
+      EXECUTE v_statement;
+    EXCEPTION
+      -- Roles belong to all databases of a server: another migration may have made them a moment ago.
+      WHEN duplicate_object OR unique_violation THEN
+        NULL;
+      WHEN insufficient_privilege OR undefined_object THEN
+        RETURN NEXT v_statement;
+    END;
+  END LOOP;
+END $$;
+REVOKE ALL ON FUNCTION postrider._role_statements(), postrider._install_roles() FROM PUBLIC;
