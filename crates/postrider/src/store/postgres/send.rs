@@ -1,15 +1,18 @@
 //! Send: through the store, or inside the caller's own transaction.
 
-use futures_util::future::join_all;
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use postgres_types::{Json, ToSql, Type};
+use serde_json::{Map, Value};
 use tokio_postgres::{GenericClient, Row};
+use uuid::Uuid;
 
 use super::Shared;
 use super::errors::store_error;
 use crate::clock::truncated;
 use crate::error::{Invalid, StoreError};
-use crate::message::{MessageId, NewMessage, Sent};
+use crate::message::{JSON, MessageId, NewMessage, Sent};
 use crate::store::Result;
 
 const SEND: &str =
@@ -17,6 +20,8 @@ const SEND: &str =
 /// Commits without waiting for the disk: `synchronous_commit` is set for this transaction alone.
 const SEND_FAST: &str = "SELECT s.id, s.duplicate FROM set_config('synchronous_commit', 'off', true) AS fast,
     postrider._send($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS s";
+const SEND_BATCH: &str = "SELECT id, duplicate
+  FROM postrider._send_batch(NULL, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 const TYPES: [Type; 12] = [
     Type::TEXT,
     Type::BYTEA,
@@ -79,55 +84,81 @@ pub async fn send_in<C: GenericClient>(transaction: &C, message: &NewMessage) ->
 
 /// All or nothing, within the caller's own transaction.
 pub async fn send_batch_in<C: GenericClient>(transaction: &C, messages: &[NewMessage]) -> Result<Vec<Sent>> {
-    let arguments = messages.iter().map(Arguments::of).collect::<Result<Vec<_>>>()?;
-    check_count(transaction, messages.len()).await?;
-    lock_keys(transaction, messages).await?;
-    // All on their way before the first answer is waited for.
-    let asked =
-        arguments.iter().map(async |message| transaction.query_typed_one(SEND, &message.typed()).await);
-    let mut all = Vec::with_capacity(messages.len());
-    for answer in join_all(asked).await {
-        let row = answer.map_err(|error| without_its_own(store_error(error), messages, &all))?;
-        all.push(sent(&row));
-    }
-    Ok(all)
+    messages.iter().try_for_each(check_text)?;
+    let columns = Columns::of(messages);
+    let rows = transaction.query_typed(SEND_BATCH, &columns.typed()).await.map_err(store_error)?;
+    Ok(rows.iter().map(sent).collect())
 }
 
-async fn check_count(client: &impl GenericClient, count: usize) -> Result<()> {
-    let limit = "SELECT max_batch_messages FROM postrider._limits";
-    let limit = client.query_typed_one(limit, &[]).await.map_err(store_error)?.get::<_, i64>(0) as u64;
-    if count as u64 > limit {
-        let (field, setting) = ("messages", "max_batch_messages");
-        return Err(StoreError::TooLarge { field, bytes: count as u64, limit, setting });
-    }
-    Ok(())
+/// Messages as the arguments of `postrider._send_batch`: an array for each column, none where nobody has any.
+struct Columns<'a> {
+    endpoints: Vec<&'a str>,
+    payloads: Vec<&'a [u8]>,
+    content_types: Column<&'a str>,
+    priorities: Column<i16>,
+    scheduled_at: Column<Option<Timestamp>>,
+    idempotency_keys: Column<Option<&'a str>>,
+    correlation_ids: Column<Option<Uuid>>,
+    expires_at: Column<Option<Timestamp>>,
+    ordering_keys: Column<Option<&'a str>>,
+    headers: Column<Option<Json<&'a BTreeMap<String, String>>>>,
+    options: Column<Option<Json<&'a Map<String, Value>>>>,
+    event_types: Column<Option<&'a str>>,
 }
 
-/// In one order for everybody: two batches with the same keys wait for each other, never in a circle.
-async fn lock_keys(client: &impl GenericClient, messages: &[NewMessage]) -> Result<()> {
-    let keyed =
-        messages.iter().filter_map(|message| Some((&*message.endpoint, message.ordering_key.as_deref()?)));
-    let (endpoints, keys): (Vec<&str>, Vec<&str>) = keyed.unzip();
-    if keys.is_empty() {
-        return Ok(());
+type Column<T> = Option<Vec<T>>;
+
+impl<'a> Columns<'a> {
+    fn of(messages: &'a [NewMessage]) -> Self {
+        Self {
+            endpoints: messages.iter().map(|message| &*message.endpoint).collect(),
+            payloads: messages.iter().map(|message| &*message.payload).collect(),
+            content_types: column(messages, |message| &*message.content_type, |kind| *kind != JSON),
+            priorities: column(messages, |message| i16::from(message.priority), |priority| *priority != 0),
+            scheduled_at: column(messages, |message| message.scheduled_at.map(truncated), Option::is_some),
+            idempotency_keys: column(messages, |message| message.idempotency_key.as_deref(), Option::is_some),
+            correlation_ids: column(messages, |message| message.correlation_id, Option::is_some),
+            expires_at: column(messages, |message| message.expires_at.map(truncated), Option::is_some),
+            ordering_keys: column(messages, |message| message.ordering_key.as_deref(), Option::is_some),
+            headers: column(messages, headers, Option::is_some),
+            options: column(messages, options, Option::is_some),
+            event_types: column(messages, |message| message.event_type.as_deref(), Option::is_some),
+        }
     }
-    let lock = "SELECT postrider._lock_keys(scope, keys)
-        FROM (SELECT CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END AS scope,
-                     array_agg(k.key) AS keys
-              FROM unnest($1, $2) AS k (endpoint, key)
-              JOIN postrider.endpoints e ON e.name = k.endpoint AND e.dropped_at IS NULL
-              GROUP BY 1 ORDER BY 1) AS scopes";
-    let parameters: [(&(dyn ToSql + Sync), Type); 2] =
-        [(&endpoints, Type::TEXT_ARRAY), (&keys, Type::TEXT_ARRAY)];
-    client.query_typed(lock, &parameters).await.map(drop).map_err(store_error)
+
+    fn typed(&self) -> [(&(dyn ToSql + Sync), Type); 12] {
+        [
+            (&self.endpoints, Type::TEXT_ARRAY),
+            (&self.payloads, Type::BYTEA_ARRAY),
+            (&self.content_types, Type::TEXT_ARRAY),
+            (&self.priorities, Type::INT2_ARRAY),
+            (&self.scheduled_at, Type::TIMESTAMPTZ_ARRAY),
+            (&self.idempotency_keys, Type::TEXT_ARRAY),
+            (&self.correlation_ids, Type::UUID_ARRAY),
+            (&self.expires_at, Type::TIMESTAMPTZ_ARRAY),
+            (&self.ordering_keys, Type::TEXT_ARRAY),
+            (&self.headers, Type::JSONB_ARRAY),
+            (&self.options, Type::JSONB_ARRAY),
+            (&self.event_types, Type::TEXT_ARRAY),
+        ]
+    }
 }
 
-/// What of the batch was queued before it was refused will not stay, so a full queue does not count it.
-fn without_its_own(error: StoreError, messages: &[NewMessage], sent: &[Sent]) -> StoreError {
-    let StoreError::QueueFull { queued, limit, endpoint } = error else { return error };
-    let counted = |message: &NewMessage| endpoint.as_ref().is_none_or(|name| *name == message.endpoint);
-    let own = messages.iter().zip(sent).filter(|(message, sent)| !sent.duplicate && counted(message)).count();
-    StoreError::QueueFull { queued: queued.saturating_sub(own as u64), limit, endpoint }
+fn column<'a, T>(
+    messages: &'a [NewMessage],
+    value: impl Fn(&'a NewMessage) -> T,
+    is_said: impl Fn(&T) -> bool,
+) -> Column<T> {
+    let values: Vec<T> = messages.iter().map(value).collect();
+    values.iter().any(is_said).then_some(values)
+}
+
+fn headers(message: &NewMessage) -> Option<Json<&BTreeMap<String, String>>> {
+    (!message.headers.is_empty()).then_some(Json(&message.headers))
+}
+
+fn options(message: &NewMessage) -> Option<Json<&Map<String, Value>>> {
+    (!message.options.is_empty()).then_some(Json(&message.options))
 }
 
 fn sent(row: &Row) -> Sent {
@@ -141,8 +172,8 @@ struct Arguments<'a> {
     priority: i16,
     scheduled_at: Option<Timestamp>,
     expires_at: Option<Timestamp>,
-    headers: Option<Json<&'a std::collections::BTreeMap<String, String>>>,
-    options: Option<Json<&'a serde_json::Map<String, serde_json::Value>>>,
+    headers: Option<Json<&'a BTreeMap<String, String>>>,
+    options: Option<Json<&'a Map<String, Value>>>,
 }
 
 impl<'a> Arguments<'a> {
@@ -154,8 +185,8 @@ impl<'a> Arguments<'a> {
             priority: i16::from(message.priority),
             scheduled_at: message.scheduled_at.map(truncated),
             expires_at: message.expires_at.map(truncated),
-            headers: (!message.headers.is_empty()).then_some(Json(&message.headers)),
-            options: (!message.options.is_empty()).then_some(Json(&message.options)),
+            headers: headers(message),
+            options: options(message),
         })
     }
 

@@ -28,7 +28,7 @@ BEGIN
   END IF;
   INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, content_type, payload)
   VALUES (v_id, v_now, v_now, v_endpoint, 'application/json', v_payload);
-  IF v_wake AND pg_try_advisory_xact_lock(1886548339, (extract(epoch FROM v_now) * 100)::bigint::bit(31)::integer) THEN
+  IF v_wake AND pg_try_advisory_xact_lock(hashint8extended(v_endpoint, (extract(epoch FROM v_now) * 100)::bigint)) THEN
     PERFORM pg_notify('postrider', v_endpoint::text);
   END IF;
   RETURN v_id;

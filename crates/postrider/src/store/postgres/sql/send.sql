@@ -207,12 +207,13 @@ BEGIN
   RETURN 0;
 END $$;
 
--- A commit with a notification takes a lock of the whole server, so only one transaction at a time carries it: a node
--- that was woken looks again by itself. There is a bell for every hundredth of a second, or whoever sends early in a
--- long transaction would silence everybody else.
+-- A commit with a notification takes a lock of the whole server, so only one transaction at a time carries it for an
+-- endpoint: a node that was woken looks again until all who were under way then have ended. For that the message must be
+-- inserted before. There is a bell for every hundredth of a second, or whoever sends early in a long transaction would
+-- silence everybody else.
 CREATE FUNCTION postrider._ring(p_endpoint bigint, p_now timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF pg_try_advisory_xact_lock(1886548339, (extract(epoch FROM p_now) * 100)::bigint::bit(31)::integer) THEN
+  IF pg_try_advisory_xact_lock(hashint8extended(p_endpoint, (extract(epoch FROM p_now) * 100)::bigint)) THEN
     PERFORM pg_notify('postrider', p_endpoint::text);
   END IF;
 END $$;
