@@ -10,16 +10,16 @@ DECLARE
   v_id bigint := nextval('postrider.message_ids');
   v_endpoint bigint;
   v_accepts boolean;
-  v_wake boolean;
+  v_paused boolean;
   v_bytes_max bigint;
   v_id_max bigint;
 BEGIN
   -- Only the name comes from outside, and there is one row of everything: so the planner keeps its plan. The queue is not
   -- full before this id: ids given since the last count are the most that can have come.
-  SELECT e.id, e.disabled_by IS DISTINCT FROM 'operator' AND NOT e.options ? 'max_queue_size', g.wake AND NOT e.paused,
+  SELECT e.id, e.disabled_by IS DISTINCT FROM 'operator' AND NOT e.options ? 'max_queue_size', e.paused,
          l.max_payload_bytes, CASE WHEN l.max_queue_size = 0 THEN 9223372036854775807
                                    ELSE g.at_id + l.max_queue_size - g.queued END
-  INTO v_endpoint, v_accepts, v_wake, v_bytes_max, v_id_max
+  INTO v_endpoint, v_accepts, v_paused, v_bytes_max, v_id_max
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g
   WHERE e.name = endpoint_name AND e.dropped_at IS NULL AND l.single AND g.single;
   IF (v_accepts AND octet_length(v_payload) <= v_bytes_max AND v_id <= v_id_max) IS NOT TRUE THEN
@@ -28,7 +28,7 @@ BEGIN
   END IF;
   INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, content_type, payload)
   VALUES (v_id, v_now, v_now, v_endpoint, 'application/json', v_payload);
-  IF v_wake AND pg_try_advisory_xact_lock(hashint8extended(v_endpoint, (extract(epoch FROM v_now) * 100)::bigint)) THEN
+  IF NOT v_paused AND pg_try_advisory_xact_lock(hashint8extended(v_endpoint, (extract(epoch FROM v_now) * 100)::bigint)) THEN
     PERFORM pg_notify('postrider', v_endpoint::text);
   END IF;
   RETURN v_id;
@@ -163,7 +163,7 @@ BEGIN
     )
     SELECT coalesce(m.known, m.id, f.id), m.id IS NULL
     FROM message m LEFT JOIN message f ON f.ord = m.first ORDER BY m.ord;
-  IF v_new > 0 AND d.wake THEN
+  IF v_new > 0 THEN
     PERFORM postrider._tell_nodes(t) FROM unnest(v_destinations) AS t;
   END IF;
 END $$;
@@ -369,4 +369,27 @@ BEGIN
     v.ordering_keys := NULL;
   END IF;
   RETURN v;
+END $$;
+
+-- For the library: it has to know which message is a duplicate, and works with the rights of an application.
+CREATE FUNCTION postrider._program_send(
+  p_endpoint text, p_payload bytea, p_content_type text, p_priority smallint, p_scheduled_at timestamptz,
+  p_idempotency_key text, p_correlation_id uuid, p_expires_at timestamptz, p_ordering_key text, p_headers jsonb,
+  p_options jsonb, p_event_type text, OUT id bigint, OUT duplicate boolean
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  SELECT s.id, s.duplicate INTO id, duplicate FROM postrider._send(p_endpoint, p_payload, p_content_type, p_priority,
+    p_scheduled_at, p_idempotency_key, p_correlation_id, p_expires_at, p_ordering_key, p_headers, p_options,
+    p_event_type) AS s;
+END $$;
+
+CREATE FUNCTION postrider._program_send_batch(
+  p_endpoints text[], p_payloads bytea[], p_content_types text[], p_priorities smallint[],
+  p_scheduled_at timestamptz[], p_idempotency_keys text[], p_correlation_ids uuid[], p_expires_at timestamptz[],
+  p_ordering_keys text[], p_headers jsonb[], p_options jsonb[], p_event_types text[]
+) RETURNS TABLE (id bigint, duplicate boolean) LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  RETURN QUERY SELECT s.id, s.duplicate FROM postrider._send_batch(NULL, p_endpoints, p_payloads, p_content_types,
+    p_priorities, p_scheduled_at, p_idempotency_keys, p_correlation_ids, p_expires_at, p_ordering_keys, p_headers,
+    p_options, p_event_types) AS s;
 END $$;
