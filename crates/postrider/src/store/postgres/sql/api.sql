@@ -131,38 +131,47 @@ BEGIN
       PERFORM postrider._lock_keys(m.key_scope, m.keys);
     END LOOP;
   END IF;
-  RETURN QUERY
-    WITH message AS MATERIALIZED (
-      SELECT t.ord, t.payload, t.content_type, t.priority, t.scheduled_at, t.expires_at, t.idempotency_key,
-             t.ordering_key, t.event_type, t.headers, t.options, t.correlation_id, coalesce(o.id, d.id) AS endpoint_id,
-             CASE WHEN t.ordering_key IS NOT NULL THEN coalesce(o.key_scope, d.key_scope) END AS key_scope,
-             v_known[t.ord] AS known, v_first[t.ord] AS first,
-             CASE WHEN v_known[t.ord] IS NULL AND v_first[t.ord] IS NULL THEN nextval('postrider.message_ids') END AS id
-      FROM unnest(p_payloads, p_content_types, p_priorities, p_scheduled_at, p_expires_at, p_idempotency_keys,
-                  p_ordering_keys, p_event_types, p_headers, p_options, p_correlation_ids, p_endpoints)
-             WITH ORDINALITY AS t (payload, content_type, priority, scheduled_at, expires_at, idempotency_key, ordering_key,
-                                   event_type, headers, options, correlation_id, endpoint, ord)
-        LEFT JOIN unnest(v_destinations) AS o ON p_endpoints IS NOT NULL AND o.name = t.endpoint
-      ORDER BY t.ord
-    ), place AS (
-      SELECT k.key_scope, k.ordering_key, postrider._place_of_new(k.key_scope, k.ordering_key) AS place, k.first_id
-      FROM (SELECT m.key_scope, m.ordering_key, min(m.id) AS first_id FROM message m
-            WHERE m.ordering_key IS NOT NULL AND m.id IS NOT NULL GROUP BY m.key_scope, m.ordering_key) AS k
-    ), inserted AS (
-      INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, place, priority, scheduled_at, expires_at,
-        key_scope, key_position, correlation_id, content_type, ordering_key, idempotency_key, event_type, headers, options,
-        payload)
-      SELECT m.id, greatest(v_now, m.scheduled_at), v_now, m.endpoint_id,
-        CASE WHEN m.ordering_key IS NULL THEN 0 WHEN m.id = p.first_id THEN p.place ELSE 1 END,
-        coalesce(m.priority, 0), m.scheduled_at, m.expires_at, m.key_scope,
-        CASE WHEN m.ordering_key IS NOT NULL THEN m.id END, m.correlation_id,
-        coalesce(m.content_type, 'application/json'), m.ordering_key, m.idempotency_key, m.event_type,
-        nullif(m.headers, '{}'), nullif(m.options, '{}'), m.payload
-      FROM message m LEFT JOIN place p ON p.key_scope = m.key_scope AND p.ordering_key = m.ordering_key
-      WHERE m.id IS NOT NULL ORDER BY m.ord
-    )
-    SELECT coalesce(m.known, m.id, f.id), m.id IS NULL
-    FROM message m LEFT JOIN message f ON f.ord = m.first ORDER BY m.ord;
+  BEGIN
+    RETURN QUERY
+      WITH message AS MATERIALIZED (
+        SELECT t.ord, t.payload, t.content_type, t.priority, t.scheduled_at, t.expires_at, t.idempotency_key,
+               t.ordering_key, t.event_type, t.headers, t.options, t.correlation_id, coalesce(o.id, d.id) AS endpoint_id,
+               CASE WHEN t.ordering_key IS NOT NULL THEN coalesce(o.key_scope, d.key_scope) END AS key_scope,
+               v_known[t.ord] AS known, v_first[t.ord] AS first,
+               CASE WHEN v_known[t.ord] IS NULL AND v_first[t.ord] IS NULL THEN nextval('postrider.message_ids') END AS id
+        FROM unnest(p_payloads, p_content_types, p_priorities, p_scheduled_at, p_expires_at, p_idempotency_keys,
+                    p_ordering_keys, p_event_types, p_headers, p_options, p_correlation_ids, p_endpoints)
+               WITH ORDINALITY AS t (payload, content_type, priority, scheduled_at, expires_at, idempotency_key, ordering_key,
+                                     event_type, headers, options, correlation_id, endpoint, ord)
+          LEFT JOIN unnest(v_destinations) AS o ON p_endpoints IS NOT NULL AND o.name = t.endpoint
+        ORDER BY t.ord
+      ), place AS (
+        SELECT k.key_scope, k.ordering_key, postrider._place_of_new(k.key_scope, k.ordering_key) AS place, k.first_id
+        FROM (SELECT m.key_scope, m.ordering_key, min(m.id) AS first_id FROM message m
+              WHERE m.ordering_key IS NOT NULL AND m.id IS NOT NULL GROUP BY m.key_scope, m.ordering_key) AS k
+      ), inserted AS (
+        INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, place, priority, scheduled_at, expires_at,
+          key_scope, key_position, correlation_id, content_type, ordering_key, idempotency_key, event_type, headers, options,
+          payload)
+        SELECT m.id, greatest(v_now, m.scheduled_at), v_now, m.endpoint_id,
+          CASE WHEN m.ordering_key IS NULL THEN 0 WHEN m.id = p.first_id THEN p.place ELSE 1 END,
+          coalesce(m.priority, 0), m.scheduled_at, m.expires_at, m.key_scope,
+          CASE WHEN m.ordering_key IS NOT NULL THEN m.id END, m.correlation_id,
+          coalesce(m.content_type, 'application/json'), m.ordering_key, m.idempotency_key, m.event_type,
+          nullif(m.headers, '{}'), nullif(m.options, '{}'), m.payload
+        FROM message m LEFT JOIN place p ON p.key_scope = m.key_scope AND p.ordering_key = m.ordering_key
+        WHERE m.id IS NOT NULL ORDER BY m.ord
+      )
+      SELECT coalesce(m.known, m.id, f.id), m.id IS NULL
+      FROM message m LEFT JOIN message f ON f.ord = m.first ORDER BY m.ord;
+  EXCEPTION WHEN unique_violation THEN
+    -- Somebody holds the key whom an old snapshot does not show.
+    IF postrider._is_read_committed() THEN
+      RAISE;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = '40001',
+      MESSAGE = 'could not serialize access: another transaction sent with the same idempotency key; try again';
+  END;
   IF v_new > 0 THEN
     PERFORM postrider._tell_nodes(t) FROM unnest(v_destinations) AS t;
   END IF;

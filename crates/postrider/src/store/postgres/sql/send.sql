@@ -238,6 +238,13 @@ BEGIN
   PERFORM postrider._check_message(d, octet_length(p_payload), p_content_type, p_priority, p_scheduled_at,
     p_expires_at, p_idempotency_key, p_ordering_key, p_event_type, p_headers, p_options);
   duplicate := false;
+  -- A batch of one knows what to say when the holder of the key cannot be seen.
+  IF p_idempotency_key IS NOT NULL AND NOT postrider._is_read_committed() THEN
+    SELECT b.id, b.duplicate INTO id, duplicate FROM postrider._send_batch(p_endpoint, NULL, ARRAY[p_payload],
+      ARRAY[p_content_type], ARRAY[p_priority], ARRAY[p_scheduled_at], ARRAY[p_idempotency_key], ARRAY[p_correlation_id],
+      ARRAY[p_expires_at], ARRAY[p_ordering_key], ARRAY[p_headers], ARRAY[p_options], ARRAY[p_event_type]) AS b;
+    RETURN;
+  END IF;
   IF p_idempotency_key IS NOT NULL THEN
     PERFORM postrider._lock_idempotency_keys(d.id, ARRAY[p_idempotency_key]);
     id := postrider._idempotency_holder(d, p_idempotency_key, p_payload, p_content_type, v_now);
