@@ -45,13 +45,14 @@ pub(super) fn recipe() -> String {
     format!("{MIGRATIONS:?} {:?} {}", settings::TABLE, known_keys::recipe())
 }
 
-pub(super) async fn migrate(client: &mut Client) -> Result<()> {
+/// The statements that are left for somebody who may make roles; none when all is done.
+pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
     let transaction = client.transaction().await.map_err(store_error)?;
     transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await.map_err(store_error)?;
     let from = version(&transaction).await?;
     if from > CURRENT {
         // A newer build's schema, which is never marked as an older one.
-        return Ok(());
+        return Ok(Vec::new());
     }
     // Functions name each other before they are made.
     execute(&transaction, "SET LOCAL check_function_bodies = off; SET LOCAL client_min_messages = warning")
@@ -72,7 +73,9 @@ pub(super) async fn migrate(client: &mut Client) -> Result<()> {
     fill_known_settings(&transaction).await?;
     known_keys::fill(&transaction).await?;
     execute(&transaction, "SELECT postrider._refresh_limits()").await?;
-    transaction.commit().await.map_err(store_error)
+    let left = transaction.query("SELECT postrider._install_roles()", &[]).await.map_err(store_error)?;
+    transaction.commit().await.map_err(store_error)?;
+    Ok(left.iter().map(|row| row.get(0)).collect())
 }
 
 /// Says what to do when the schema is not one that this build works with. The next version is one, so that

@@ -97,11 +97,20 @@ struct Shared {
 }
 
 impl PostgresStore {
+    /// Makes the schema or brings it up to date. Returns the statements for roles and their rights that are left
+    /// for somebody who may run them; none when all is done.
+    pub async fn migrate(url: &str) -> Result<Vec<String>> {
+        let mut client = Server::parse(url)?.client().await?;
+        migrate::migrate(&mut client).await
+    }
+
     pub async fn open(options: PostgresOptions) -> Result<Self> {
         let server = Server::parse(&options.url)?;
         let mut client = server.client().await?;
-        if options.migrate {
-            migrate::migrate(&mut client).await?;
+        if options.migrate && !migrate::migrate(&mut client).await?.is_empty() {
+            tracing::info!(
+                "not all roles could be made; `postrider migrate` prints the statements that are left"
+            );
         }
         migrate::check(&client).await?;
         let name: &str = &migrate::name(&client).await?;

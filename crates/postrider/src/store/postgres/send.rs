@@ -16,12 +16,12 @@ use crate::message::{JSON, MessageId, NewMessage, Sent};
 use crate::store::Result;
 
 const SEND: &str =
-    "SELECT id, duplicate FROM postrider._send($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+    "SELECT id, duplicate FROM postrider._program_send($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 /// Commits without waiting for the disk: `synchronous_commit` is set for this transaction alone.
 const SEND_FAST: &str = "SELECT s.id, s.duplicate FROM set_config('synchronous_commit', 'off', true) AS fast,
-    postrider._send($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS s";
+    postrider._program_send($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS s";
 const SEND_BATCH: &str = "SELECT id, duplicate
-  FROM postrider._send_batch(NULL, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+  FROM postrider._program_send_batch($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 const TYPES: [Type; 12] = [
     Type::TEXT,
     Type::BYTEA,
@@ -90,7 +90,7 @@ pub async fn send_batch_in<C: GenericClient>(transaction: &C, messages: &[NewMes
     Ok(rows.iter().map(sent).collect())
 }
 
-/// Messages as the arguments of `postrider._send_batch`: an array for each column, none where nobody has any.
+/// Messages as the arguments of `postrider._program_send_batch`: an array for each column, none where nobody has any.
 struct Columns<'a> {
     endpoints: Vec<&'a str>,
     payloads: Vec<&'a [u8]>,
@@ -165,7 +165,7 @@ fn sent(row: &Row) -> Sent {
     Sent { id: MessageId(row.get(0)), duplicate: row.get(1) }
 }
 
-/// A message as the arguments of `postrider._send`.
+/// A message as the arguments of `postrider._program_send`.
 struct Arguments<'a> {
     message: &'a NewMessage,
     payload: &'a [u8],

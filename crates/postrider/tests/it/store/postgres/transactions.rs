@@ -169,3 +169,32 @@ async fn senders_behind_pgbouncer_share_connections() {
     }
     assert_eq!(deliver_all(&mut world).await, sent);
 }
+
+#[tokio::test]
+async fn ten_thousand_keys_fit_into_one_transaction() {
+    let mut world = World::<Postgres>::start().await;
+    let batch: Vec<NewMessage> = (0..10_000).map(|n| to("a").ordering_key(format!("k{n}"))).collect();
+    let sent = world.store().send_batch(batch).await.unwrap();
+    assert_eq!(sent.len(), 10_000);
+    let claims = world.claim(world.a, 10_000).await;
+    assert_eq!(claims.len(), 10_000, "each of them is the head of its key");
+}
+
+#[tokio::test]
+async fn an_application_needs_no_rights_but_its_own() {
+    let database = test_servers::Database::empty().await;
+    let url = database.superuser_url();
+    let left = postrider::PostgresStore::migrate(&url).await.unwrap();
+    assert_eq!(left, [""; 0], "a superuser may make roles");
+    let store =
+        postrider::PostgresStore::open(postrider::store::postgres::PostgresOptions::new(&url)).await.unwrap();
+    store.create_endpoint(crate::store::world::new_endpoint("a", serde_json::json!({}))).await.unwrap();
+    let grant = format!("GRANT postrider_application TO {}", database.owner());
+    database.connect_as_superuser().await.batch_execute(&grant).await.unwrap();
+    let app = database.connect().await;
+    let sent = send_in(&app, &to("a").idempotency_key("i")).await.unwrap();
+    let again = send_in(&app, &to("a").idempotency_key("i")).await.unwrap();
+    assert_eq!((again.id, again.duplicate), (sent.id, true));
+    send_batch_in(&app, &[to("a"), to("a").ordering_key("k")]).await.unwrap();
+    assert!(app.query("SELECT payload FROM postrider.queue", &[]).await.is_err());
+}
