@@ -8,7 +8,7 @@ END $$;
 CREATE FUNCTION postrider._unknown(p_what text, p_name text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('there is no %s "%s"', p_what, p_name),
-    COLUMN = p_what, CONSTRAINT = p_name;
+    COLUMN = p_what, CONSTRAINT = coalesce(p_name, '');
 END $$;
 
 CREATE FUNCTION postrider._too_large(p_field text, p_size bigint, p_limit bigint, p_setting text)

@@ -61,6 +61,13 @@ BEGIN
                 WHERE key_scope = p_scope AND ordering_key = p_key AND ordering_key IS NOT NULL AND place <> 1) THEN
     RETURN NULL;
   END IF;
+  -- Somebody cancels it or lets it expire, or just did. Waiting could go in a circle, and who comes next is not known
+  -- before that has ended.
+  PERFORM FROM postrider.queue WHERE id = v_head.id FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    INSERT INTO postrider._stalled_keys (key_scope, ordering_key) VALUES (p_scope, p_key);
+    RETURN NULL;
+  END IF;
   UPDATE postrider.queue SET place = CASE WHEN v_head.losses = 0 THEN 0 ELSE 3 END WHERE id = v_head.id;
   RETURN v_head.endpoint_id;
 END $$;

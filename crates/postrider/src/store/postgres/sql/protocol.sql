@@ -119,8 +119,8 @@ BEGIN
   RETURN true;
 END $$;
 
--- What is wrong with an http or https address; null when nothing is. Hosts in other alphabets are taken as they
--- are: the node that connects turns them into a name.
+-- What is wrong with an http or https address; null when nothing is. Hosts in other alphabets, and what stands for
+-- them (xn--), are taken as they are: the node that connects turns them into a name.
 CREATE FUNCTION postrider._broken_url(p_url text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
   v_authority text;
@@ -138,7 +138,7 @@ BEGIN
   END IF;
   v_authority := substring(p_url FROM '^[A-Za-z]+:/*([^/?#]*)');
   v_host := substring(v_authority FROM '([^@]*)$');
-  v_port := substring(v_host FROM ':([^]:]*)$');
+  v_port := substring(v_host FROM '^(?:\[[^]]*\]|[^:[]*):(.*)$');
   v_host := CASE WHEN v_port IS NULL THEN v_host ELSE left(v_host, -1 - length(v_port)) END;
   IF v_host = '' THEN
     RETURN 'is not a valid URL: empty host';
@@ -154,8 +154,8 @@ BEGIN
     EXCEPTION WHEN invalid_text_representation THEN
       RETURN 'is not a valid URL: invalid IPv6 address';
     END;
-  ELSIF v_host ~ '[<>^|[\]:]' OR v_host ~ '%(?![0-9A-Fa-f]{2})' THEN
-    RETURN 'is not a valid URL: invalid domain character';
+  ELSIF v_host ~ '[<>^|[\]:]' OR v_host ~* '%(?![2-7][0-9a-f])' OR v_host ~* '%(2[035f]|3[acef]|40|5[b-e]|7[cf])' THEN
+    RETURN 'is not a valid URL: invalid international domain name';
   ELSIF v_host ~ '(^|\.)([0-9]+|0[xX][0-9A-Fa-f]*)\.?$' AND NOT postrider._is_ipv4(v_host) THEN
     RETURN 'is not a valid URL: invalid IPv4 address';
   END IF;
@@ -266,7 +266,7 @@ BEGIN
     WHEN v_name ~ '^(webhook-|postrider-|ce-)'
       THEN 'cannot be set; headers beginning with webhook-, postrider-, ce- are Postrider''s'
     WHEN v_name = 'host' AND p_text <> ''
-         AND p_text !~ '^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&''()*+,;=-]+)(:[0-9]*)?$'
+         AND p_text !~ '^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&''()*+,;=-]+)(:[A-Za-z0-9._~!$&''()*+,;=-]*)?$'
       THEN 'must be a host name with an optional port'
     WHEN p_text ~ '[^\t -~]' THEN 'must be visible ASCII characters, spaces and tabs'
   END;
