@@ -23,11 +23,15 @@ pub use endpoint::{Endpoint, NewEndpoint};
 pub use engine::{Engine, EngineOptions};
 pub use error::{Invalid, StoreError};
 pub use message::{Message, MessageId, NewMessage, Sent, State};
+pub use store::postgres::PostgresStore;
 pub use store::sqlite::SqliteStore;
 pub use store::{Operate, Store};
 
 /// The SQLite that the store is built with, so that callers can share a transaction with it.
 pub use rusqlite;
+
+/// The driver that the PostgreSQL store is built with, for the same reason.
+pub use tokio_postgres;
 
 /// The examples of the README are doc tests.
 #[cfg(doctest)]

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use url::Url;
 
 use super::TIMEOUT_SECONDS_MAX;
-use super::keys::{Key, Kind};
+use super::keys::{Key, Kind, Rule};
 use super::signature::SigningKey;
 use crate::error::Invalid;
 
@@ -19,29 +19,40 @@ const SIGNING_SECRETS_MAX: usize = 10;
 const USERNAME_BYTES_MAX: usize = 256;
 
 pub(super) const KEYS: &[Key] = &[
-    Key::new("url", Kind::Text { bytes_max: URL_BYTES_MAX, rule: url }).required(),
-    Key::new("method", Kind::Text { bytes_max: 32, rule: method }).default("\"POST\"").per_message(),
+    Key::new("url", Kind::Text { bytes_max: URL_BYTES_MAX, rule: Rule("url", url) }).required(),
+    Key::new("method", Kind::Text { bytes_max: 32, rule: Rule("method", method) })
+        .default("\"POST\"")
+        .per_message(),
     Key::new("headers", Kind::Headers),
     Key::new("timeout", Kind::Seconds { max: TIMEOUT_SECONDS_MAX }).default("10").per_message(),
     Key::new("connect_timeout", Kind::Seconds { max: TIMEOUT_SECONDS_MAX }).default("5"),
     Key::new("auth", Kind::Typed(&[("basic", BASIC), ("bearer", BEARER)])),
-    Key::new("signing_secrets", Kind::Secrets { min: 1, max: SIGNING_SECRETS_MAX, rule: signing_secret }),
+    Key::new(
+        "signing_secrets",
+        Kind::Secrets { min: 1, max: SIGNING_SECRETS_MAX, rule: Rule("signing_secret", signing_secret) },
+    ),
     Key::new("cloudevents", Kind::Choice(&["binary", "structured"])),
     Key::new("tls", Kind::Object(TLS)),
     Key::new("auto_disable_on_gone", Kind::Flag).default("false"),
     Key::new("max_redirects", Kind::Whole { min: 0, max: 10 }).default("0"),
     Key::new("http2", Kind::Flag),
-    Key::new("url_suffix", Kind::Text { bytes_max: URL_SUFFIX_BYTES_MAX, rule: url_suffix }).message_only(),
+    Key::new(
+        "url_suffix",
+        Kind::Text { bytes_max: URL_SUFFIX_BYTES_MAX, rule: Rule("url_suffix", url_suffix) },
+    )
+    .message_only(),
 ];
 
 const BASIC: &[Key] = &[
-    Key::new("username", Kind::Text { bytes_max: USERNAME_BYTES_MAX, rule: username }).required(),
-    Key::new("password", Kind::Secret(password)).required(),
+    Key::new("username", Kind::Text { bytes_max: USERNAME_BYTES_MAX, rule: Rule("username", username) })
+        .required(),
+    Key::new("password", Kind::Secret(Rule("password", password))).required(),
 ];
 
-const BEARER: &[Key] = &[Key::new("token", Kind::Secret(token)).required()];
+const BEARER: &[Key] = &[Key::new("token", Kind::Secret(Rule("token", token))).required()];
 
-const TLS: &[Key] = &[Key::new("ca", Kind::Text { bytes_max: PEM_BYTES_MAX, rule: certificates })];
+const TLS: &[Key] =
+    &[Key::new("ca", Kind::Text { bytes_max: PEM_BYTES_MAX, rule: Rule("certificates", certificates) })];
 
 /// Rules about several keys at once.
 pub(super) fn check_together(config: &Map<String, Value>) -> Result<(), Invalid> {

@@ -7,8 +7,10 @@ use super::secret::{self, REDACTED};
 use crate::endpoint::whole_number;
 use crate::error::Invalid;
 
-/// A rule says what is wrong with a text, as the end of a sentence that begins with the field.
-pub type Rule = fn(&str) -> Result<(), String>;
+/// Its name, by which SQL has the same rule, and its check: what is wrong with a text, as the end of a sentence
+/// that begins with the field.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule(pub &'static str, pub fn(&str) -> Result<(), String>);
 
 /// One row: a key of an endpoint's config or of a message's options.
 #[derive(Debug)]
@@ -178,14 +180,14 @@ fn check_text(field: &str, value: &Value, bytes_max: usize, rule: Rule) -> Resul
     if text.is_empty() || text.len() > bytes_max {
         return Err(Invalid::new(field, format!("must have 1 to {bytes_max} bytes")));
     }
-    rule(text).map_err(|broken| Invalid::new(field, broken))
+    (rule.1)(text).map_err(|broken| Invalid::new(field, broken))
 }
 
 fn check_secret(field: &str, value: &Value, rule: Rule) -> Result<(), Invalid> {
     let text = value.as_str().ok_or_else(|| Invalid::new(field, "must be a string"))?;
     match secret::Reference::parse(text) {
         Ok(Some(_)) => Ok(()),
-        Ok(None) => rule(text).map_err(|broken| Invalid::new(field, broken)),
+        Ok(None) => (rule.1)(text).map_err(|broken| Invalid::new(field, broken)),
         Err(broken) => Err(Invalid::new(field, broken)),
     }
 }

@@ -20,6 +20,7 @@ pub use records::*;
 
 mod records;
 pub mod sqlite;
+pub mod postgres;
 
 pub type Result<T> = std::result::Result<T, StoreError>;
 

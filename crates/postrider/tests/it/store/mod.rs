@@ -4,6 +4,7 @@ mod world;
 mod conformance;
 mod model;
 mod sqlite;
+mod postgres;
 mod fast;
 mod moves;
 mod outbox;

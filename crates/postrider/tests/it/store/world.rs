@@ -54,6 +54,10 @@ impl<H: Harness> World<H> {
         self.store.as_ref().expect("a world has a store between crashes")
     }
 
+    pub(crate) fn harness(&self) -> &H {
+        &self.harness
+    }
+
     /// The process dies without a word and another one opens the data.
     pub(crate) async fn crash(&mut self) {
         drop(self.store.take());

@@ -10,16 +10,16 @@ DECLARE
   v_id bigint := nextval('postrider.message_ids');
   v_endpoint bigint;
   v_accepts boolean;
-  v_wake boolean;
+  v_paused boolean;
   v_bytes_max bigint;
   v_id_max bigint;
 BEGIN
   -- Only the name comes from outside, and there is one row of everything: so the planner keeps its plan. The queue is not
   -- full before this id: ids given since the last count are the most that can have come.
-  SELECT e.id, e.disabled_by IS DISTINCT FROM 'operator' AND NOT e.options ? 'max_queue_size', g.wake AND NOT e.paused,
+  SELECT e.id, e.disabled_by IS DISTINCT FROM 'operator' AND NOT e.options ? 'max_queue_size', e.paused,
          l.max_payload_bytes, CASE WHEN l.max_queue_size = 0 THEN 9223372036854775807
                                    ELSE g.at_id + l.max_queue_size - g.queued END
-  INTO v_endpoint, v_accepts, v_wake, v_bytes_max, v_id_max
+  INTO v_endpoint, v_accepts, v_paused, v_bytes_max, v_id_max
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g
   WHERE e.name = endpoint_name AND e.dropped_at IS NULL AND l.single AND g.single;
   IF (v_accepts AND octet_length(v_payload) <= v_bytes_max AND v_id <= v_id_max) IS NOT TRUE THEN
@@ -28,7 +28,7 @@ BEGIN
   END IF;
   INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, content_type, payload)
   VALUES (v_id, v_now, v_now, v_endpoint, 'application/json', v_payload);
-  IF v_wake AND pg_try_advisory_xact_lock(1886548339, (extract(epoch FROM v_now) * 100)::bigint::bit(31)::integer) THEN
+  IF NOT v_paused AND pg_try_advisory_xact_lock(hashint8extended(v_endpoint, (extract(epoch FROM v_now) * 100)::bigint)) THEN
     PERFORM pg_notify('postrider', v_endpoint::text);
   END IF;
   RETURN v_id;
@@ -140,39 +140,48 @@ BEGIN
   IF v_new > 0 THEN
     PERFORM postrider._make_room_for_batch(v_destinations, p_endpoints, v_known, v_first, v_new);
   END IF;
-  RETURN QUERY
-    WITH message AS MATERIALIZED (
-      SELECT t.ord, t.payload, t.content_type, t.priority, t.scheduled_at, t.expires_at, t.idempotency_key,
-             t.ordering_key, t.event_type, t.headers, t.options, t.correlation_id, coalesce(o.id, d.id) AS endpoint_id,
-             CASE WHEN t.ordering_key IS NOT NULL THEN coalesce(o.key_scope, d.key_scope) END AS key_scope,
-             v_known[t.ord] AS known, v_first[t.ord] AS first,
-             CASE WHEN v_known[t.ord] IS NULL AND v_first[t.ord] IS NULL THEN nextval('postrider.message_ids') END AS id
-      FROM unnest(p_payloads, p_content_types, p_priorities, p_scheduled_at, p_expires_at, p_idempotency_keys,
-                  p_ordering_keys, p_event_types, p_headers, p_options, p_correlation_ids, p_endpoints)
-             WITH ORDINALITY AS t (payload, content_type, priority, scheduled_at, expires_at, idempotency_key, ordering_key,
-                                   event_type, headers, options, correlation_id, endpoint, ord)
-        LEFT JOIN unnest(v_destinations) AS o ON p_endpoints IS NOT NULL AND o.name = t.endpoint
-      ORDER BY t.ord
-    ), place AS (
-      SELECT k.key_scope, k.ordering_key, postrider._place_of_new(k.key_scope, k.ordering_key) AS place, k.first_id
-      FROM (SELECT m.key_scope, m.ordering_key, min(m.id) AS first_id FROM message m
-            WHERE m.ordering_key IS NOT NULL AND m.id IS NOT NULL GROUP BY m.key_scope, m.ordering_key) AS k
-    ), inserted AS (
-      INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, place, priority, scheduled_at, expires_at,
-        key_scope, key_position, correlation_id, content_type, ordering_key, idempotency_key, event_type, headers, options,
-        payload)
-      SELECT m.id, greatest(v_now, m.scheduled_at), v_now, m.endpoint_id,
-        CASE WHEN m.ordering_key IS NULL THEN 0 WHEN m.id = p.first_id THEN p.place ELSE 1 END,
-        coalesce(m.priority, 0), m.scheduled_at, m.expires_at, m.key_scope,
-        CASE WHEN m.ordering_key IS NOT NULL THEN m.id END, m.correlation_id,
-        coalesce(m.content_type, 'application/json'), m.ordering_key, m.idempotency_key, m.event_type,
-        nullif(m.headers, '{}'), nullif(m.options, '{}'), m.payload
-      FROM message m LEFT JOIN place p ON p.key_scope = m.key_scope AND p.ordering_key = m.ordering_key
-      WHERE m.id IS NOT NULL ORDER BY m.ord
-    )
-    SELECT coalesce(m.known, m.id, f.id), m.id IS NULL
-    FROM message m LEFT JOIN message f ON f.ord = m.first ORDER BY m.ord;
-  IF v_new > 0 AND d.wake THEN
+  BEGIN
+    RETURN QUERY
+      WITH message AS MATERIALIZED (
+        SELECT t.ord, t.payload, t.content_type, t.priority, t.scheduled_at, t.expires_at, t.idempotency_key,
+               t.ordering_key, t.event_type, t.headers, t.options, t.correlation_id, coalesce(o.id, d.id) AS endpoint_id,
+               CASE WHEN t.ordering_key IS NOT NULL THEN coalesce(o.key_scope, d.key_scope) END AS key_scope,
+               v_known[t.ord] AS known, v_first[t.ord] AS first,
+               CASE WHEN v_known[t.ord] IS NULL AND v_first[t.ord] IS NULL THEN nextval('postrider.message_ids') END AS id
+        FROM unnest(p_payloads, p_content_types, p_priorities, p_scheduled_at, p_expires_at, p_idempotency_keys,
+                    p_ordering_keys, p_event_types, p_headers, p_options, p_correlation_ids, p_endpoints)
+               WITH ORDINALITY AS t (payload, content_type, priority, scheduled_at, expires_at, idempotency_key, ordering_key,
+                                     event_type, headers, options, correlation_id, endpoint, ord)
+          LEFT JOIN unnest(v_destinations) AS o ON p_endpoints IS NOT NULL AND o.name = t.endpoint
+        ORDER BY t.ord
+      ), place AS (
+        SELECT k.key_scope, k.ordering_key, postrider._place_of_new(k.key_scope, k.ordering_key) AS place, k.first_id
+        FROM (SELECT m.key_scope, m.ordering_key, min(m.id) AS first_id FROM message m
+              WHERE m.ordering_key IS NOT NULL AND m.id IS NOT NULL GROUP BY m.key_scope, m.ordering_key) AS k
+      ), inserted AS (
+        INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, place, priority, scheduled_at, expires_at,
+          key_scope, key_position, correlation_id, content_type, ordering_key, idempotency_key, event_type, headers, options,
+          payload)
+        SELECT m.id, greatest(v_now, m.scheduled_at), v_now, m.endpoint_id,
+          CASE WHEN m.ordering_key IS NULL THEN 0 WHEN m.id = p.first_id THEN p.place ELSE 1 END,
+          coalesce(m.priority, 0), m.scheduled_at, m.expires_at, m.key_scope,
+          CASE WHEN m.ordering_key IS NOT NULL THEN m.id END, m.correlation_id,
+          coalesce(m.content_type, 'application/json'), m.ordering_key, m.idempotency_key, m.event_type,
+          nullif(m.headers, '{}'), nullif(m.options, '{}'), m.payload
+        FROM message m LEFT JOIN place p ON p.key_scope = m.key_scope AND p.ordering_key = m.ordering_key
+        WHERE m.id IS NOT NULL ORDER BY m.ord
+      )
+      SELECT coalesce(m.known, m.id, f.id), m.id IS NULL
+      FROM message m LEFT JOIN message f ON f.ord = m.first ORDER BY m.ord;
+  EXCEPTION WHEN unique_violation THEN
+    -- Somebody holds the key whom an old snapshot does not show.
+    IF postrider._is_read_committed() THEN
+      RAISE;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = '40001',
+      MESSAGE = 'could not serialize access: another transaction sent with the same idempotency key; try again';
+  END;
+  IF v_new > 0 THEN
     PERFORM postrider._tell_nodes(t) FROM unnest(v_destinations) AS t;
   END IF;
 END $$;
@@ -375,4 +384,27 @@ BEGIN
     v.ordering_keys := NULL;
   END IF;
   RETURN v;
+END $$;
+
+-- For the library: it has to know which message is a duplicate, and works with the rights of an application.
+CREATE FUNCTION postrider._program_send(
+  p_endpoint text, p_payload bytea, p_content_type text, p_priority smallint, p_scheduled_at timestamptz,
+  p_idempotency_key text, p_correlation_id uuid, p_expires_at timestamptz, p_ordering_key text, p_headers jsonb,
+  p_options jsonb, p_event_type text, OUT id bigint, OUT duplicate boolean
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  SELECT s.id, s.duplicate INTO id, duplicate FROM postrider._send(p_endpoint, p_payload, p_content_type, p_priority,
+    p_scheduled_at, p_idempotency_key, p_correlation_id, p_expires_at, p_ordering_key, p_headers, p_options,
+    p_event_type) AS s;
+END $$;
+
+CREATE FUNCTION postrider._program_send_batch(
+  p_endpoints text[], p_payloads bytea[], p_content_types text[], p_priorities smallint[],
+  p_scheduled_at timestamptz[], p_idempotency_keys text[], p_correlation_ids uuid[], p_expires_at timestamptz[],
+  p_ordering_keys text[], p_headers jsonb[], p_options jsonb[], p_event_types text[]
+) RETURNS TABLE (id bigint, duplicate boolean) LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  RETURN QUERY SELECT s.id, s.duplicate FROM postrider._send_batch(NULL, p_endpoints, p_payloads, p_content_types,
+    p_priorities, p_scheduled_at, p_idempotency_keys, p_correlation_ids, p_expires_at, p_ordering_keys, p_headers,
+    p_options, p_event_types) AS s;
 END $$;

@@ -84,7 +84,9 @@ BEGIN
   -- Whoever claims for an endpoint sees what others claimed before it.
   PERFORM pg_advisory_xact_lock(1886548337, e::integer) FROM unnest(p_endpoints) AS e;
   IF EXISTS (SELECT FROM postrider._stalled_keys) THEN
-    PERFORM postrider._advance_stalled_keys(100);
+    -- A global key goes on at an endpoint that nobody may be asking for.
+    PERFORM pg_notify('postrider', e::text) FROM postrider._advance_stalled_keys(100) AS e
+    WHERE e <> ALL (p_endpoints);
   END IF;
   v_now := postrider._now();
   v_claimed := postrider._claimed_ids();
@@ -163,6 +165,7 @@ DECLARE
   v_expired bigint[];
   v_id bigint;
   v_due timestamptz;
+  v_rest record;
 BEGIN
   got := '{}';
   next := 'nothing';
@@ -222,6 +225,14 @@ BEGIN
       next_at := least(next_at, v_due);
     END IF;
   END LOOP;
+  -- The backlog is at its end, so what came before p_after meanwhile is looked for.
+  IF p_after_priority IS NOT NULL THEN
+    SELECT * INTO v_rest FROM postrider._pick_due(
+      p_endpoint, p_room - cardinality(got), p_claimed || got, p_now, NULL, NULL, NULL);
+    got := got || v_rest.got;
+    next := v_rest.next;
+    next_at := v_rest.next_at;
+  END IF;
 END $$;
 
 -- One: the due message with the fewest attempts, among the first thousand of each priority; a suspect when
@@ -300,8 +311,9 @@ LANGUAGE sql STABLE AS $$
             WHERE q.place = 0 AND q.endpoint_id > step.endpoint_id ORDER BY q.endpoint_id LIMIT 1)
     FROM step WHERE step.endpoint_id IS NOT NULL
   )
-  SELECT step.endpoint_id, postrider._earliest_due(step.endpoint_id, postrider._now())
-  FROM step WHERE step.endpoint_id IS NOT NULL
+  SELECT step.endpoint_id, pending.due_at
+  FROM step, LATERAL (SELECT postrider._oldest_pending(step.endpoint_id, postrider._claimed_ids())) AS pending (due_at)
+  WHERE step.endpoint_id IS NOT NULL AND pending.due_at IS NOT NULL
 $$;
 
 CREATE FUNCTION postrider._suspects(p_limit integer)

@@ -18,8 +18,7 @@ CREATE TYPE postrider._destination AS (
   stale_recovery_timeout interval,
   queued bigint,
   departed bigint,
-  counted_at timestamptz,
-  wake boolean
+  counted_at timestamptz
 );
 
 CREATE FUNCTION postrider._destination(p_endpoint text) RETURNS postrider._destination
@@ -30,7 +29,7 @@ BEGIN
   SELECT e.id, e.name, e.protocol, CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END,
          (e.options->>'max_queue_size')::bigint, e.disabled_by, e.paused, e.config,
          l.max_queue_size, l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes, l.max_batch_messages,
-         l.stale_recovery_timeout, g.queued + (m.last_value - g.at_id), g.departed, g.counted_at, g.wake
+         l.stale_recovery_timeout, g.queued + (m.last_value - g.at_id), g.departed, g.counted_at
   INTO v
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g, postrider.message_ids m
   -- That there is one row of each is what lets the planner keep its plan.
@@ -51,7 +50,7 @@ BEGIN
   RAISE EXCEPTION USING ERRCODE = '53400',
     MESSAGE = format('the queue is full: %s messages of %s (%s); try again later or raise max_queue_size',
       p_queued, p_limit, CASE WHEN p_endpoint IS NULL THEN 'the whole queue' ELSE format('endpoint "%s"', p_endpoint) END),
-    CONSTRAINT = p_endpoint, DETAIL = json_build_object('queued', p_queued, 'limit', p_limit)::text;
+    CONSTRAINT = coalesce(p_endpoint, ''), DETAIL = json_build_object('queued', p_queued, 'limit', p_limit)::text;
 END $$;
 
 -- Refuses when the queue, or the endpoint's part of it, would hold more than its limit. The first look costs
@@ -207,19 +206,20 @@ BEGIN
   RETURN 0;
 END $$;
 
--- A commit with a notification takes a lock of the whole server, so only one transaction at a time carries it: a node
--- that was woken looks again by itself. There is a bell for every hundredth of a second, or whoever sends early in a
--- long transaction would silence everybody else.
+-- A commit with a notification takes a lock of the whole server, so only one transaction at a time carries it for an
+-- endpoint: a node that was woken looks again until all who were under way then have ended. For that the message must be
+-- inserted before. There is a bell for every hundredth of a second, or whoever sends early in a long transaction would
+-- silence everybody else.
 CREATE FUNCTION postrider._ring(p_endpoint bigint, p_now timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF pg_try_advisory_xact_lock(1886548339, (extract(epoch FROM p_now) * 100)::bigint::bit(31)::integer) THEN
+  IF pg_try_advisory_xact_lock(hashint8extended(p_endpoint, (extract(epoch FROM p_now) * 100)::bigint)) THEN
     PERFORM pg_notify('postrider', p_endpoint::text);
   END IF;
 END $$;
 
 CREATE FUNCTION postrider._tell_nodes(d postrider._destination) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF d.wake AND NOT d.paused THEN
+  IF NOT d.paused THEN
     PERFORM postrider._ring(d.id, clock_timestamp());
   END IF;
 END $$;
@@ -238,6 +238,13 @@ BEGIN
   PERFORM postrider._check_message(d, octet_length(p_payload), p_content_type, p_priority, p_scheduled_at,
     p_expires_at, p_idempotency_key, p_ordering_key, p_event_type, p_headers, p_options);
   duplicate := false;
+  -- A batch of one knows what to say when the holder of the key cannot be seen.
+  IF p_idempotency_key IS NOT NULL AND NOT postrider._is_read_committed() THEN
+    SELECT b.id, b.duplicate INTO id, duplicate FROM postrider._send_batch(p_endpoint, NULL, ARRAY[p_payload],
+      ARRAY[p_content_type], ARRAY[p_priority], ARRAY[p_scheduled_at], ARRAY[p_idempotency_key], ARRAY[p_correlation_id],
+      ARRAY[p_expires_at], ARRAY[p_ordering_key], ARRAY[p_headers], ARRAY[p_options], ARRAY[p_event_type]) AS b;
+    RETURN;
+  END IF;
   IF p_idempotency_key IS NOT NULL THEN
     -- Both locks before anything is looked up: expiring the holder lets its own key go, and who holds that one may not
     -- wait for another.

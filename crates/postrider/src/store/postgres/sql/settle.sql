@@ -151,7 +151,9 @@ BEGIN
     DELETE FROM postrider._claims WHERE node_id = p_node AND batch = ANY (p_finished);
   END IF;
   IF p_left IS NOT NULL THEN
-    UPDATE postrider._claims c SET ids = ARRAY(SELECT jsonb_array_elements_text(l.value)::bigint)
+    -- One that was taken from the node meanwhile, because it never settled it, does not come back.
+    UPDATE postrider._claims c
+    SET ids = ARRAY(SELECT unnest(c.ids) INTERSECT SELECT jsonb_array_elements_text(l.value)::bigint)
     FROM jsonb_each(p_left) AS l WHERE c.node_id = p_node AND c.batch = l.key::bigint;
   END IF;
 END $$;

@@ -45,15 +45,13 @@ CREATE TABLE postrider._limits (
 );
 
 -- How much is queued, as of some moment: what was queued when the last id was `at_id` and `departed` had left.
--- Senders add the ids given since; a node counts again before that is far off. `wake`: a node sleeps and wants
--- to be told of new messages.
+-- Senders add the ids given since; a node counts again before that is far off.
 CREATE TABLE postrider._gauge (
   single boolean PRIMARY KEY DEFAULT true CHECK (single),
   queued bigint NOT NULL DEFAULT 0,
   at_id bigint NOT NULL DEFAULT 0,
   departed bigint NOT NULL DEFAULT 0,
-  counted_at timestamptz NOT NULL DEFAULT '-infinity',
-  wake boolean NOT NULL DEFAULT true
+  counted_at timestamptz NOT NULL DEFAULT '-infinity'
 );
 
 -- A dropped endpoint stays as a name for what the archive says of it.

@@ -3,15 +3,17 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use postrider::message::Claim;
-use postrider::store::{Arrival, Hello};
+use postrider::store::Arrival;
 use postrider::{MessageId, NewMessage, Operate, State, Store};
-use serde_json::json;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::store::world::{Harness, Slots, Ticket, World, join, to};
 
 /// A node that has this much room for what is sent through it.
-async fn with_room<H: Harness>(world: &World<H>, room: usize) -> (Arc<Slots>, UnboundedReceiver<Arrival>) {
+pub(super) async fn with_room<H: Harness>(
+    world: &World<H>,
+    room: usize,
+) -> (Arc<Slots>, UnboundedReceiver<Arrival>) {
     world.store().leave(world.node).await.unwrap();
     let slots = Arc::new(Slots(room.into()));
     let (_, arrivals) = join(world.store(), slots.clone()).await;
@@ -19,7 +21,7 @@ async fn with_room<H: Harness>(world: &World<H>, room: usize) -> (Arc<Slots>, Un
 }
 
 /// The next thing that is work. A store may take a moment to tell, never seconds.
-async fn next_work(arrivals: &mut UnboundedReceiver<Arrival>) -> Arrival {
+pub(super) async fn next_work(arrivals: &mut UnboundedReceiver<Arrival>) -> Arrival {
     let next = async {
         loop {
             match arrivals.recv().await.expect("the store lives") {
@@ -51,24 +53,6 @@ pub(crate) async fn a_message_sent_to_a_free_node_is_claimed_in_the_same_breath<
     assert_eq!(world.state(id).await, State::Completed);
 }
 
-pub(crate) async fn without_room_a_message_stays_pending_and_is_announced<H: Harness>(world: World<H>) {
-    let (_slots, mut arrivals) = with_room(&world, 0).await;
-    let id = world.send(to("a")).await;
-    let told = next_work(&mut arrivals).await;
-    assert!(matches!(told, Arrival::Pending(endpoint) if endpoint == world.a), "{told:?}");
-    assert_eq!(world.state(id).await, State::Pending);
-}
-
-pub(crate) async fn a_message_never_overtakes_what_is_due_already<H: Harness>(world: World<H>) {
-    let waiting = world.send(to("a")).await;
-    let (slots, mut arrivals) = with_room(&world, 5).await;
-    let id = world.send(to("a")).await;
-    let told = next_work(&mut arrivals).await;
-    assert!(matches!(told, Arrival::Pending(endpoint) if endpoint == world.a), "{told:?}");
-    assert_eq!(world.states(&[waiting, id]).await, [State::Pending; 2]);
-    assert_eq!(slots.0.load(Ordering::SeqCst), 5, "no slot is lost");
-}
-
 pub(crate) async fn a_keyed_message_waits_for_its_predecessor<H: Harness>(world: World<H>) {
     let (slots, mut arrivals) = with_room(&world, 5).await;
     let first = world.send(to("a").ordering_key("k")).await;
@@ -91,37 +75,6 @@ async fn next_claim_of(arrivals: &mut UnboundedReceiver<Arrival>, id: MessageId)
     }
 }
 
-pub(crate) async fn what_may_not_go_now_is_never_claimed_directly<H: Harness>(world: World<H>) {
-    let limit = json!({"rate_limit": {"limit": 1, "interval": "hour"}});
-    world.endpoint("limited", limit).await;
-    world.endpoint("paused", json!({})).await;
-    world.store().set_endpoint_paused("paused", true).await.unwrap();
-    world.endpoint("open", json!({})).await;
-    let open = world.store().endpoint("open").await.unwrap();
-    let to_open = open.circuit.opened(world.now(), Duration::from_secs(30));
-    assert!(world.store().move_circuit(open.id, open.circuit.epoch, to_open).await.unwrap());
-    let (slots, mut arrivals) = with_room(&world, 5).await;
-
-    let scheduled = world.send(NewMessage { scheduled_at: Some(world.in_seconds(9)), ..to("a") }).await;
-    let paused = world.send(to("paused")).await;
-    let open = world.send(to("open")).await;
-    let states = world.states(&[scheduled, paused, open]).await;
-    assert_eq!(states, [State::Pending; 3]);
-    assert_eq!(slots.0.load(Ordering::SeqCst), 5, "no slot is lost");
-    let limited = [world.send(to("limited")).await, world.send(to("limited")).await];
-    let states = world.states(&limited).await;
-    assert_eq!(states[1], State::Pending, "at most one may go this hour");
-    assert!(arrivals.try_recv().is_ok());
-}
-
-pub(crate) async fn nothing_is_claimed_directly_while_all_is_paused<H: Harness>(world: World<H>) {
-    let (slots, _arrivals) = with_room(&world, 5).await;
-    world.store().pause("maintenance").await.unwrap();
-    let id = world.send(to("a")).await;
-    assert_eq!(world.state(id).await, State::Pending);
-    assert_eq!(slots.0.load(Ordering::SeqCst), 5);
-}
-
 pub(crate) async fn a_refused_batch_gives_its_slots_back<H: Harness>(world: World<H>) {
     let (slots, mut arrivals) = with_room(&world, 5).await;
     let batch = vec![to("a"), to("a"), NewMessage { priority: 11, ..to("a") }];
@@ -129,19 +82,4 @@ pub(crate) async fn a_refused_batch_gives_its_slots_back<H: Harness>(world: Worl
     let id = world.send(to("a")).await;
     assert_eq!(next_claim(&mut arrivals).await.message.id, id, "nothing of the batch ever arrives");
     assert_eq!(slots.0.load(Ordering::SeqCst), 4);
-}
-
-pub(crate) async fn a_node_that_went_away_without_listening_loses_nothing<H: Harness>(mut world: World<H>) {
-    let (sender, arrivals) = tokio::sync::mpsc::unbounded_channel();
-    drop(arrivals);
-    let direct = Arc::new(Slots(5.into()));
-    world.store().leave(world.node).await.unwrap();
-    world.store().join(Hello { name: "deaf".into(), arrivals: sender, direct }).await.unwrap();
-    let id = world.send(to("a")).await;
-    world.crash().await;
-    let lost = world.lost().await;
-    for claim in &lost {
-        world.lose(claim).await;
-    }
-    assert_eq!(world.state(id).await, State::Pending, "it is claimable again");
 }

@@ -22,6 +22,8 @@ mod operations;
 
 /// How many of those that nothing can happen to any more are tried all the same.
 const STALE_MAX: usize = 2;
+/// As often as nodes do it: a store that hears of nobody for longer takes itself to have been away.
+const HEARTBEAT_SECONDS: u64 = 5;
 
 /// Runs the operations; panics at the first difference.
 pub(crate) async fn run<H: Harness>(operations: Vec<Operation>) {
@@ -239,8 +241,8 @@ impl<H: Harness> Pair<H> {
     }
 
     async fn pass(&mut self, seconds: u64, alive: &[usize]) {
-        for step in [seconds / 2, seconds - seconds / 2] {
-            self.world.advance(step);
+        for begin in (0..seconds).step_by(HEARTBEAT_SECONDS as usize) {
+            self.world.advance((seconds - begin).min(HEARTBEAT_SECONDS));
             for node in alive {
                 self.world.store().heartbeat(self.nodes[*node]).await.expect("a living node keeps its lease");
             }

@@ -1,0 +1,80 @@
+//! Which messages of this process's own claims are not settled yet. The database keeps one row for each claim
+//! and touches it as seldom as it can: it is told when nothing is left of one, and what is left when half is gone.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Mutex;
+
+use serde_json::{Map, Value, json};
+
+use crate::message::{Fence, NodeId};
+use crate::store::Settlement;
+
+#[derive(Default)]
+pub(super) struct Batches(Mutex<HashMap<Fence, Batch>>);
+
+struct Batch {
+    open: HashSet<i64>,
+    /// How many ids its row holds.
+    written: usize,
+}
+
+/// What the database is told together with settlements, of batches of one node.
+#[derive(Debug, Default)]
+pub(super) struct Closing {
+    pub(super) finished: Vec<i64>,
+    /// `{"batch": [ids]}`.
+    pub(super) left: Option<Value>,
+}
+
+impl Batches {
+    pub(super) fn claimed(&self, fence: Fence, ids: impl Iterator<Item = i64>) {
+        let open: HashSet<i64> = ids.collect();
+        if !open.is_empty() {
+            let written = open.len();
+            self.lock().insert(fence, Batch { open, written });
+        }
+    }
+
+    pub(super) fn settling(&self, node: NodeId, settlements: &[Settlement]) -> Closing {
+        let mut batches = self.lock();
+        let mut touched = Vec::new();
+        for Settlement { id, fence, .. } in settlements {
+            if batches.get_mut(fence).is_some_and(|batch| batch.open.remove(&id.0))
+                && !touched.contains(fence)
+            {
+                touched.push(*fence);
+            }
+        }
+        let (mut finished, mut left) = (Vec::new(), Map::new());
+        for fence in touched {
+            let Some(batch) = batches.get_mut(&fence) else { continue };
+            if batch.open.is_empty() {
+                batches.remove(&fence);
+                finished.push((fence.node, fence.batch));
+            } else if batch.open.len() * 2 <= batch.written && fence.node == node {
+                batch.written = batch.open.len();
+                left.insert(fence.batch.to_string(), json!(batch.open));
+            }
+        }
+        let of_node = finished.into_iter().filter(|(of, _)| *of == node).map(|(_, batch)| batch);
+        Closing { finished: of_node.collect(), left: (!left.is_empty()).then_some(Value::Object(left)) }
+    }
+
+    /// The settlements did not reach the database, or nobody knows: they will be made again.
+    pub(super) fn reopen(&self, settlements: &[Settlement]) {
+        let mut batches = self.lock();
+        for Settlement { id, fence, .. } in settlements {
+            let batch =
+                batches.entry(*fence).or_insert_with(|| Batch { open: HashSet::new(), written: usize::MAX });
+            batch.open.insert(id.0);
+        }
+    }
+
+    pub(super) fn forget(&self, node: NodeId) {
+        self.lock().retain(|fence, _| fence.node != node);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Fence, Batch>> {
+        self.0.lock().expect("nobody panics while holding the batches")
+    }
+}

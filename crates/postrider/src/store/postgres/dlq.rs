@@ -1,0 +1,172 @@
+//! The dead letter queue: look, and put back in steps.
+
+use jiff::Timestamp;
+use postgres_types::Json;
+use serde_json::json;
+use tokio_postgres::Row;
+
+use super::Shared;
+use super::errors::store_error;
+use super::row::{big_count, count, headers, payload};
+use crate::message::MessageId;
+use crate::store::{AttemptError, DeadLetter, DlqFilter, DlqStatus, DlqSummary, Redrive, Result};
+
+const LIST_DEFAULT: usize = 100;
+/// Letters in one step, unless a single key has more: a few milliseconds.
+const STEP_LETTERS: usize = 250;
+
+pub(super) async fn list(shared: &Shared, filter: &DlqFilter) -> Result<Vec<DeadLetter>> {
+    let endpoint = match &filter.endpoint {
+        Some(name) => Some(super::endpoints::by_name(shared, name).await?.id.0),
+        None => None,
+    };
+    let list = "SELECT d.id, message_id, e.name, status, reason, died_at, attempts, last_error, errors, payload,
+                  content_type, headers, ordering_key, event_type, d.created_at
+                FROM postrider.dlq d JOIN postrider.endpoints e ON e.id = d.endpoint_id
+                WHERE d.id > $1 AND ($2::bigint IS NULL OR d.id = $2) AND ($3::bigint IS NULL OR message_id = $3)
+                  AND ($4::bigint IS NULL OR endpoint_id = $4) AND ($5::text IS NULL OR status = $5)
+                  AND ($6::text IS NULL OR reason = $6)
+                ORDER BY d.id LIMIT $7";
+    let limit = if filter.limit == 0 { LIST_DEFAULT } else { filter.limit } as i64;
+    let (after, message) = (filter.after.unwrap_or(0), filter.message.map(|id| id.0));
+    let status = filter.status.map(DlqStatus::as_str);
+    let rows = shared
+        .query(list, &[&after, &filter.id, &message, &endpoint, &status, &filter.reason, &limit])
+        .await?;
+    Ok(rows.iter().map(dead_letter).collect())
+}
+
+fn dead_letter(row: &Row) -> DeadLetter {
+    DeadLetter {
+        id: row.get(0),
+        message: MessageId(row.get(1)),
+        endpoint: row.get(2),
+        status: match row.get(3) {
+            "redriven" => DlqStatus::Redriven,
+            "discarded" => DlqStatus::Discarded,
+            _ => DlqStatus::Failed,
+        },
+        reason: row.get(4),
+        died_at: row.get(5),
+        attempt_count: count(row, 6),
+        last_error: row.get(7),
+        errors: row.get::<_, Json<Vec<AttemptError>>>(8).0,
+        payload: payload(row, 9),
+        content_type: row.get(10),
+        headers: headers(row, 11),
+        ordering_key: row.get(12),
+        event_type: row.get(13),
+        created_at: row.get(14),
+    }
+}
+
+pub(super) async fn summary(shared: &Shared) -> Result<Vec<DlqSummary>> {
+    let summary = "SELECT endpoint, failed, redriven, discarded, oldest_failed FROM postrider.dlq_summary()";
+    let rows = shared.query(summary, &[]).await?;
+    let of_endpoint = |row: &Row| DlqSummary {
+        endpoint: row.get(0),
+        failed: big_count(row, 1),
+        redriven: big_count(row, 2),
+        discarded: big_count(row, 3),
+        oldest_failed: row.get(4),
+    };
+    Ok(rows.iter().map(of_endpoint).collect())
+}
+
+/// What a redrive is going to put back, fixed from the beginning; those of one ordering key have one group.
+struct Plan {
+    letters: Vec<(i64, i64)>,
+    selection: String,
+    due_at: Timestamp,
+}
+
+/// How far it has come. It is logged once, from the first step on.
+#[derive(Default)]
+struct Progress {
+    looked_at: usize,
+    redriven: u64,
+    event: Option<i64>,
+}
+
+pub(super) async fn redrive(shared: &Shared, selection: Redrive) -> Result<u64> {
+    let plan = Plan::new(shared, selection).await?;
+    let mut progress = Progress::default();
+    while progress.looked_at < plan.letters.len() {
+        plan.step(shared, &mut progress).await?;
+    }
+    Ok(progress.redriven)
+}
+
+impl Plan {
+    async fn new(shared: &Shared, selection: Redrive) -> Result<Self> {
+        let words = format!("{selection:?}");
+        let filter = match selection {
+            Redrive::One(id) => {
+                // It is said why it cannot be put back.
+                shared.call("SELECT postrider._check_redrivable($1)", &[&id]).await?;
+                DlqFilter { id: Some(id), ..DlqFilter::default() }
+            }
+            Redrive::Endpoint(name) => DlqFilter { endpoint: Some(name), ..DlqFilter::default() },
+            Redrive::All => DlqFilter::default(),
+            Redrive::Matching(filter) => filter,
+        };
+        let plan = "SELECT id, key_group FROM postrider._redrive_plan($1, $2, $3, $4, $5, $6, $7)";
+        let (message, status) = (filter.message.map(|id| id.0), filter.status.map(DlqStatus::as_str));
+        let limit = filter.limit as i64;
+        let rows = shared
+            .query(
+                plan,
+                &[&filter.id, &message, &filter.endpoint, &status, &filter.reason, &filter.after, &limit],
+            )
+            .await?;
+        let letters = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let due_at = shared.query_one("SELECT postrider._now()", &[]).await?.get(0);
+        Ok(Self { letters, selection: words, due_at })
+    }
+
+    /// Whole keys: one whose letters came back by halves would go on with what was sent later.
+    fn next_step(&self, looked_at: usize) -> Vec<i64> {
+        let left = &self.letters[looked_at..];
+        let is_end = |at: &usize| *at >= STEP_LETTERS && left[*at].1 != left[at - 1].1;
+        let end = (1..left.len()).find(is_end).unwrap_or(left.len());
+        left[..end].iter().map(|(id, _)| *id).collect()
+    }
+
+    async fn step(&self, shared: &Shared, progress: &mut Progress) -> Result<()> {
+        let ids = self.next_step(progress.looked_at);
+        let mut client = shared.client().await?;
+        let transaction = client.transaction().await.map_err(store_error)?;
+        if progress.looked_at == 0 {
+            let all: Vec<i64> = self.letters.iter().map(|(id, _)| *id).collect();
+            let room = "SELECT postrider._redrive_room($1)";
+            transaction.query(room, &[&all]).await.map_err(store_error)?;
+        }
+        let step = "SELECT postrider._redrive_step($1, $2)";
+        let row = transaction.query_one(step, &[&ids, &self.due_at]).await.map_err(store_error)?;
+        let redriven = progress.redriven + u64::from(count(&row, 0));
+        let event = self.log(&transaction, progress.event, redriven).await?;
+        transaction.commit().await.map_err(store_error)?;
+        *progress = Progress { looked_at: progress.looked_at + ids.len(), redriven, event };
+        Ok(())
+    }
+
+    async fn log(
+        &self,
+        transaction: &deadpool_postgres::Transaction<'_>,
+        event: Option<i64>,
+        redriven: u64,
+    ) -> Result<Option<i64>> {
+        let detail = Json(json!({ "messages": redriven, "selection": self.selection }));
+        let row = match event {
+            None if redriven == 0 => return Ok(None),
+            None => {
+                transaction.query_one("SELECT postrider._log_event('redrive', NULL, $1)", &[&detail]).await
+            }
+            Some(event) => {
+                let amend = "UPDATE postrider.event_log SET detail = $2 WHERE id = $1 RETURNING id";
+                transaction.query_one(amend, &[&event, &detail]).await
+            }
+        };
+        row.map(|row| Some(row.get(0))).map_err(store_error)
+    }
+}

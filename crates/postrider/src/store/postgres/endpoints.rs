@@ -1,0 +1,168 @@
+//! Endpoints and their circuits in the store, and the snapshot that nodes work by.
+
+use std::sync::Arc;
+
+use postgres_types::Json;
+use serde_json::{Map, Value, json};
+use tokio_postgres::Row;
+
+use super::Shared;
+use super::row::object;
+use crate::breaker::{Circuit, CircuitState, Probe};
+use crate::endpoint::{DisabledBy, Endpoint, EndpointChange, EndpointId, EndpointOptions, NewEndpoint};
+use crate::error::{Invalid, StoreError};
+use crate::message::NodeId;
+use crate::protocol::Protocol;
+use crate::retry::RetryOverrides;
+use crate::settings::Settings;
+use crate::store::{Result, Snapshot};
+
+/// A forced drop cancels at most this many messages in one transaction.
+const DROP_BATCH: i32 = 500;
+
+macro_rules! select {
+    ($rest:literal) => {
+        concat!(
+            "SELECT id, name, protocol, config, retry_policy, options, disabled_by, paused, circuit, circuit_epoch,
+               circuit_until, circuit_probe_node, held_until, revision, created_at
+             FROM postrider.endpoints WHERE dropped_at IS NULL ",
+            $rest
+        )
+    };
+}
+
+/// The version first: what changes while the rest is read is read again.
+pub(super) async fn snapshot(shared: &Shared, known: Option<i64>) -> Result<Option<Arc<Snapshot>>> {
+    let version = shared.query_one("SELECT version, paused_because FROM postrider._store", &[]).await?;
+    if known == Some(version.get(0)) {
+        return Ok(None);
+    }
+    let rows = shared.query(select!(""), &[]).await?;
+    Ok(Some(Arc::new(Snapshot {
+        version: version.get(0),
+        settings: Arc::new(settings(shared).await?),
+        paused: version.get(1),
+        endpoints: rows.iter().map(|row| endpoint(row).map(Arc::new)).collect::<Result<_>>()?,
+    })))
+}
+
+pub(super) async fn settings(shared: &Shared) -> Result<Settings> {
+    let rows = shared.query("SELECT name, value FROM postrider.settings", &[]).await?;
+    let mut settings = Settings::default();
+    for row in rows {
+        // Of a newer version, when it is not known.
+        let _ = settings.apply(row.get(0), row.get(1));
+    }
+    Ok(settings)
+}
+
+/// All or none.
+pub(super) async fn configure(shared: &Shared, changes: &[(String, String)]) -> Result<()> {
+    let mut checked = settings(shared).await?;
+    for (name, value) in changes {
+        checked.apply(name, value)?;
+    }
+    let changes: Map<String, Value> =
+        changes.iter().map(|(name, value)| (name.clone(), Value::String(value.clone()))).collect();
+    shared.call("SELECT postrider._configure($1)", &[&Json(changes)]).await
+}
+
+pub(super) async fn by_name(shared: &Shared, name: &str) -> Result<Endpoint> {
+    let rows = shared.query(select!("AND name = $1"), &[&name]).await?;
+    endpoint(rows.first().ok_or_else(|| StoreError::unknown_endpoint(name))?)
+}
+
+pub(super) async fn list(shared: &Shared, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {
+    let page = select!("AND name COLLATE \"C\" > $1 ORDER BY name COLLATE \"C\" LIMIT $2");
+    let rows = shared.query(page, &[&after.unwrap_or(""), &(limit as i64)]).await?;
+    rows.iter().map(endpoint).collect()
+}
+
+fn endpoint(row: &Row) -> Result<Endpoint> {
+    let broken =
+        |error: Invalid| StoreError::Unusable(format!("endpoint {}: {error}", row.get::<_, &str>(1)));
+    let json = |column: usize| Value::Object(object(row, column));
+    Ok(Endpoint {
+        id: EndpointId(row.get(0)),
+        name: row.get::<_, &str>(1).into(),
+        protocol: Protocol::from_name(row.get(2)).map_err(broken)?,
+        config: object(row, 3),
+        retry: RetryOverrides::check(Some(&json(4))).map_err(broken)?,
+        options: EndpointOptions::check(Some(&json(5))).map_err(broken)?,
+        disabled: row.get::<_, Option<&str>>(6).map(|by| match by {
+            "gone" => DisabledBy::Gone,
+            _ => DisabledBy::Operator,
+        }),
+        paused: row.get(7),
+        circuit: circuit(row),
+        held_until: row.get(12),
+        revision: row.get(13),
+        created_at: row.get(14),
+    })
+}
+
+fn circuit(row: &Row) -> Circuit {
+    let until = row.get(10);
+    let state = match (row.get(8), until) {
+        ("open", Some(until)) => CircuitState::Open { until },
+        ("half_open", _) => {
+            let node: Option<i64> = row.get(11);
+            let probe = node.zip(until).map(|(node, lease_until)| Probe { node: NodeId(node), lease_until });
+            CircuitState::HalfOpen { probe }
+        }
+        _ => CircuitState::Closed,
+    };
+    Circuit { epoch: row.get(9), state }
+}
+
+/// Checked here too: the program knows URLs and certificates better than SQL does.
+pub(super) async fn create(shared: &Shared, new: NewEndpoint) -> Result<Endpoint> {
+    let checked = new.check(&settings(shared).await?)?;
+    let create = "SELECT postrider.create_endpoint($1, $2, $3, $4, $5)";
+    let (config, retry, options) = (Json(&checked.config), Json(&checked.retry), Json(&checked.options));
+    shared.query(create, &[&checked.name, &checked.protocol.as_str(), &config, &retry, &options]).await?;
+    by_name(shared, &checked.name).await
+}
+
+pub(super) async fn alter(shared: &Shared, name: &str, change: EndpointChange) -> Result<Endpoint> {
+    let current = by_name(shared, name).await?;
+    let given = (change.config.is_some(), change.retry_policy.is_some(), change.options.is_some());
+    let checked = NewEndpoint {
+        name: name.to_owned(),
+        protocol: current.protocol.as_str().to_owned(),
+        config: change.config.unwrap_or(current.config),
+        retry_policy: Some(change.retry_policy.unwrap_or_else(|| json!(current.retry))),
+        options: Some(change.options.unwrap_or_else(|| json!(current.options))),
+    }
+    .check(&settings(shared).await?)?;
+    let config = given.0.then_some(Json(&checked.config));
+    let retry = given.1.then_some(Json(&checked.retry));
+    let options = given.2.then_some(Json(&checked.options));
+    shared
+        .query("SELECT postrider.alter_endpoint($1, $2, $3, $4)", &[&name, &config, &retry, &options])
+        .await?;
+    by_name(shared, name).await
+}
+
+pub(super) async fn drop(shared: &Shared, name: &str, force: bool) -> Result<()> {
+    let step = "SELECT postrider._drop_endpoint($1, $2, $3)";
+    while !shared.query_one(step, &[&name, &force, &DROP_BATCH]).await?.get::<_, bool>(0) {}
+    Ok(())
+}
+
+pub(super) async fn move_circuit(
+    shared: &Shared,
+    id: EndpointId,
+    from_epoch: i64,
+    to: Circuit,
+) -> Result<bool> {
+    let (until, probe) = match to.state {
+        CircuitState::Closed | CircuitState::HalfOpen { probe: None } => (None, None),
+        CircuitState::Open { until } => (Some(until), None),
+        CircuitState::HalfOpen { probe: Some(probe) } => (Some(probe.lease_until), Some(probe.node.0)),
+    };
+    let swap = "SELECT postrider._move_circuit($1, $2, $3, $4, $5, $6)";
+    let state = to.state.name().as_str();
+    let row = shared.query_one(swap, &[&id.0, &from_epoch, &state, &to.epoch, &until, &probe]).await?;
+    Ok(row.get(0))
+}

@@ -1,0 +1,125 @@
+//! What people ask: a message's story, the event log, and the state of the store.
+
+use tokio_postgres::Row;
+
+use super::Shared;
+use super::row::{Span, big_count, count, headers, object, payload};
+use super::settle::state_named;
+use crate::breaker::CircuitName;
+use crate::message::{MessageId, NodeId};
+use crate::store::{AttemptOutcome, AttemptRecord, EndpointStatus, EventRecord, Result, StoreStatus, Story};
+use crate::verdict::Class;
+
+pub(super) async fn story(shared: &Shared, id: MessageId) -> Result<Story> {
+    let story = "SELECT id, endpoint, state, priority, payload, content_type, headers, options, idempotency_key,
+                   correlation_id, ordering_key, event_type, created_at, scheduled_at, expires_at, finished_at, due_at,
+                   attempt_count, last_error, reason, dlq_id
+                 FROM postrider._story($1)";
+    let mut story = told(&shared.query_one(story, &[&id.0]).await?);
+    let attempts = "SELECT number, node_id, started_at, duration, outcome, class, error, status, body
+                    FROM postrider._attempts_of($1)";
+    story.attempts = shared.query(attempts, &[&id.0]).await?.iter().map(attempt).collect();
+    Ok(story)
+}
+
+fn told(row: &Row) -> Story {
+    Story {
+        id: MessageId(row.get(0)),
+        endpoint: row.get(1),
+        state: state_named(row.get(2)),
+        priority: row.get::<_, i16>(3) as u8,
+        payload: payload(row, 4),
+        content_type: row.get(5),
+        headers: headers(row, 6),
+        options: object(row, 7),
+        idempotency_key: row.get(8),
+        correlation_id: row.get(9),
+        ordering_key: row.get(10),
+        event_type: row.get(11),
+        created_at: row.get(12),
+        scheduled_at: row.get(13),
+        expires_at: row.get(14),
+        finished_at: row.get(15),
+        due_at: row.get(16),
+        attempt_count: count(row, 17),
+        last_error: row.get(18),
+        reason: row.get(19),
+        attempts: Vec::new(),
+        dlq_id: row.get(20),
+    }
+}
+
+fn attempt(row: &Row) -> AttemptRecord {
+    AttemptRecord {
+        number: count(row, 0),
+        node: NodeId(row.get(1)),
+        started_at: row.get(2),
+        duration: row.get::<_, Span>(3).0,
+        outcome: match row.get(4) {
+            "delivered" => AttemptOutcome::Delivered,
+            "lost" => AttemptOutcome::Lost,
+            _ => AttemptOutcome::Failed,
+        },
+        class: row.get::<_, Option<&str>>(5).map(|class| match class {
+            "permanent" => Class::Permanent,
+            "gone" => Class::Gone,
+            _ => Class::Retryable,
+        }),
+        error: row.get(6),
+        status: row.get::<_, Option<i32>>(7).and_then(|status| u16::try_from(status).ok()),
+        body: payload(row, 8),
+    }
+}
+
+pub(super) async fn status(shared: &Shared) -> Result<StoreStatus> {
+    let status = "SELECT store, schema_version, paused, pending, processing, dead, oldest_pending
+                  FROM postrider._status()";
+    let row = shared.query_one(status, &[]).await?;
+    Ok(StoreStatus {
+        store: row.get(0),
+        schema_version: i64::from(row.get::<_, i32>(1)),
+        paused: row.get(2),
+        pending: big_count(&row, 3),
+        processing: big_count(&row, 4),
+        dead: big_count(&row, 5),
+        oldest_pending: row.get(6),
+        endpoints: endpoint_statuses(shared).await?,
+    })
+}
+
+async fn endpoint_statuses(shared: &Shared) -> Result<Vec<EndpointStatus>> {
+    let statuses =
+        "SELECT name, protocol, enabled, paused, circuit, pending, processing, dead, oldest_pending
+                    FROM postrider._endpoint_statuses()";
+    let rows = shared.query(statuses, &[]).await?;
+    let status = |row: &Row| EndpointStatus {
+        name: row.get(0),
+        protocol: row.get(1),
+        enabled: row.get(2),
+        paused: row.get(3),
+        circuit: match row.get(4) {
+            "open" => CircuitName::Open,
+            "half_open" => CircuitName::HalfOpen,
+            _ => CircuitName::Closed,
+        },
+        pending: big_count(row, 5),
+        processing: big_count(row, 6),
+        dead: big_count(row, 7),
+        oldest_pending: row.get(8),
+    };
+    Ok(rows.iter().map(status).collect())
+}
+
+pub(super) async fn events(shared: &Shared, before: Option<i64>, limit: usize) -> Result<Vec<EventRecord>> {
+    let list = "SELECT id, at, kind, subject, detail FROM postrider.event_log
+                WHERE id < $1 ORDER BY id DESC LIMIT $2";
+    let rows = shared.query(list, &[&before.unwrap_or(i64::MAX), &(limit as i64)]).await?;
+    let event = |row: &Row| EventRecord {
+        id: row.get(0),
+        at: row.get(1),
+        kind: row.get(2),
+        subject: row.get(3),
+        detail: row.get(4),
+    };
+    Ok(rows.iter().map(event).collect())
+}

@@ -1,0 +1,140 @@
+//! What the database tells nodes without being asked: `LISTEN postrider` on a connection of its own. A payload
+//! is the id of an endpoint that has new work, or `config`. An idle node asks nothing.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_postgres::{AsyncMessage, Client};
+
+use super::Shared;
+use super::connect::ServerConnection;
+use super::errors::store_error;
+use super::stragglers::{Snapshot, Stragglers};
+use crate::endpoint::EndpointId;
+use crate::error::StoreError;
+use crate::store::{Arrival, Result};
+
+const RECONNECT_MIN: Duration = Duration::from_millis(50);
+const RECONNECT_MAX: Duration = Duration::from_secs(2);
+
+/// Ends with the value.
+pub(super) struct Ear(JoinHandle<()>);
+
+impl Drop for Ear {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Returns once the database tells everything that is committed from now on.
+pub(super) async fn begin(shared: &Arc<Shared>) -> Result<Ear> {
+    let (client, connection) = shared.server.connect().await?;
+    let (ready, listening) = oneshot::channel();
+    let ear = Ear(tokio::spawn(run(Arc::downgrade(shared), client, connection, ready)));
+    let ended = || Err(StoreError::Unavailable("the connection that listens ended".to_owned()));
+    listening.await.unwrap_or_else(|_| ended())?;
+    Ok(ear)
+}
+
+/// Listens, and connects again by itself whenever the connection ends.
+async fn run(
+    shared: Weak<Shared>,
+    client: Client,
+    connection: ServerConnection,
+    ready: oneshot::Sender<Result<()>>,
+) {
+    listen(&shared, client, connection, |listening| drop(ready.send(listening))).await;
+    let mut pause = RECONNECT_MIN;
+    while let Some(server) = shared.upgrade().map(|shared| shared.server.clone()) {
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(RECONNECT_MAX);
+        let Ok((client, connection)) = server.connect().await else { continue };
+        // Nobody knows what was told meanwhile.
+        let look_everywhere = |listening: Result<()>| {
+            if let (Ok(()), Some(shared)) = (listening, shared.upgrade()) {
+                shared.listeners.tell(|| Arrival::Reconfigured);
+                shared.listeners.tell(|| Arrival::Outside);
+                pause = RECONNECT_MIN;
+            }
+        };
+        listen(&shared, client, connection, look_everywhere).await;
+    }
+}
+
+/// Until the connection ends.
+async fn listen(
+    shared: &Weak<Shared>,
+    client: Client,
+    mut connection: ServerConnection,
+    listening: impl FnOnce(Result<()>),
+) {
+    let (rung, bells) = mpsc::unbounded_channel();
+    let hear = async {
+        while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+            let (Some(shared), AsyncMessage::Notification(told)) = (shared.upgrade(), message) else {
+                continue;
+            };
+            match told.payload().parse() {
+                Ok(id) => drop(rung.send(EndpointId(id))),
+                Err(_) => shared.listeners.tell(|| Arrival::Reconfigured),
+            }
+        }
+    };
+    let attend = async {
+        listening(client.batch_execute("LISTEN postrider").await.map_err(store_error));
+        attend(shared, &client, bells).await
+    };
+    tokio::select! {
+        () = hear => {}
+        _ = attend => {}
+    }
+}
+
+/// Tells nodes of the endpoints whose bell was rung, and again as long as there are stragglers.
+async fn attend(
+    shared: &Weak<Shared>,
+    client: &Client,
+    mut bells: mpsc::UnboundedReceiver<EndpointId>,
+) -> Result<()> {
+    let snapshot = client.prepare("SELECT pg_current_snapshot()::text").await.map_err(store_error)?;
+    let mut awaited: HashMap<EndpointId, Stragglers> = HashMap::new();
+    loop {
+        let look_at = awaited.values().map(|stragglers| stragglers.look_at).min();
+        tokio::select! {
+            biased;
+            Some(rung) = bells.recv() => {
+                awaited.insert(rung, Stragglers::since(Instant::now()));
+                while let Ok(rung) = bells.try_recv() {
+                    awaited.insert(rung, Stragglers::since(Instant::now()));
+                }
+            }
+            () = sleep_until(look_at) => {}
+        }
+        let row = client.query_one(&snapshot, &[]).await.map_err(store_error)?;
+        let Some(snapshot) = Snapshot::parse(row.get(0)) else { continue };
+        let Some(shared) = shared.upgrade() else { return Ok(()) };
+        let now = Instant::now();
+        awaited.retain(|endpoint, stragglers| {
+            if stragglers.look_at > now {
+                return true;
+            }
+            let look = stragglers.look(&snapshot, now);
+            if look.tell {
+                shared.listeners.tell(|| Arrival::Pending(*endpoint));
+            }
+            !look.over
+        });
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

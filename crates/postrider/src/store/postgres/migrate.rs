@@ -1,0 +1,170 @@
+//! Migrations: forward only, all in one transaction, safe to run twice and from two nodes at once.
+
+use rand::RngExt;
+use tokio_postgres::{Client, GenericClient, Transaction};
+
+use super::errors::store_error;
+use super::known_keys;
+use crate::error::StoreError;
+use crate::settings::{self, Kind};
+use crate::store::Result;
+
+/// Each version is a list of files, in order: what a file uses in signatures is made before it.
+const MIGRATIONS: &[&[&str]] = &[&[
+    include_str!("sql/tables.sql"),
+    include_str!("sql/errors.sql"),
+    include_str!("sql/events.sql"),
+    include_str!("sql/settings.sql"),
+    include_str!("sql/protocol.sql"),
+    include_str!("sql/keys.sql"),
+    include_str!("sql/endpoints.sql"),
+    include_str!("sql/nodes.sql"),
+    include_str!("sql/send.sql"),
+    include_str!("sql/claim.sql"),
+    include_str!("sql/settle.sql"),
+    include_str!("sql/dlq.sql"),
+    include_str!("sql/messages.sql"),
+    include_str!("sql/archive.sql"),
+    include_str!("sql/inspect.sql"),
+    include_str!("sql/api.sql"),
+    include_str!("sql/pubsub.sql"),
+    include_str!("sql/replay.sql"),
+    include_str!("sql/capture.sql"),
+    include_str!("sql/rules.sql"),
+    include_str!("sql/roles.sql"),
+]];
+pub(super) const CURRENT: i32 = MIGRATIONS.len() as i32;
+
+/// Whoever migrates a database holds this lock until it has committed.
+const LOCK: i64 = 0x706f_7374_7269_6465;
+
+const STORE_NAME_LENGTH: usize = 8;
+
+/// Everything that a migrated database depends on, as text.
+pub(super) fn recipe() -> String {
+    format!("{MIGRATIONS:?} {:?} {}", settings::TABLE, known_keys::recipe())
+}
+
+/// The statements that are left for somebody who may make roles; none when all is done.
+pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
+    let transaction = client.transaction().await.map_err(store_error)?;
+    transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await.map_err(store_error)?;
+    let from = version(&transaction).await?;
+    if from > CURRENT {
+        // A newer build's schema, which is never marked as an older one.
+        return Ok(Vec::new());
+    }
+    // Functions name each other before they are made.
+    execute(&transaction, "SET LOCAL check_function_bodies = off; SET LOCAL client_min_messages = warning")
+        .await?;
+    if from == 0 {
+        make_schema(&transaction).await?;
+    }
+    for file in MIGRATIONS.iter().skip(from as usize).flat_map(|files| files.iter()) {
+        execute(&transaction, file).await?;
+    }
+    if from == 0 {
+        let begin = "INSERT INTO postrider._store (name, schema_version) VALUES ($1, $2)";
+        transaction.execute(begin, &[&new_store_name(), &CURRENT]).await.map_err(store_error)?;
+        execute(&transaction, "INSERT INTO postrider._gauge DEFAULT VALUES").await?;
+    }
+    let mark = "UPDATE postrider._store SET schema_version = $1";
+    transaction.execute(mark, &[&CURRENT]).await.map_err(store_error)?;
+    fill_known_settings(&transaction).await?;
+    known_keys::fill(&transaction).await?;
+    execute(&transaction, "SELECT postrider._refresh_limits()").await?;
+    let left = transaction.query("SELECT postrider._install_roles()", &[]).await.map_err(store_error)?;
+    transaction.commit().await.map_err(store_error)?;
+    Ok(left.iter().map(|row| row.get(0)).collect())
+}
+
+/// Says what to do when the schema is not one that this build works with. The next version is one, so that
+/// nodes can be upgraded one after the other.
+pub(super) async fn check(client: &Client) -> Result<()> {
+    let found = version(client).await?;
+    if found < CURRENT {
+        return Err(StoreError::Unusable(format!(
+            "the store has schema version {found} and this build needs {CURRENT}; run `postrider migrate`, or start with --migrate"
+        )));
+    }
+    if found > CURRENT + 1 {
+        return Err(StoreError::Unusable(format!(
+            "the store has schema version {found}, too new for this build, which knows {CURRENT} and runs on the next; use a newer postrider"
+        )));
+    }
+    Ok(())
+}
+
+/// 0 for a database without our schema.
+async fn version(client: &impl GenericClient) -> Result<i32> {
+    let exists = "SELECT to_regclass('postrider._store') IS NOT NULL";
+    if !client.query_one(exists, &[]).await.map_err(store_error)?.get::<_, bool>(0) {
+        return Ok(0);
+    }
+    let version = client.query_opt("SELECT schema_version FROM postrider._store", &[]).await;
+    Ok(version.map_err(store_error)?.map_or(0, |row| row.get(0)))
+}
+
+/// An administrator may have made it for a role that may not.
+async fn make_schema(transaction: &Transaction<'_>) -> Result<()> {
+    let exists = "SELECT to_regnamespace('postrider') IS NOT NULL";
+    if transaction.query_one(exists, &[]).await.map_err(store_error)?.get(0) {
+        return Ok(());
+    }
+    execute(transaction, "CREATE SCHEMA postrider").await
+}
+
+/// SQL checks settings by the program's own table.
+async fn fill_known_settings(transaction: &Transaction<'_>) -> Result<()> {
+    let fill = "INSERT INTO postrider._known_settings (name, default_value, min, max, choices, unit, meaning,
+                  position)
+                VALUES ($1, $2, $3::bigint, $4::bigint, $5, $6, $7, $8)
+                ON CONFLICT (name) DO UPDATE SET default_value = excluded.default_value,
+                  position = excluded.position,
+                  min = excluded.min, max = excluded.max, choices = excluded.choices,
+                  unit = excluded.unit, meaning = excluded.meaning";
+    for (setting, position) in settings::TABLE.iter().zip(1i32..) {
+        let (min, max, choices) = match &setting.kind {
+            Kind::Whole { min, max } => (Some(*min as i64), Some(*max as i64), None),
+            Kind::Choice(choices) => (None, None, Some(*choices)),
+        };
+        transaction
+            .execute(
+                fill,
+                &[
+                    &setting.name,
+                    &setting.default,
+                    &min,
+                    &max,
+                    &choices,
+                    &setting.unit,
+                    &setting.meaning,
+                    &position,
+                ],
+            )
+            .await
+            .map_err(store_error)?;
+    }
+    Ok(())
+}
+
+async fn execute(transaction: &Transaction<'_>, sql: &str) -> Result<()> {
+    transaction.batch_execute(sql).await.map_err(store_error)
+}
+
+pub(super) async fn name(client: &Client) -> Result<String> {
+    let row = client.query_one("SELECT name FROM postrider._store", &[]).await.map_err(store_error)?;
+    Ok(row.get(0))
+}
+
+pub(super) async fn renew_name(client: &Client) -> Result<String> {
+    let renew = "UPDATE postrider._store SET name = $1 RETURNING name";
+    let row = client.query_one(renew, &[&new_store_name()]).await.map_err(store_error)?;
+    Ok(row.get(0))
+}
+
+fn new_store_name() -> String {
+    const ALPHABET: &[u8] = b"abcdefghijkmnpqrstuvwxyz23456789";
+    let mut dice = rand::rng();
+    (0..STORE_NAME_LENGTH).map(|_| char::from(ALPHABET[dice.random_range(0..ALPHABET.len())])).collect()
+}

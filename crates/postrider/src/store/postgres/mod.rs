@@ -1,0 +1,360 @@
+//! The store in PostgreSQL: schema `postrider`, where the rules live in SQL functions, and any number of nodes.
+//!
+//! Three kinds of connections: one that claims and settles (`exchange.rs`), one that listens (`listen.rs`), and
+//! a pool for everything else. No transaction is ever open while anything but the database is waited for.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use deadpool_postgres::{Client, Pool};
+use jiff::Timestamp;
+use postgres_types::ToSql;
+use tokio_postgres::Row;
+
+use self::batches::Batches;
+use self::claim::Unanswered;
+use self::connect::Server;
+use self::cursors::Cursors;
+use self::errors::{pool_error, store_error};
+use self::exchange::Exchange;
+use self::listen::Ear;
+use self::nodes::Listeners;
+use self::send::Commit;
+use self::time::StoreClock;
+use super::{
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, Operate, Redrive, Result,
+    Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+};
+use crate::breaker::Circuit;
+use crate::clock::Clock;
+use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
+use crate::message::{LostClaim, MessageId, NewMessage, NodeId, Sent};
+use crate::settings::Settings;
+
+mod connect;
+mod tls;
+mod errors;
+mod time;
+mod migrate;
+mod known_keys;
+mod row;
+mod send;
+mod exchange;
+mod claim;
+mod cursors;
+mod settle;
+mod batches;
+mod nodes;
+mod listen;
+mod stragglers;
+mod endpoints;
+mod dlq;
+mod inspect;
+mod upkeep;
+
+pub use send::{send_batch_in, send_in};
+
+/// Connections beside the two of a node.
+const CONNECTIONS_MAX: usize = 8;
+
+/// How to open a store.
+#[derive(Clone)]
+pub struct PostgresOptions {
+    /// `postgres://user:password@host/database?sslmode=…`, as libpq reads it.
+    pub url: String,
+    /// Make the schema, or bring an older one up to date. Without it an old or missing schema is an error.
+    pub migrate: bool,
+    /// For senders and tools; a node has two more.
+    pub connections_max: usize,
+    /// Stands in for the database's clock in tests that move both.
+    #[doc(hidden)]
+    pub clock: Option<Arc<dyn Clock>>,
+}
+
+impl PostgresOptions {
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), migrate: false, connections_max: CONNECTIONS_MAX, clock: None }
+    }
+}
+
+/// One process's handle on the store; it may run a node, or only send and look.
+pub struct PostgresStore {
+    shared: Arc<Shared>,
+    ear: tokio::sync::Mutex<Option<Ear>>,
+}
+
+/// What the parts of a store share.
+struct Shared {
+    server: Server,
+    pool: Pool,
+    exchange: Exchange,
+    name: Mutex<Arc<str>>,
+    clock: StoreClock,
+    listeners: Listeners,
+    cursors: Cursors,
+    batches: Batches,
+    unanswered: Unanswered,
+    /// Since upkeep last asked.
+    claimed_lately: AtomicBool,
+}
+
+impl PostgresStore {
+    /// Makes the schema or brings it up to date. Returns the statements for roles and their rights that are left
+    /// for somebody who may run them; none when all is done.
+    pub async fn migrate(url: &str) -> Result<Vec<String>> {
+        let mut client = Server::parse(url)?.client().await?;
+        migrate::migrate(&mut client).await
+    }
+
+    pub async fn open(options: PostgresOptions) -> Result<Self> {
+        let server = Server::parse(&options.url)?;
+        let mut client = server.client().await?;
+        if options.migrate && !migrate::migrate(&mut client).await?.is_empty() {
+            tracing::info!(
+                "not all roles could be made; `postrider migrate` prints the statements that are left"
+            );
+        }
+        migrate::check(&client).await?;
+        let name: &str = &migrate::name(&client).await?;
+        let shared = Shared {
+            pool: server.pool(options.connections_max),
+            exchange: Exchange::new(server.clone()),
+            name: Mutex::new(name.into()),
+            clock: StoreClock::new(options.clock, &client).await?,
+            listeners: Listeners::default(),
+            cursors: Cursors::default(),
+            batches: Batches::default(),
+            unanswered: Unanswered::default(),
+            claimed_lately: AtomicBool::new(false),
+            server,
+        };
+        Ok(Self { shared: Arc::new(shared), ear: tokio::sync::Mutex::default() })
+    }
+
+    /// Gives the store a new name, after a restore or a clone: ids of the two stores must never be equal.
+    pub async fn renew_name(&self) -> Result<()> {
+        let name = migrate::renew_name(&**self.shared.client().await?).await?;
+        *self.shared.name.lock().expect("nobody panics while naming") = name.into();
+        Ok(())
+    }
+
+    /// Everything that a migrated database depends on, as text: a test's template is as good as its recipe.
+    #[doc(hidden)]
+    pub fn migration_recipe() -> String {
+        migrate::recipe()
+    }
+}
+
+impl Shared {
+    async fn client(&self) -> Result<Client> {
+        self.pool.get().await.map_err(pool_error)
+    }
+
+    async fn query(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
+        let client = self.client().await?;
+        let statement = client.prepare_cached(sql).await.map_err(store_error)?;
+        client.query(&statement, parameters).await.map_err(store_error)
+    }
+
+    async fn query_one(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Row> {
+        let client = self.client().await?;
+        let statement = client.prepare_cached(sql).await.map_err(store_error)?;
+        client.query_one(&statement, parameters).await.map_err(store_error)
+    }
+
+    /// For functions that answer nothing.
+    async fn call(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<()> {
+        self.query(sql, parameters).await.map(drop)
+    }
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    fn name(&self) -> Arc<str> {
+        self.shared.name.lock().expect("nobody panics while naming").clone()
+    }
+
+    fn now(&self) -> Timestamp {
+        self.shared.clock.now()
+    }
+
+    async fn join(&self, hello: Hello) -> Result<NodeId> {
+        let mut ear = self.ear.lock().await;
+        if ear.is_none() {
+            *ear = Some(listen::begin(&self.shared).await?);
+        }
+        let node = nodes::join(&self.shared, &hello.name).await?;
+        self.shared.listeners.add(node, hello.arrivals);
+        Ok(node)
+    }
+
+    async fn heartbeat(&self, node: NodeId) -> Result<()> {
+        nodes::heartbeat(&self.shared, node).await
+    }
+
+    async fn leave(&self, node: NodeId) -> Result<()> {
+        self.shared.listeners.remove(node);
+        nodes::leave(&self.shared, node).await
+    }
+
+    async fn snapshot(&self, known: Option<i64>) -> Result<Option<Arc<Snapshot>>> {
+        endpoints::snapshot(&self.shared, known).await
+    }
+
+    async fn waiting(&self) -> Result<Vec<Waiting>> {
+        claim::waiting(&self.shared).await
+    }
+
+    async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
+        claim::claim(&self.shared, request).await
+    }
+
+    async fn settle(&self, settlements: Vec<Settlement>) -> Result<Vec<Settled>> {
+        settle::settle(&self.shared, settlements).await
+    }
+
+    async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
+        claim::suspects(&self.shared, limit).await
+    }
+
+    async fn lost_claims(&self, limit: usize) -> Result<Vec<LostClaim>> {
+        nodes::lost_claims(&self.shared, limit).await
+    }
+
+    async fn move_circuit(&self, endpoint: EndpointId, from_epoch: i64, to: Circuit) -> Result<bool> {
+        endpoints::move_circuit(&self.shared, endpoint, from_epoch, to).await
+    }
+
+    async fn expire(&self, limit: usize) -> Result<usize> {
+        upkeep::expire(&self.shared, limit).await
+    }
+
+    async fn clean_up(&self, limit: usize) -> Result<bool> {
+        upkeep::clean_up(&self.shared, limit).await
+    }
+}
+
+#[async_trait]
+impl Operate for PostgresStore {
+    async fn send(&self, message: NewMessage) -> Result<Sent> {
+        send::send(&self.shared, Commit::Durable, &message).await
+    }
+
+    async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
+        send::send_batch(&self.shared, Commit::Durable, &messages).await
+    }
+
+    async fn send_fast(&self, message: NewMessage) -> Result<Sent> {
+        send::send(&self.shared, Commit::Fast, &message).await
+    }
+
+    async fn send_batch_fast(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
+        send::send_batch(&self.shared, Commit::Fast, &messages).await
+    }
+
+    async fn create_endpoint(&self, endpoint: NewEndpoint) -> Result<Endpoint> {
+        endpoints::create(&self.shared, endpoint).await
+    }
+
+    async fn alter_endpoint(&self, name: &str, change: EndpointChange) -> Result<Endpoint> {
+        endpoints::alter(&self.shared, name, change).await
+    }
+
+    async fn drop_endpoint(&self, name: &str, force: bool) -> Result<()> {
+        endpoints::drop(&self.shared, name, force).await
+    }
+
+    async fn endpoint(&self, name: &str) -> Result<Endpoint> {
+        endpoints::by_name(&self.shared, name).await
+    }
+
+    async fn endpoints(&self, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {
+        endpoints::list(&self.shared, after, limit).await
+    }
+
+    async fn set_endpoint_enabled(&self, name: &str, enabled: bool) -> Result<()> {
+        let sql = match enabled {
+            true => "SELECT postrider.enable_endpoint($1)",
+            false => "SELECT postrider.disable_endpoint($1)",
+        };
+        self.shared.call(sql, &[&name]).await
+    }
+
+    async fn set_endpoint_paused(&self, name: &str, paused: bool) -> Result<()> {
+        self.shared.call("SELECT postrider._set_paused($1, $2)", &[&name, &paused]).await
+    }
+
+    async fn reset_circuit(&self, name: &str) -> Result<()> {
+        self.shared.call("SELECT postrider.reset_circuit_breaker($1)", &[&name]).await
+    }
+
+    async fn pause(&self, reason: &str) -> Result<()> {
+        self.shared.call("SELECT postrider.pause($1)", &[&reason]).await
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.shared.call("SELECT postrider.resume()", &[]).await
+    }
+
+    async fn cancel(&self, id: MessageId) -> Result<()> {
+        self.shared.call("SELECT postrider.cancel_message($1)", &[&id.0]).await
+    }
+
+    async fn reschedule(&self, id: MessageId, at: Timestamp) -> Result<()> {
+        self.shared.call("SELECT postrider.reschedule_message($1, $2)", &[&id.0, &at]).await?;
+        self.shared.cursors.all_returned();
+        Ok(())
+    }
+
+    async fn erase(&self, id: MessageId) -> Result<()> {
+        self.shared.call("SELECT postrider.erase_message($1)", &[&id.0]).await
+    }
+
+    async fn release_key(&self, key: &str, endpoint: Option<&str>) -> Result<u64> {
+        let released =
+            self.shared.query_one("SELECT postrider.release_key($1, $2)", &[&key, &endpoint]).await?;
+        self.shared.cursors.all_returned();
+        Ok(row::big_count(&released, 0))
+    }
+
+    async fn story(&self, id: MessageId) -> Result<Story> {
+        inspect::story(&self.shared, id).await
+    }
+
+    async fn dlq(&self, filter: DlqFilter) -> Result<Vec<DeadLetter>> {
+        dlq::list(&self.shared, &filter).await
+    }
+
+    async fn redrive(&self, selection: Redrive) -> Result<u64> {
+        let redriven = dlq::redrive(&self.shared, selection).await;
+        self.shared.cursors.all_returned();
+        redriven
+    }
+
+    async fn discard(&self, dlq_id: i64) -> Result<()> {
+        self.shared.call("SELECT postrider.discard_message($1)", &[&dlq_id]).await?;
+        self.shared.cursors.all_returned();
+        Ok(())
+    }
+
+    async fn dlq_summary(&self) -> Result<Vec<DlqSummary>> {
+        dlq::summary(&self.shared).await
+    }
+
+    async fn settings(&self) -> Result<Settings> {
+        endpoints::settings(&self.shared).await
+    }
+
+    async fn configure(&self, changes: Vec<(String, String)>) -> Result<()> {
+        endpoints::configure(&self.shared, &changes).await
+    }
+
+    async fn events(&self, before: Option<i64>, limit: usize) -> Result<Vec<EventRecord>> {
+        inspect::events(&self.shared, before, limit).await
+    }
+
+    async fn status(&self) -> Result<StoreStatus> {
+        inspect::status(&self.shared).await
+    }
+}

@@ -1,0 +1,77 @@
+//! Nodes: registry, leases, and whom the store tells about work.
+
+use std::sync::Mutex;
+
+use tokio::sync::mpsc::UnboundedSender;
+use tokio_postgres::Row;
+
+use super::row::{count, object};
+use super::{Shared, claim};
+use crate::endpoint::EndpointId;
+use crate::message::{Fence, LostClaim, MessageId, NodeId};
+use crate::store::{Arrival, Result};
+
+/// The nodes of this process.
+#[derive(Default)]
+pub(super) struct Listeners(Mutex<Vec<(NodeId, UnboundedSender<Arrival>)>>);
+
+impl Listeners {
+    pub(super) fn add(&self, node: NodeId, arrivals: UnboundedSender<Arrival>) {
+        self.lock().push((node, arrivals));
+    }
+
+    pub(super) fn remove(&self, node: NodeId) {
+        self.lock().retain(|(id, _)| *id != node);
+    }
+
+    pub(super) fn tell(&self, arrival: impl Fn() -> Arrival) {
+        for (_, arrivals) in self.lock().iter() {
+            // Who does not listen any more is about to leave.
+            let _ = arrivals.send(arrival());
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(NodeId, UnboundedSender<Arrival>)>> {
+        self.0.lock().expect("nobody panics while telling")
+    }
+}
+
+pub(super) async fn join(shared: &Shared, name: &str) -> Result<NodeId> {
+    Ok(NodeId(shared.query_one("SELECT postrider._join($1)", &[&name]).await?.get(0)))
+}
+
+pub(super) async fn heartbeat(shared: &Shared, node: NodeId) -> Result<()> {
+    shared.query("SELECT postrider._heartbeat($1)", &[&node.0]).await?;
+    shared.clock.set(&**shared.client().await?).await?;
+    claim::give_back_unanswered(shared).await
+}
+
+pub(super) async fn leave(shared: &Shared, node: NodeId) -> Result<()> {
+    shared.query("SELECT postrider._leave_node($1)", &[&node.0]).await?;
+    shared.batches.forget(node);
+    shared.cursors.all_returned();
+    Ok(())
+}
+
+pub(super) async fn lost_claims(shared: &Shared, limit: usize) -> Result<Vec<LostClaim>> {
+    let lost = "SELECT id, endpoint_id, node_id, batch, attempt, attempts_before, losses, alone, started_at,
+                  expires_at, options
+                FROM postrider._lost_claims($1)";
+    let rows = shared.query(lost, &[&(limit as i32)]).await?;
+    Ok(rows.iter().map(lost_claim).collect())
+}
+
+fn lost_claim(row: &Row) -> LostClaim {
+    LostClaim {
+        id: MessageId(row.get(0)),
+        endpoint: EndpointId(row.get(1)),
+        fence: Fence { node: NodeId(row.get(2)), batch: row.get(3) },
+        attempt: count(row, 4),
+        attempts_before: count(row, 5),
+        losses: count(row, 6),
+        alone: row.get(7),
+        started_at: row.get(8),
+        expires_at: row.get(9),
+        options: object(row, 10),
+    }
+}

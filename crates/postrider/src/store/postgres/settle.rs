@@ -1,0 +1,145 @@
+//! Settle: one statement for many settlements, and what it says about the rows of their claims.
+
+use jiff::Timestamp;
+use postgres_types::{Json, ToSql};
+use tokio_postgres::Row;
+
+use super::Shared;
+use super::errors::store_error;
+use super::row::Span;
+use crate::endpoint::EndpointId;
+use crate::message::{MessageId, State};
+use crate::store::{AttemptRecord, Effect, End, Result, Settled, Settlement};
+use crate::verdict::{Class, Verdict};
+
+pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Result<Vec<Settled>> {
+    let Some(first) = settlements.first() else { return Ok(Vec::new()) };
+    let node = first.fence.node;
+    // Before a claim that is asked for in the same breath.
+    for settlement in settlements.iter().filter(|settlement| may_come_back(settlement)) {
+        shared.cursors.returned(settlement.endpoint);
+    }
+    let closing = shared.batches.settling(node, &settlements);
+    let rows: Vec<EndedClaim<'_>> = settlements.iter().map(EndedClaim::of).collect();
+    let answer = async {
+        let line = shared.exchange.line().await?;
+        let left = closing.left.as_ref().map(Json);
+        line.client
+            .query(&line.settle, &[&node.0, &rows, &closing.finished, &left])
+            .await
+            .map_err(store_error)
+    };
+    let answered = answer.await.inspect_err(|_| shared.batches.reopen(&settlements))?;
+    let settled: Vec<Settled> =
+        settlements.iter().zip(&answered).map(|(settlement, row)| settled(settlement, row)).collect();
+    settled.iter().filter_map(|settled| settled.unblocked).for_each(|id| shared.cursors.returned(id));
+    Ok(settled)
+}
+
+fn may_come_back(settlement: &Settlement) -> bool {
+    !matches!(settlement.end, End::Attempted { verdict: Verdict::Complete, .. })
+}
+
+fn settled(settlement: &Settlement, row: &Row) -> Settled {
+    let effect = match (row.get::<_, &str>(1), row.get::<_, Option<&str>>(2)) {
+        ("applied", Some(state)) => Effect::Applied(state_named(state)),
+        ("noted", _) => Effect::Noted,
+        _ => Effect::Fenced,
+    };
+    Settled {
+        id: MessageId(row.get(0)),
+        endpoint: settlement.endpoint,
+        effect,
+        unblocked: row.get::<_, Option<i64>>(3).map(EndpointId),
+    }
+}
+
+pub(super) fn state_named(name: &str) -> State {
+    State::ALL.into_iter().find(|state| state.as_str() == name).unwrap_or(State::Pending)
+}
+
+/// `postrider._settlement`.
+#[derive(Debug, ToSql)]
+#[postgres(name = "_settlement")]
+struct EndedClaim<'a> {
+    id: i64,
+    endpoint_id: i64,
+    node_id: i64,
+    batch: i64,
+    ended: &'static str,
+    due_at: Option<Timestamp>,
+    reason: Option<&'static str>,
+    disable_endpoint: bool,
+    hold_until: Option<Timestamp>,
+    attempt: Option<Attempt<'a>>,
+}
+
+/// `postrider._attempt`.
+#[derive(Debug, ToSql)]
+#[postgres(name = "_attempt")]
+struct Attempt<'a> {
+    number: i32,
+    node_id: i64,
+    started_at: Timestamp,
+    duration: Span,
+    outcome: &'static str,
+    class: Option<&'static str>,
+    error: Option<&'a str>,
+    status: Option<i32>,
+    body: Option<&'a [u8]>,
+}
+
+impl<'a> EndedClaim<'a> {
+    fn of(settlement: &'a Settlement) -> Self {
+        let mut ended = Self {
+            id: settlement.id.0,
+            endpoint_id: settlement.endpoint.0,
+            node_id: settlement.fence.node.0,
+            batch: settlement.fence.batch,
+            ended: "released",
+            due_at: None,
+            reason: None,
+            disable_endpoint: false,
+            hold_until: settlement.hold_endpoint_until,
+            attempt: None,
+        };
+        match &settlement.end {
+            End::Released => {}
+            End::ExpiredUnstarted => ended.ended = "expired_unstarted",
+            End::Attempted { verdict, record } => {
+                ended.attempt = Some(Attempt::of(record));
+                ended.decide(verdict);
+            }
+        }
+        ended
+    }
+
+    fn decide(&mut self, verdict: &Verdict) {
+        match verdict {
+            Verdict::Complete => self.ended = "complete",
+            Verdict::Expire => self.ended = "expire",
+            Verdict::Retry { due_at } => (self.ended, self.due_at) = ("retry", Some(*due_at)),
+            Verdict::Spare { due_at } => (self.ended, self.due_at) = ("spare", Some(*due_at)),
+            Verdict::Dead { reason, disable_endpoint } => {
+                (self.ended, self.reason) = ("dead", Some(reason.as_str()));
+                self.disable_endpoint = *disable_endpoint;
+            }
+        }
+    }
+}
+
+impl<'a> Attempt<'a> {
+    fn of(record: &'a AttemptRecord) -> Self {
+        Self {
+            number: record.number as i32,
+            node_id: record.node.0,
+            started_at: record.started_at,
+            duration: Span(record.duration),
+            outcome: record.outcome.as_str(),
+            class: record.class.map(Class::as_str),
+            error: record.error.as_deref(),
+            status: record.status.map(i32::from),
+            body: record.body.as_deref(),
+        }
+    }
+}

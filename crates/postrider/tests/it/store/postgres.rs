@@ -1,0 +1,85 @@
+//! The suite over one PostgreSQL database.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use postrider::clock::ManualClock;
+use postrider::store::postgres::{PostgresOptions, PostgresStore};
+use proptest::prelude::*;
+use test_servers::{Address, Database, StandingClock};
+
+use super::model;
+use super::world::{Harness, World};
+
+mod transactions;
+mod isolation;
+mod wakeups;
+mod migrations;
+
+pub(crate) struct Postgres {
+    pub(crate) database: Database,
+    /// In the database, and in this process.
+    clocks: (StandingClock, Arc<ManualClock>),
+}
+
+#[async_trait]
+impl Harness for Postgres {
+    type S = PostgresStore;
+    const REOPENING_ENDS_EARLIER_NODES: bool = false;
+
+    async fn new() -> Self {
+        let start: Timestamp = "2026-01-15T12:00:00Z".parse().expect("a time");
+        let recipe = format!("{} and a standing clock", PostgresStore::migration_recipe());
+        let database = Database::copied(&recipe, async |template| {
+            migrated(template).await;
+            StandingClock::install(template, start).await;
+        });
+        let database = database.await;
+        let clocks = (StandingClock::of(&database), Arc::new(ManualClock::at(start)));
+        let postgres = Self { database, clocks };
+        postgres.open().await.renew_name().await.expect("a copy has a name of its own");
+        postgres
+    }
+
+    async fn open(&self) -> PostgresStore {
+        let clock = Some(self.clocks.1.clone() as _);
+        let options = PostgresOptions { clock, ..PostgresOptions::new(self.database.url()) };
+        PostgresStore::open(options).await.expect("the store opens")
+    }
+
+    fn advance(&self, by: Duration) {
+        self.clocks.0.advance(by);
+        self.clocks.1.advance(by);
+    }
+}
+
+/// An application's own connection.
+pub(crate) async fn connect(world: &World<Postgres>) -> postrider::tokio_postgres::Client {
+    world.harness().database.connect().await
+}
+
+async fn migrated(database: &Address) {
+    let options = PostgresOptions { migrate: true, ..PostgresOptions::new(database.url()) };
+    PostgresStore::open(options).await.expect("an empty database is migrated");
+}
+
+super::conformance::conformance!(
+    crate::store::postgres::Postgres,
+    no direct claims: "PostgreSQL announces what is sent; nodes claim it in a statement of their own"
+);
+
+/// Fewer than for SQLite: each case has a database of its own.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(8)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 40, ..ProptestConfig::default() })]
+    #[test]
+    fn every_sequence_of_operations_ends_as_in_the_model(operations in model::operations()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(model::run::<Postgres>(operations));
+    }
+}

@@ -1,0 +1,200 @@
+//! Sends inside applications' own transactions, which stay open as long as they like.
+
+use std::time::Duration;
+
+use postrider::error::StoreError;
+use postrider::store::postgres::{send_batch_in, send_in};
+use postrider::{MessageId, NewMessage, Operate, State};
+use test_servers::PgBouncer;
+
+use super::{Postgres, connect};
+use crate::store::world::{World, to};
+
+/// Long enough to tell one that waits from one that is slow.
+const A_WHILE: Duration = Duration::from_millis(200);
+
+/// Claims and completes all there is, one after the other.
+async fn deliver_all(world: &mut World<Postgres>) -> Vec<MessageId> {
+    let mut delivered = Vec::new();
+    while let Some(ticket) = world.claim(world.a, 1).await.first() {
+        delivered.push(ticket.id);
+        world.complete(*ticket).await;
+    }
+    delivered
+}
+
+#[tokio::test]
+async fn a_message_commits_with_the_data_it_belongs_to() {
+    let mut world = World::<Postgres>::start().await;
+    let mut app = connect(&world).await;
+    app.batch_execute("CREATE TABLE orders (total integer)").await.unwrap();
+    let transaction = app.transaction().await.unwrap();
+    transaction.execute("INSERT INTO orders VALUES (4200)", &[]).await.unwrap();
+    let sent = send_in(&transaction, &to("a").ordering_key("k")).await.unwrap();
+    assert_eq!(world.claim_ids().await, [], "not before it is committed");
+    transaction.commit().await.unwrap();
+    let story = world.story(sent.id).await;
+    assert_eq!((story.state, story.ordering_key.as_deref()), (State::Pending, Some("k")));
+    assert_eq!(story.payload, Some(to("a").payload));
+    assert_eq!(world.claim_ids().await, [sent.id]);
+}
+
+#[tokio::test]
+async fn a_rolled_back_message_never_existed() {
+    let mut world = World::<Postgres>::start().await;
+    let mut app = connect(&world).await;
+    let message = to("a").ordering_key("k").idempotency_key("i");
+    let transaction = app.transaction().await.unwrap();
+    let sent = send_in(&transaction, &message).await.unwrap();
+    transaction.rollback().await.unwrap();
+    assert!(matches!(world.store().story(sent.id).await, Err(StoreError::Unknown { .. })));
+    assert_eq!(world.claim_ids().await, []);
+    let again = world.store().send(message).await.unwrap();
+    assert!(!again.duplicate, "its idempotency key was never taken");
+    assert_eq!(world.claim_ids().await, [again.id], "nor does it stand before others of its ordering key");
+}
+
+#[tokio::test]
+async fn an_error_says_what_is_wrong_and_a_savepoint_keeps_the_transaction() {
+    let world = World::<Postgres>::start().await;
+    let mut app = connect(&world).await;
+    let mut transaction = app.transaction().await.unwrap();
+    let savepoint = transaction.savepoint("attempt").await.unwrap();
+    let refused = send_batch_in(&savepoint, &[to("a"), NewMessage { priority: 11, ..to("a") }]).await;
+    assert!(
+        matches!(&refused, Err(StoreError::Invalid(invalid)) if invalid.field == "priority"),
+        "{refused:?}"
+    );
+    savepoint.rollback().await.unwrap();
+    send_in(&transaction, &to("a")).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert_eq!(world.queued().await, 1);
+}
+
+#[tokio::test]
+async fn a_key_is_delivered_in_commit_order_though_transactions_interleave() {
+    let mut world = World::<Postgres>::start().await;
+    let (mut one, other) = (connect(&world).await, connect(&world).await);
+    let keyed = to("a").ordering_key("k");
+    let first = one.transaction().await.unwrap();
+    let mut expected = vec![send_in(&first, &keyed).await.unwrap().id];
+    let mut second = tokio::spawn({
+        let keyed = keyed.clone();
+        async move { send_in(&other, &keyed).await.unwrap().id }
+    });
+    assert!(tokio::time::timeout(A_WHILE, &mut second).await.is_err(), "it waits for the first to commit");
+    let unrelated = world.send(to("a").ordering_key("other")).await;
+    assert_eq!(deliver_all(&mut world).await, [unrelated], "other keys wait for nobody");
+    expected.push(send_in(&first, &keyed).await.unwrap().id);
+    first.commit().await.unwrap();
+    expected.push(second.await.unwrap());
+    expected.push(world.send(keyed).await);
+    assert_eq!(deliver_all(&mut world).await, expected);
+}
+
+#[tokio::test]
+async fn ids_that_commit_out_of_order_lose_nothing() {
+    let mut world = World::<Postgres>::start().await;
+    let mut app = connect(&world).await;
+    let early = app.transaction().await.unwrap();
+    let first = send_in(&early, &to("a")).await.unwrap().id;
+    let mut later = Vec::new();
+    for _ in 0..5 {
+        later.push(world.send(to("a")).await);
+    }
+    // Two at a time, so that claims remember where they ended.
+    for pair in later.chunks(2) {
+        let claims = world.claim(world.a, 2).await;
+        assert_eq!(claims.iter().map(|ticket| ticket.id).collect::<Vec<_>>(), pair);
+    }
+    early.commit().await.unwrap();
+    assert_eq!(world.claim_ids().await, [first], "behind everything that was claimed already");
+}
+
+#[tokio::test]
+async fn two_batches_with_the_same_keys_in_opposite_order_wait_for_each_other() {
+    let mut world = World::<Postgres>::start().await;
+    let batch: Vec<NewMessage> = (0..10).map(|n| to("a").ordering_key(format!("k{n}"))).collect();
+    let reversed: Vec<NewMessage> = batch.iter().rev().cloned().collect();
+    for _ in 0..20 {
+        let store = world.store();
+        let both = tokio::join!(store.send_batch(batch.clone()), store.send_batch(reversed.clone()));
+        both.0.unwrap();
+        both.1.unwrap();
+    }
+    assert_eq!(deliver_all(&mut world).await.len(), 400);
+}
+
+#[tokio::test]
+async fn an_open_transaction_that_cancels_a_message_holds_up_no_claim() {
+    let mut world = World::<Postgres>::start().await;
+    let keyed = world.send_keyed("k", 2).await;
+    let plain = [world.send(to("a")).await, world.send(to("a")).await];
+    for decided in ["ROLLBACK", "COMMIT"] {
+        let app = connect(&world).await;
+        app.batch_execute("BEGIN").await.unwrap();
+        app.execute("SELECT postrider.cancel_message($1)", &[&keyed[0].0]).await.unwrap();
+        let claims = tokio::time::timeout(Duration::from_secs(5), world.claim(world.a, 1)).await;
+        let claims = claims.expect("nobody waits for an application");
+        assert_eq!(claims.len(), 1);
+        assert!(plain.contains(&claims[0].id));
+        world.complete(claims[0]).await;
+        app.batch_execute(decided).await.unwrap();
+    }
+    assert_eq!(world.states(&keyed).await, [State::Cancelled, State::Pending]);
+    assert_eq!(deliver_all(&mut world).await, keyed[1..]);
+}
+
+#[tokio::test]
+async fn senders_behind_pgbouncer_share_connections() {
+    let mut world = World::<Postgres>::start().await;
+    let database = &world.harness().database;
+    let bouncer = PgBouncer::before(database.port()).expect("a PgBouncer");
+    let url = bouncer.url(database.owner(), database.name());
+    let mut apps = Vec::new();
+    for _ in 0..5 {
+        let no_tls = postrider::tokio_postgres::NoTls;
+        let (client, connection) = postrider::tokio_postgres::connect(&url, no_tls).await.unwrap();
+        tokio::spawn(connection);
+        apps.push(client);
+    }
+    let mut sent = Vec::new();
+    for round in 0..20 {
+        let app = &mut apps[round % 5];
+        let transaction = app.transaction().await.unwrap();
+        sent.push(send_in(&transaction, &to("a").ordering_key("k")).await.unwrap().id);
+        let batch = [to("a").ordering_key("k"), to("a").ordering_key("k")];
+        sent.extend(send_batch_in(&transaction, &batch).await.unwrap().iter().map(|sent| sent.id));
+        transaction.commit().await.unwrap();
+    }
+    assert_eq!(deliver_all(&mut world).await, sent);
+}
+
+#[tokio::test]
+async fn ten_thousand_keys_fit_into_one_transaction() {
+    let mut world = World::<Postgres>::start().await;
+    let batch: Vec<NewMessage> = (0..10_000).map(|n| to("a").ordering_key(format!("k{n}"))).collect();
+    let sent = world.store().send_batch(batch).await.unwrap();
+    assert_eq!(sent.len(), 10_000);
+    let claims = world.claim(world.a, 10_000).await;
+    assert_eq!(claims.len(), 10_000, "each of them is the head of its key");
+}
+
+#[tokio::test]
+async fn an_application_needs_no_rights_but_its_own() {
+    let database = test_servers::Database::empty().await;
+    let url = database.superuser_url();
+    let left = postrider::PostgresStore::migrate(&url).await.unwrap();
+    assert_eq!(left, [""; 0], "a superuser may make roles");
+    let store =
+        postrider::PostgresStore::open(postrider::store::postgres::PostgresOptions::new(&url)).await.unwrap();
+    store.create_endpoint(crate::store::world::new_endpoint("a", serde_json::json!({}))).await.unwrap();
+    let grant = format!("GRANT postrider_application TO {}", database.owner());
+    database.connect_as_superuser().await.batch_execute(&grant).await.unwrap();
+    let app = database.connect().await;
+    let sent = send_in(&app, &to("a").idempotency_key("i")).await.unwrap();
+    let again = send_in(&app, &to("a").idempotency_key("i")).await.unwrap();
+    assert_eq!((again.id, again.duplicate), (sent.id, true));
+    send_batch_in(&app, &[to("a"), to("a").ordering_key("k")]).await.unwrap();
+    assert!(app.query("SELECT payload FROM postrider.queue", &[]).await.is_err());
+}
