@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use serde::Deserialize;
@@ -12,7 +12,6 @@ use serde_json::json;
 use test_servers::postgres::Postgres;
 use tokio_postgres::{Client, NoTls};
 
-use crate::eventually;
 use crate::node::{Home, Node};
 use crate::receiver::{Received, Receiver};
 
@@ -173,10 +172,14 @@ fn what_was_committed_arrives_in_order_whoever_dies() {
     let unknown: HashSet<u32> = sent.iter().flat_map(|sent| &sent.unknown).copied().collect();
     assert!(committed.len() > 300, "only {} were committed: this is no load", committed.len());
 
-    eventually(Duration::from_secs(120), "everything is settled", || {
-        let status = home.json(&["status", "--store", &url]);
-        (status["pending"] == 0 && status["processing"] == 0).then_some(())
-    });
+    let unsettled = "SELECT q.id, q.place, q.due_at, q.attempts, q.losses, q.ordering_key, c.node_id, now() FROM postrider.queue q
+        LEFT JOIN postrider._claims c ON q.id = ANY (c.ids) ORDER BY q.id LIMIT 20";
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while server.query("SELECT count(*) FROM postrider.queue").expect("a count").trim() != "0" {
+        let rest = || server.query(unsettled).expect("what is left");
+        assert!(Instant::now() < deadline, "not everything is settled; the first of it:\n{}", rest());
+        std::thread::sleep(Duration::from_millis(100));
+    }
     let status = home.json(&["status", "--store", &url]);
     assert_eq!(status["dead"], 0, "nothing died: {status:#}");
     let seen = seen.lock().expect("the receiver is done");

@@ -1,6 +1,7 @@
 //! Claim: one statement for many endpoints.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,7 @@ pub(super) async fn claim(shared: &Shared, request: ClaimRequest) -> Result<Clai
         Ok(_) | Err(_) => shared.unanswered.remove(fence),
     }
     let claimed = asked.understand(shared, fence, &answered?);
+    shared.claimed_lately.fetch_or(!claimed.claims.is_empty(), Relaxed);
     shared.batches.claimed(fence, claimed.claims.iter().map(|claim| claim.message.id.0));
     Ok(claimed)
 }

@@ -3,6 +3,7 @@
 //! Three kinds of connections: one that claims and settles (`exchange.rs`), one that listens (`listen.rs`), and
 //! a pool for everything else. No transaction is ever open while anything but the database is waited for.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -94,6 +95,8 @@ struct Shared {
     cursors: Cursors,
     batches: Batches,
     unanswered: Unanswered,
+    /// Since upkeep last asked.
+    claimed_lately: AtomicBool,
 }
 
 impl PostgresStore {
@@ -123,6 +126,7 @@ impl PostgresStore {
             cursors: Cursors::default(),
             batches: Batches::default(),
             unanswered: Unanswered::default(),
+            claimed_lately: AtomicBool::new(false),
             server,
         };
         Ok(Self { shared: Arc::new(shared), ear: tokio::sync::Mutex::default() })

@@ -6,6 +6,10 @@
 //! committed. So when the notification arrives, everybody who counts on it has ended or is among the transactions
 //! that a snapshot taken now shows as running. The endpoint is looked at again until the last of these has ended,
 //! as often as anything has been committed in between: usually not at all.
+//!
+//! Whoever rings may take its time, or roll back. Bells are of one hundredth of a second, so that it silences few;
+//! these are found by upkeep, which looks for them every second while there is nothing else to do (`upkeep.rs`), and
+//! at the latest by the dispatcher, which looks everywhere every few seconds.
 
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! What some node does every second, whichever comes first.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::Shared;
 use crate::endpoint::EndpointId;
 use crate::store::{Arrival, Result};
@@ -7,16 +9,19 @@ use crate::store::{Arrival, Result};
 /// Keys looked at in one step.
 const STALLED_KEYS_MAX: i32 = 100;
 
-/// How many messages were expired. The same statement counts the queue and looks at keys whose senders were in
-/// the middle of their transaction when the message before them was settled: nobody tells when such a sender
-/// rolls back.
+/// How many messages were expired. The same statement counts the queue and finds what nobody told of: keys whose
+/// senders were in the middle of their transaction when the message before them was settled, and, while this
+/// process has nothing to do, messages whose sender counted on another one that rolled back.
 pub(super) async fn expire(shared: &Shared, limit: usize) -> Result<usize> {
     let expire = "SELECT postrider._expire($1), ARRAY(SELECT postrider._advance_stalled_keys($2)),
+                    ARRAY(SELECT endpoint_id FROM postrider._waiting() WHERE $3 AND due_at <= postrider._now()),
                     postrider._recount_queue() IS NULL";
-    let row = shared.query_one(expire, &[&(limit as i32), &STALLED_KEYS_MAX]).await?;
-    for endpoint in row.get::<_, Vec<i64>>(1) {
-        shared.cursors.returned(EndpointId(endpoint));
-        shared.listeners.tell(|| Arrival::Pending(EndpointId(endpoint)));
+    let idle = !shared.claimed_lately.swap(false, Relaxed);
+    let row = shared.query_one(expire, &[&(limit as i32), &STALLED_KEYS_MAX, &idle]).await?;
+    let (unblocked, waiting): (Vec<i64>, Vec<i64>) = (row.get(1), row.get(2));
+    for endpoint in unblocked.iter().chain(&waiting) {
+        shared.cursors.returned(EndpointId(*endpoint));
+        shared.listeners.tell(|| Arrival::Pending(EndpointId(*endpoint)));
     }
     Ok(row.get::<_, i32>(0) as usize)
 }

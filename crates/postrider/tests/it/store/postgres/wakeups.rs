@@ -41,9 +41,8 @@ async fn a_sender_that_commits_late_is_noticed_though_another_rang_for_both() {
     let (mut one, mut other) = (connect(&world).await, connect(&world).await);
     let a = world.a;
     let (first, second) = (one.transaction().await.unwrap(), other.transaction().await.unwrap());
-    let message = to("a");
-    let (sent, late) = tokio::join!(send_in(&first, &message), send_in(&second, &message));
-    let (sent, late) = (sent.unwrap().id, late.unwrap().id);
+    let sent = send_in(&first, &to("a")).await.unwrap().id;
+    let late = send_in(&second, &to("a")).await.unwrap().id;
     forget(&mut world);
     first.commit().await.unwrap();
     told(&mut world, pending(a)).await;
@@ -52,6 +51,20 @@ async fn a_sender_that_commits_late_is_noticed_though_another_rang_for_both() {
     second.commit().await.unwrap();
     told(&mut world, pending(a)).await;
     assert_eq!(world.claim_ids().await, [late]);
+}
+
+#[tokio::test]
+async fn a_sender_is_noticed_though_the_one_who_rang_for_it_rolled_back() {
+    let mut world = World::<Postgres>::start().await;
+    let (mut one, other) = (connect(&world).await, connect(&world).await);
+    let a = world.a;
+    let first = one.transaction().await.unwrap();
+    send_in(&first, &to("a")).await.unwrap();
+    let sent = send_in(&other, &to("a")).await.unwrap().id;
+    first.rollback().await.unwrap();
+    world.store().expire(10).await.unwrap();
+    told(&mut world, pending(a)).await;
+    assert_eq!(world.claim_ids().await, [sent]);
 }
 
 #[tokio::test]
