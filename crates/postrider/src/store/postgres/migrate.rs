@@ -73,6 +73,8 @@ pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
     fill_known_settings(&transaction).await?;
     known_keys::fill(&transaction).await?;
     execute(&transaction, "SELECT postrider._refresh_limits()").await?;
+    // Before anybody settles: a month that is made under the feet of one that archives makes it try again.
+    execute(&transaction, "SELECT postrider.maintain_archive_partitions()").await?;
     let left = transaction.query("SELECT postrider._install_roles()", &[]).await.map_err(store_error)?;
     transaction.commit().await.map_err(store_error)?;
     Ok(left.iter().map(|row| row.get(0)).collect())
