@@ -57,7 +57,7 @@ fn errors_say_what_to_do_and_exit_codes_say_which_kind() {
         (&home, &["endpoint", "create", "shop", "http", "--url", "https://example.org/"]),
         (&home, &["endpoint", "alter", "shop"]),
         (&home, &["endpoint", "drop", "nowhere"]),
-        (&home, &["status", "--store", "postgres://localhost/x"]),
+        (&home, &["status", "--store", "postgres://localhost:1/x"]),
     ];
     let text: Vec<String> = cases
         .iter()
