@@ -112,14 +112,14 @@ BEGIN
       CASE WHEN p_priorities IS NULL THEN 0::smallint ELSE m.priority END, m.scheduled_at, m.expires_at,
       m.idempotency_key, m.ordering_key, m.event_type, m.headers, m.options);
   END LOOP;
+  -- All locks, in order, before anything is looked up: expiring a holder lets its own key go.
   IF p_idempotency_keys IS NOT NULL THEN
-    SELECT f.known, f.first INTO v_known, v_first
-    FROM postrider._batch_holders(v_destinations, p_endpoints, p_payloads, p_content_types, p_idempotency_keys, v_now) f;
-  END IF;
-  v_new := CASE WHEN v_known IS NULL THEN v_count
-                ELSE (SELECT count(*) FROM unnest(v_known, v_first) AS f (k, s) WHERE k IS NULL AND s IS NULL) END;
-  IF v_new > 0 THEN
-    PERFORM postrider._make_room_for_batch(v_destinations, p_endpoints, v_known, v_first, v_new);
+    FOREACH d IN ARRAY (SELECT array_agg(t ORDER BY t.id) FROM unnest(v_destinations) AS t) LOOP
+      PERFORM postrider._lock_idempotency_keys(d.id, ARRAY(
+        SELECT DISTINCT k.key FROM unnest(p_idempotency_keys, p_endpoints) AS k (key, endpoint)
+        WHERE k.key IS NOT NULL AND (p_endpoints IS NULL OR k.endpoint = d.name)));
+    END LOOP;
+    d := v_destinations[1];
   END IF;
   IF p_ordering_keys IS NOT NULL THEN
     FOR m IN
@@ -130,6 +130,15 @@ BEGIN
     LOOP
       PERFORM postrider._lock_keys(m.key_scope, m.keys);
     END LOOP;
+  END IF;
+  IF p_idempotency_keys IS NOT NULL THEN
+    SELECT f.known, f.first INTO v_known, v_first
+    FROM postrider._batch_holders(v_destinations, p_endpoints, p_payloads, p_content_types, p_idempotency_keys, v_now) f;
+  END IF;
+  v_new := CASE WHEN v_known IS NULL THEN v_count
+                ELSE (SELECT count(*) FROM unnest(v_known, v_first) AS f (k, s) WHERE k IS NULL AND s IS NULL) END;
+  IF v_new > 0 THEN
+    PERFORM postrider._make_room_for_batch(v_destinations, p_endpoints, v_known, v_first, v_new);
   END IF;
   BEGIN
     RETURN QUERY
@@ -178,7 +187,7 @@ BEGIN
 END $$;
 
 -- Which messages of a batch are there already: `known` has the ids of those that hold the same key, `first` the place in
--- the batch of the one that is to hold it.
+-- the batch of the one that is to hold it. The keys are locked.
 CREATE FUNCTION postrider._batch_holders(
   p_destinations postrider._destination[], p_endpoints text[], p_payloads bytea[], p_content_types text[],
   p_keys text[], p_now timestamptz, OUT known bigint[], OUT first integer[]
@@ -189,10 +198,7 @@ DECLARE
 BEGIN
   known := array_fill(NULL::bigint, ARRAY[cardinality(p_payloads)]);
   first := array_fill(NULL::integer, ARRAY[cardinality(p_payloads)]);
-  FOREACH d IN ARRAY (SELECT array_agg(t ORDER BY t.id) FROM unnest(p_destinations) AS t) LOOP
-    PERFORM postrider._lock_idempotency_keys(d.id, ARRAY(
-      SELECT DISTINCT k.key FROM unnest(p_keys, p_endpoints) AS k (key, endpoint)
-      WHERE k.key IS NOT NULL AND (p_endpoints IS NULL OR k.endpoint = d.name)));
+  FOREACH d IN ARRAY p_destinations LOOP
     FOR m IN
       SELECT k.key, k.ord::integer, p_payloads[k.ord] AS payload,
              coalesce(p_content_types[k.ord], 'application/json') AS content_type,

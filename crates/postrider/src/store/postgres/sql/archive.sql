@@ -166,6 +166,19 @@ BEGIN
   RETURN v_count;
 END $$;
 
+-- What was replayed from what, as long as the archive is kept.
+CREATE FUNCTION postrider._clean_replayed(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_before timestamptz := postrider._now()
+    - postrider._setting('archive_retention_months')::integer * interval '1 month';
+  v_count integer;
+BEGIN
+  DELETE FROM postrider._replayed WHERE id IN (
+    SELECT id FROM postrider._replayed WHERE at <= v_before ORDER BY at LIMIT p_limit FOR UPDATE SKIP LOCKED);
+  GET DIAGNOSTICS v_count = ROW_COUNT;
+  RETURN v_count;
+END $$;
+
 -- What a sender committed while its endpoint was dropped.
 CREATE FUNCTION postrider._cancel_orphans(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
@@ -191,6 +204,7 @@ BEGIN
   v_left := v_left - postrider._clean_event_log(v_left);
   v_left := v_left - postrider._clean_reservations(v_left);
   v_left := v_left - postrider._clean_nodes(v_left);
+  v_left := v_left - postrider._clean_replayed(v_left);
   v_left := v_left - postrider._cancel_orphans(v_left);
   v_left := v_left - postrider._clean_months(postrider._setting('archive_retention_months')::integer, v_left);
   v_left := v_left - postrider._clean_dlq(v_left);

@@ -211,6 +211,26 @@ BEGIN
     l.correlation_id, l.content_type, l.ordering_key, l.event_type, l.last_error, l.headers, l.options, l.payload);
 END $$;
 
+-- Their rows and keys are locked; nodes may be at work on the messages that are current.
+CREATE FUNCTION postrider._put_letters_back(p_ids bigint[], p_due_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  l postrider.dlq;
+BEGIN
+  INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, attempts, attempts_before, priority,
+    correlation_id, content_type, event_type, last_error, headers, options, payload)
+  SELECT message_id, p_due_at, created_at, endpoint_id, attempts, attempts, priority, correlation_id, content_type,
+    event_type, last_error, headers, options, payload
+  FROM postrider.dlq WHERE id = ANY (p_ids) AND ordering_key IS NULL;
+  UPDATE postrider.dlq SET holds_key = false WHERE id = ANY (p_ids) AND holds_key;
+  -- Each goes before everything of its key, so the last of them goes first.
+  FOR l IN
+    SELECT * FROM postrider.dlq WHERE id = ANY (p_ids) AND ordering_key IS NOT NULL ORDER BY message_id DESC, id DESC
+  LOOP
+    PERFORM postrider._put_before(l, p_due_at);
+  END LOOP;
+  UPDATE postrider.dlq SET status = 'redriven' WHERE id = ANY (p_ids);
+END $$;
+
 -- Puts back what of these is still failed, in their order; how many. The budget restarts while attempt numbers go
 -- on; expiry and idempotency key are cleared. All of one redrive have the same due time, so that among them the
 -- order is that of their ids. A step takes whole keys.
@@ -218,7 +238,7 @@ CREATE FUNCTION postrider._redrive_step(p_ids bigint[], p_due_at timestamptz) RE
 DECLARE
   v_ids bigint[];
   v_scope record;
-  l postrider.dlq;
+  v_patience text := current_setting('lock_timeout');
 BEGIN
   v_ids := ARRAY(
     SELECT d.id FROM postrider.dlq d
@@ -234,19 +254,20 @@ BEGIN
   LOOP
     PERFORM postrider._lock_keys(v_scope.key_scope, v_scope.keys);
   END LOOP;
-  INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, attempts, attempts_before, priority,
-    correlation_id, content_type, event_type, last_error, headers, options, payload)
-  SELECT message_id, p_due_at, created_at, endpoint_id, attempts, attempts, priority, correlation_id, content_type,
-    event_type, last_error, headers, options, payload
-  FROM postrider.dlq WHERE id = ANY (v_ids) AND ordering_key IS NULL;
-  UPDATE postrider.dlq SET holds_key = false WHERE id = ANY (v_ids) AND holds_key;
-  -- Each goes before everything of its key, so the last of them goes first.
-  FOR l IN
-    SELECT * FROM postrider.dlq WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL ORDER BY message_id DESC, id DESC
-  LOOP
-    PERFORM postrider._put_before(l, p_due_at);
+  -- A node that settles several of these keys could wait for us while we wait for it: we give way, and long before the
+  -- server would choose one of the two.
+  FOR attempt IN 1 .. 100 LOOP
+    BEGIN
+      PERFORM set_config('lock_timeout', '200ms', true);
+      PERFORM postrider._put_letters_back(v_ids, p_due_at);
+      PERFORM set_config('lock_timeout', v_patience, true);
+      EXIT;
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+      IF attempt = 100 THEN
+        RAISE;
+      END IF;
+    END;
   END LOOP;
-  UPDATE postrider.dlq SET status = 'redriven' WHERE id = ANY (v_ids);
   PERFORM postrider._departed(-cardinality(v_ids));
   PERFORM pg_notify('postrider', endpoint_id::text)
   FROM (SELECT DISTINCT endpoint_id FROM postrider.dlq WHERE id = ANY (v_ids)) AS put_back;

@@ -246,7 +246,12 @@ BEGIN
     RETURN;
   END IF;
   IF p_idempotency_key IS NOT NULL THEN
+    -- Both locks before anything is looked up: expiring the holder lets its own key go, and who holds that one may not
+    -- wait for another.
     PERFORM postrider._lock_idempotency_keys(d.id, ARRAY[p_idempotency_key]);
+    IF p_ordering_key IS NOT NULL THEN
+      PERFORM postrider._lock_key(d.key_scope, p_ordering_key);
+    END IF;
     id := postrider._idempotency_holder(d, p_idempotency_key, p_payload, p_content_type, v_now);
     IF id IS NOT NULL THEN
       duplicate := true;
