@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use serde_json::{Map, Value, json};
 
-use crate::message::{Fence, NodeId};
+use crate::message::{Fence, MessageId, NodeId};
 use crate::store::Settlement;
 
 #[derive(Default)]
@@ -58,6 +58,10 @@ impl Batches {
         }
         let of_node = finished.into_iter().filter(|(of, _)| *of == node).map(|(_, batch)| batch);
         Closing { finished: of_node.collect(), left: (!left.is_empty()).then_some(Value::Object(left)) }
+    }
+
+    pub(super) fn has(&self, fence: Fence, id: MessageId) -> bool {
+        self.lock().get(&fence).is_some_and(|batch| batch.open.contains(&id.0))
     }
 
     /// The settlements did not reach the database, or nobody knows: they will be made again.

@@ -1,9 +1,8 @@
 //! Claim: one statement for many endpoints.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use postgres_types::Json;
@@ -14,81 +13,83 @@ use super::errors::store_error;
 use super::row::{count, headers, object, payload};
 use super::{Shared, settle};
 use crate::endpoint::EndpointId;
-use crate::error::StoreError;
-use crate::message::{Claim, Fence, Message, MessageId};
-use crate::store::{ClaimRequest, Claimed, End, NextDue, Pick, Result, Settlement, Suspect, Waiting, Want};
-
-const UNANSWERED_MAX: Duration = Duration::from_secs(60);
+use crate::message::{Claim, Fence, Message, MessageId, NodeId};
+use crate::store::{
+    Arrival, ClaimRequest, Claimed, End, NextDue, Pick, Result, Settlement, Suspect, Waiting, Want,
+};
 
 pub(super) async fn claim(shared: &Shared, request: ClaimRequest) -> Result<Claimed> {
     let fence = Fence { node: request.node, batch: request.batch };
     let asked = Asked::new(shared, request);
-    // It may be made and its answer lost: until it is known, it is one to give back.
-    shared.unanswered.set(fence, Asking::UnderWay);
-    let answered = asked.send(shared, fence).await;
-    match &answered {
-        Err(StoreError::Unavailable(_)) => shared.unanswered.set(fence, Asking::Broken(Instant::now())),
-        Ok(_) | Err(_) => shared.unanswered.remove(fence),
-    }
-    let claimed = asked.understand(shared, fence, &answered?);
+    // Until it is known what was claimed, nobody takes its messages for forgotten.
+    let _under_way = shared.under_way.begin(fence);
+    let answered = asked.send(shared, fence).await?;
+    let claimed = asked.understand(shared, fence, &answered);
     shared.claimed_lately.fetch_or(!claimed.claims.is_empty(), Relaxed);
     shared.batches.claimed(fence, claimed.claims.iter().map(|claim| claim.message.id.0));
     Ok(claimed)
 }
 
-/// Claims that were asked for and never answered, because the connection ended. Nobody works on them, so they
-/// are given back as soon as the database answers again.
+/// Claims that are being asked for.
 #[derive(Default)]
-pub(super) struct Unanswered(Mutex<HashMap<Fence, Asking>>);
+pub(super) struct UnderWay(Mutex<HashSet<Fence>>);
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Asking {
-    UnderWay,
-    /// The server may still be at it for a while after the connection ended.
-    Broken(Instant),
+struct Asking<'a> {
+    under_way: &'a UnderWay,
+    fence: Fence,
 }
 
-impl Unanswered {
-    fn set(&self, fence: Fence, asking: Asking) {
-        self.lock().insert(fence, asking);
+impl UnderWay {
+    fn begin(&self, fence: Fence) -> Asking<'_> {
+        self.lock().insert(fence);
+        Asking { under_way: self, fence }
     }
 
-    fn remove(&self, fence: Fence) {
-        self.lock().remove(&fence);
-    }
-
-    fn broken(&self) -> Vec<Fence> {
-        let is_recent = |asking: &Asking| match asking {
-            Asking::UnderWay => true,
-            Asking::Broken(since) => since.elapsed() < UNANSWERED_MAX,
-        };
-        let mut claims = self.lock();
-        claims.retain(|_, asking| is_recent(asking));
-        claims.iter().filter(|(_, asking)| **asking != Asking::UnderWay).map(|(fence, _)| *fence).collect()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Fence, Asking>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<Fence>> {
         self.0.lock().expect("nobody panics while holding the list")
     }
 }
 
-pub(super) async fn give_back_unanswered(shared: &Shared) -> Result<()> {
-    for fence in shared.unanswered.broken() {
-        let held =
-            "SELECT q.id, q.endpoint_id FROM postrider._claims c JOIN postrider.queue q ON q.id = ANY (c.ids)
-                    WHERE c.node_id = $1 AND c.batch = $2";
-        let rows = shared.query(held, &[&fence.node.0, &fence.batch]).await?;
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.under_way.lock().remove(&self.fence);
+    }
+}
+
+/// Claims of this node that nobody works on: their answer was lost with its connection, or they were settled and
+/// a crash of the database forgot that, because settling commits asynchronously.
+pub(super) async fn give_back_forgotten(shared: &Shared, node: NodeId) -> Result<()> {
+    let held = "SELECT c.batch, q.id, q.endpoint_id
+                FROM postrider._claims c JOIN postrider.queue q ON q.id = ANY (c.ids) WHERE c.node_id = $1";
+    let rows = shared.query(held, &[&node.0]).await?;
+    let forgotten: Vec<Settlement> = {
+        let under_way = shared.under_way.lock();
         let released = |row: &Row| Settlement {
-            id: MessageId(row.get(0)),
-            endpoint: EndpointId(row.get(1)),
-            fence,
+            id: MessageId(row.get(1)),
+            endpoint: EndpointId(row.get(2)),
+            fence: Fence { node, batch: row.get(0) },
             end: End::Released,
             hold_endpoint_until: None,
         };
-        let settlements: Vec<Settlement> = rows.iter().map(released).collect();
-        shared.batches.claimed(fence, settlements.iter().map(|settlement| settlement.id.0));
-        settle::settle(shared, settlements).await?;
+        let is_forgotten = |settlement: &Settlement| {
+            !under_way.contains(&settlement.fence) && !shared.batches.has(settlement.fence, settlement.id)
+        };
+        rows.iter().map(released).filter(is_forgotten).collect()
+    };
+    if forgotten.is_empty() {
+        return Ok(());
     }
+    tracing::warn!(
+        messages = forgotten.len(),
+        "Claims that nobody works on go back; the database lost track of them"
+    );
+    let endpoints: HashSet<EndpointId> = forgotten.iter().map(|settlement| settlement.endpoint).collect();
+    let settled = settle::settle(shared, forgotten.clone()).await;
+    if settled.is_err() {
+        shared.batches.settling(node, &forgotten);
+    }
+    settled?;
+    endpoints.into_iter().for_each(|endpoint| shared.listeners.tell(|| Arrival::Pending(endpoint)));
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use postgres_types::ToSql;
 use tokio_postgres::Row;
 
 use self::batches::Batches;
-use self::claim::Unanswered;
+use self::claim::UnderWay;
 use self::connect::Server;
 use self::cursors::Cursors;
 use self::errors::{pool_error, store_error};
@@ -94,7 +94,7 @@ struct Shared {
     listeners: Listeners,
     cursors: Cursors,
     batches: Batches,
-    unanswered: Unanswered,
+    under_way: UnderWay,
     /// Since upkeep last asked.
     claimed_lately: AtomicBool,
 }
@@ -125,7 +125,7 @@ impl PostgresStore {
             listeners: Listeners::default(),
             cursors: Cursors::default(),
             batches: Batches::default(),
-            unanswered: Unanswered::default(),
+            under_way: UnderWay::default(),
             claimed_lately: AtomicBool::new(false),
             server,
         };

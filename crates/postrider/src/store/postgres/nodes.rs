@@ -43,7 +43,7 @@ pub(super) async fn join(shared: &Shared, name: &str) -> Result<NodeId> {
 pub(super) async fn heartbeat(shared: &Shared, node: NodeId) -> Result<()> {
     shared.query("SELECT postrider._heartbeat($1)", &[&node.0]).await?;
     shared.clock.set(&**shared.client().await?).await?;
-    claim::give_back_unanswered(shared).await
+    claim::give_back_forgotten(shared, node).await
 }
 
 pub(super) async fn leave(shared: &Shared, node: NodeId) -> Result<()> {
