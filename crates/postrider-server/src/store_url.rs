@@ -105,28 +105,33 @@ impl StoreUrl {
         }
     }
 
-    /// Creates a missing store, brings an older one up to date.
-    pub(crate) async fn migrate(&self) -> Result<(), Failure> {
+    /// Creates a missing store, brings an older one up to date. Returns the statements that are left for somebody
+    /// who may make roles.
+    pub(crate) async fn migrate(&self) -> Result<Vec<String>, Failure> {
         match self {
             Self::Sqlite(path) => {
                 let options = SqliteOptions { migrate: true, ..SqliteOptions::tool(path) };
-                open_sqlite(options).await.map(drop)
+                open_sqlite(options).await.map(|_| Vec::new())
             }
-            Self::Postgres(url) => open_postgres(url, true).await.map(drop),
+            Self::Postgres(url) => Ok(PostgresStore::migrate(url.as_str()).await?),
         }
     }
 
     /// The same with a new store id: no node may run meanwhile, or its messages would change their ids between
     /// attempts.
-    pub(crate) async fn migrate_with_new_id(&self) -> Result<(), Failure> {
+    pub(crate) async fn migrate_with_new_id(&self) -> Result<Vec<String>, Failure> {
         match self {
             Self::Sqlite(path) => {
                 let options = SqliteOptions { migrate: true, ..SqliteOptions::node(path) };
                 open_sqlite(options).await?.renew_name().await?;
+                Ok(Vec::new())
             }
-            Self::Postgres(url) => open_postgres(url, true).await?.renew_name().await?,
+            Self::Postgres(url) => {
+                let left = self.migrate().await?;
+                open_postgres(url, false).await?.renew_name().await?;
+                Ok(left)
+            }
         }
-        Ok(())
     }
 }
 

@@ -8,10 +8,10 @@ use crate::store_url::StoreUrl;
 
 pub(super) async fn run(new_store_id: bool, url: &StoreUrl, output: Output) -> Result<(), Failure> {
     let created = !url.exists().await?;
-    match new_store_id {
+    let left = match new_store_id {
         true => url.migrate_with_new_id().await?,
         false => url.migrate().await?,
-    }
+    };
     let status = url.open_tool().await?.status().await?;
     output.document(
         || {
@@ -20,12 +20,21 @@ pub(super) async fn run(new_store_id: bool, url: &StoreUrl, output: Output) -> R
                 "url": url.to_string(),
                 "created": created,
                 "schema_version": status.schema_version,
+                "role_statements": left,
             })
             .to_string()
         },
         || {
             let done = if created { "created" } else { "up to date" };
-            format!("{url} is {done}: schema version {}, store id {}", status.schema_version, status.store)
+            let mut text = format!(
+                "{url} is {done}: schema version {}, store id {}",
+                status.schema_version, status.store
+            );
+            if !left.is_empty() {
+                text.push_str("\n\nThis role may not make roles. For somebody who may:\n\n");
+                left.iter().for_each(|statement| text.push_str(&format!("{statement};\n")));
+            }
+            text
         },
     );
     Ok(())

@@ -49,7 +49,7 @@ BEGIN
   IF postrider._setting('attempt_log') = 'off' THEN
     DELETE FROM postrider.attempts WHERE message_id = v.id;
   END IF;
-  PERFORM postrider._unclaim(p_id);
+  -- Its id may stay among the claimed: it never comes back to the queue.
   -- Who was behind its key lets nobody go: another one of the key is current, or the key is held.
   IF v.ordering_key IS NOT NULL AND v.place <> 1 THEN
     RETURN postrider._advance_key(v.key_scope, v.ordering_key);
