@@ -87,7 +87,7 @@ impl TlsAsked {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
                 Some(("sslmode", value)) => mode = Some(value),
-                Some(("sslrootcert", value)) => root_file = Some(value.replace("%2F", "/")),
+                Some(("sslrootcert", value)) => root_file = Some(percent_decoded(value)),
                 _ => rest.push(pair),
             }
         }
@@ -107,4 +107,11 @@ impl TlsAsked {
         let url = if rest.is_empty() { address.to_owned() } else { format!("{address}?{}", rest.join("&")) };
         Ok(Self { url, mode, trust, root_file })
     }
+}
+
+/// Unlike in a form, a plus is a plus.
+fn percent_decoded(value: &str) -> String {
+    let form = format!("value={}", value.replace('+', "%2B"));
+    let mut pairs = url::form_urlencoded::parse(form.as_bytes());
+    pairs.next().map_or(String::new(), |(_, value)| value.into_owned())
 }

@@ -42,6 +42,7 @@ impl Harness for Sqlite {
 }
 
 super::conformance::conformance!(crate::store::sqlite::Sqlite);
+super::conformance::direct_claims!(crate::store::sqlite::Sqlite);
 
 /// Enough for every run; `PROPTEST_CASES=1000` looks longer.
 fn cases() -> u32 {

@@ -266,8 +266,14 @@ BEGIN
     got := ARRAY[v_id];
     RETURN;
   END IF;
-  next_at := postrider._earliest_due(p_endpoint, p_now);
-  next := CASE WHEN next_at IS NULL THEN 'nothing' ELSE 'at' END;
+  -- What is due and was not to be had is in somebody else's hands for a moment: asking at once would only ask again.
+  next_at := postrider._oldest_pending(p_endpoint, p_claimed);
+  IF next_at IS NULL THEN
+    next := 'nothing';
+  ELSE
+    next := 'at';
+    next_at := greatest(next_at, p_now + interval '100 milliseconds');
+  END IF;
 END $$;
 
 -- Exactly these, as far as they are due, pending and still suspects.
@@ -290,16 +296,6 @@ BEGIN
   END LOOP;
   RETURN v_got;
 END $$;
-
--- Over all priorities; at most twelve looks at the index. Messages in a node's hands count as due.
-CREATE FUNCTION postrider._earliest_due(p_endpoint bigint, p_now timestamptz) RETURNS timestamptz
-LANGUAGE sql STABLE AS $$
-  SELECT min(first.due_at)
-  FROM generate_series(0, 10) AS p (priority),
-       LATERAL (SELECT q.due_at FROM postrider.queue q
-                WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority = p.priority
-                ORDER BY q.due_at LIMIT 1) AS first
-$$;
 
 -- Endpoints that have claimable messages, one step through the index for each.
 CREATE FUNCTION postrider._waiting() RETURNS TABLE (endpoint_id bigint, due_at timestamptz)

@@ -398,19 +398,6 @@ END $$;
 -- Everything past dlq_retention_days, and what is more than dlq_max_bytes; how many went.
 CREATE FUNCTION postrider.cleanup_dlq() RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
-DECLARE
-  v_step integer;
-  v_count bigint := 0;
 BEGIN
-  LOOP
-    v_step := postrider._clean_dlq(10000);
-    v_count := v_count + v_step;
-    EXIT WHEN v_step < 10000;
-  END LOOP;
-  LOOP
-    v_step := postrider._evict_dlq(10000);
-    v_count := v_count + v_step;
-    EXIT WHEN v_step < 10000;
-  END LOOP;
-  RETURN v_count;
+  RETURN postrider._clean_dlq(2147483647)::bigint + postrider._evict_dlq(2147483647);
 END $$;

@@ -22,14 +22,6 @@ END $$;
 -- Everything past event_log_retention_days; how many went.
 CREATE FUNCTION postrider.cleanup_event_log() RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
-DECLARE
-  v_step integer;
-  v_count bigint := 0;
 BEGIN
-  LOOP
-    v_step := postrider._clean_event_log(10000);
-    v_count := v_count + v_step;
-    EXIT WHEN v_step < 10000;
-  END LOOP;
-  RETURN v_count;
+  RETURN postrider._clean_event_log(2147483647);
 END $$;

@@ -89,14 +89,6 @@ END $$;
 
 CREATE FUNCTION postrider.mark_expired_messages() RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
-DECLARE
-  v_step integer;
-  v_count bigint := 0;
 BEGIN
-  LOOP
-    v_step := postrider._expire(10000);
-    v_count := v_count + v_step;
-    EXIT WHEN v_step < 10000;
-  END LOOP;
-  RETURN v_count;
+  RETURN postrider._expire(2147483647);
 END $$;

@@ -171,6 +171,26 @@ pub(crate) async fn a_probe_is_a_suspect_when_nothing_else_is_due<H: Harness>(mu
     assert_eq!(ids, [id], "or the circuit would stay half-open for ever");
 }
 
+pub(crate) async fn a_probe_that_finds_nothing_free_does_not_ask_again_at_once<H: Harness>(
+    mut world: World<H>,
+) {
+    world.send(to("a")).await;
+    let other = world.another_node().await;
+    assert_eq!(world.claim_as(other, world.a, 1).await.len(), 1);
+    let circuit = world.store().endpoint("a").await.unwrap().circuit;
+    let probing = circuit.probing(world.node, world.in_seconds(20));
+    assert!(world.store().move_circuit(world.a, circuit.epoch, probing).await.unwrap());
+    let probe = Want { endpoint: world.a, room: 1, pick: Pick::Probe };
+    let claimed = world.ask(world.node, false, vec![probe]).await;
+    assert!(claimed.claims.is_empty(), "it is in another node's hands");
+    let waits = match claimed.next[0].1 {
+        NextDue::Nothing => true,
+        NextDue::At(at) => at > world.now(),
+        NextDue::Now => false,
+    };
+    assert!(waits, "{:?}", claimed.next);
+}
+
 pub(crate) async fn an_open_circuit_costs_nothing<H: Harness>(mut world: World<H>) {
     let id = world.send(to("a")).await;
     let before = world.story(id).await;

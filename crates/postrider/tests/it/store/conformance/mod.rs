@@ -22,17 +22,22 @@ pub(crate) mod stories;
 pub(crate) mod durability;
 pub(crate) mod concurrency;
 
-/// One test for each promise, for one harness. What a store claims while it inserts is a promise of its own: a
-/// store that does not make it says why, and its tests are listed as ignored.
-macro_rules! conformance {
-    ($harness:ty $(, no direct claims: $why_not:literal)?) => {
-        $crate::store::conformance::promises! { $harness $(, $why_not)?;
+/// What a store promises that claims for a node of its own process while it inserts.
+macro_rules! direct_claims {
+    ($harness:ty) => {
+        $crate::store::conformance::promises! { $harness;
             direct {
                 a_message_sent_to_a_free_node_is_claimed_in_the_same_breath,
                 a_keyed_message_waits_for_its_predecessor,
                 a_refused_batch_gives_its_slots_back,
             }
         }
+    };
+}
+
+/// One test for each promise that every store makes, for one harness.
+macro_rules! conformance {
+    ($harness:ty) => {
         $crate::store::conformance::promises! { $harness;
             sending {
                 a_long_batch_keeps_every_message_whole_and_in_order,
@@ -75,6 +80,7 @@ macro_rules! conformance {
                 two_nodes_never_claim_the_same_message,
                 a_probe_is_the_due_message_with_the_fewest_attempts,
                 a_probe_is_a_suspect_when_nothing_else_is_due,
+                a_probe_that_finds_nothing_free_does_not_ask_again_at_once,
                 an_open_circuit_costs_nothing,
                 paused_and_disabled_endpoints_give_nothing,
                 a_rate_limit_holds_over_all_nodes,
@@ -275,19 +281,6 @@ macro_rules! promises {
             )*
         }
     )*};
-    ($harness:ty, $why_not:literal; $($module:ident { $($promise:ident,)* })*) => {$(
-        mod $module {
-            use $crate::store::conformance::$module as promised;
-            use $crate::store::world::World;
-            $(
-                #[tokio::test]
-                #[ignore = $why_not]
-                async fn $promise() {
-                    promised::$promise(World::<$harness>::start().await).await;
-                }
-            )*
-        }
-    )*};
 }
 
-pub(crate) use {conformance, promises};
+pub(crate) use {conformance, direct_claims, promises};
