@@ -11,6 +11,8 @@ use crate::message::Claim;
 
 /// Attempts that take longer leave the store time enough to fill their room.
 const QUICK: Duration = Duration::from_millis(5);
+/// As many rounds of attempts as pass while what ended is gathered, goes to the store, and new claims come back.
+const ROUNDS: u32 = 3;
 /// How much the latest attempt tells of the next ones.
 const WEIGHT: f64 = 1.0 / 16.0;
 /// What waits longer than this stands behind attempts that hang: it goes back to the queue, when the next one
@@ -34,7 +36,7 @@ impl Stock {
 
     /// How many may wait beside `limit` running ones.
     pub(super) fn size(&self, limit: u32) -> u32 {
-        if self.pace.is_some_and(|pace| pace < QUICK.as_secs_f64()) { limit } else { 0 }
+        if self.pace.is_some_and(|pace| pace < QUICK.as_secs_f64()) { limit * ROUNDS } else { 0 }
     }
 
     pub(super) fn put(&mut self, claim: Claim, now: Timestamp) {

@@ -1,5 +1,5 @@
 //! Which messages of this process's own claims are not settled yet. The database keeps one row for each claim
-//! and touches it as seldom as it can: it is told when nothing is left of one, and what is left when half is gone.
+//! and touches it as seldom as it can: it is told when nothing is left of one, and what is left when most is gone.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -51,7 +51,7 @@ impl Batches {
             if batch.open.is_empty() {
                 batches.remove(&fence);
                 finished.push((fence.node, fence.batch));
-            } else if batch.open.len() * 2 <= batch.written && fence.node == node {
+            } else if batch.open.len() * 4 <= batch.written && fence.node == node {
                 batch.written = batch.open.len();
                 left.insert(fence.batch.to_string(), json!(batch.open));
             }

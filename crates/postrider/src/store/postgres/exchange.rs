@@ -14,7 +14,7 @@ use crate::store::Result;
 const CLAIM: &str = "SELECT want, id, attempt, attempts_before, losses, endpoint_id, priority, due_at, created_at,
     expires_at, correlation_id, content_type, ordering_key, event_type, headers, options, payload, next, next_at
   FROM postrider._claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
-const SETTLE: &str = "SELECT id, effect, state, unblocked FROM postrider._settle($1, $2, $3, $4)";
+const SETTLE: &str = "SELECT id, effect, state, unblocked FROM postrider._settle($1, $2, $3, $4, $5)";
 
 pub(super) struct Exchange {
     server: Server,

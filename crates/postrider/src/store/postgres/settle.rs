@@ -1,5 +1,7 @@
 //! Settle: one statement for many settlements, and what it says about the rows of their claims.
 
+use std::collections::HashMap;
+
 use jiff::Timestamp;
 use postgres_types::{Json, ToSql};
 use tokio_postgres::Row;
@@ -8,7 +10,7 @@ use super::Shared;
 use super::errors::store_error;
 use super::row::Span;
 use crate::endpoint::EndpointId;
-use crate::message::{MessageId, State};
+use crate::message::{MessageId, NodeId, State};
 use crate::store::{AttemptRecord, Effect, End, Result, Settled, Settlement};
 use crate::verdict::{Class, Verdict};
 
@@ -20,20 +22,70 @@ pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Res
         shared.cursors.returned(settlement.endpoint);
     }
     let closing = shared.batches.settling(node, &settlements);
-    let rows: Vec<EndedClaim<'_>> = settlements.iter().map(EndedClaim::of).collect();
+    let mut sorted = Sorted::default();
+    settlements.iter().enumerate().for_each(|(n, settlement)| sorted.put(node, n, settlement));
     let answer = async {
         let line = shared.exchange.line().await?;
         let left = closing.left.as_ref().map(Json);
         line.client
-            .query(&line.settle, &[&node.0, &rows, &closing.finished, &left])
+            .query(&line.settle, &[&node.0, &sorted.delivered, &sorted.others, &closing.finished, &left])
             .await
             .map_err(store_error)
     };
     let answered = answer.await.inspect_err(|_| shared.batches.reopen(&settlements))?;
-    let settled: Vec<Settled> =
-        settlements.iter().zip(&answered).map(|(settlement, row)| settled(settlement, row)).collect();
+    let settled = sorted.understand(&settlements, &answered);
     settled.iter().filter_map(|settled| settled.unblocked).for_each(|id| shared.cursors.returned(id));
     Ok(settled)
+}
+
+/// What was simply delivered, and everything else. Each knows where its settlement stands.
+#[derive(Default)]
+struct Sorted<'a> {
+    delivered: Delivered,
+    delivered_at: HashMap<i64, usize>,
+    others: Vec<EndedClaim<'a>>,
+    others_at: Vec<usize>,
+}
+
+impl<'a> Sorted<'a> {
+    fn put(&mut self, node: NodeId, n: usize, settlement: &'a Settlement) {
+        match &settlement.end {
+            End::Attempted { verdict: Verdict::Complete, record }
+                if record.body.is_none()
+                    && settlement.hold_endpoint_until.is_none()
+                    && settlement.fence.node == node
+                    && !self.delivered_at.contains_key(&settlement.id.0) =>
+            {
+                self.delivered_at.insert(settlement.id.0, n);
+                self.delivered.push(settlement, record);
+            }
+            _ => {
+                self.others_at.push(n);
+                self.others.push(EndedClaim::of(settlement));
+            }
+        }
+    }
+
+    /// Of what was delivered the answer says only what is worth saying.
+    fn understand(&self, settlements: &[Settlement], answered: &[Row]) -> Vec<Settled> {
+        let completed = |settlement: &Settlement| Settled {
+            id: settlement.id,
+            endpoint: settlement.endpoint,
+            effect: Effect::Applied(State::Completed),
+            unblocked: None,
+        };
+        let mut all: Vec<Settled> = settlements.iter().map(completed).collect();
+        let (others, delivered) = answered.split_at(self.others_at.len().min(answered.len()));
+        for (row, n) in others.iter().zip(&self.others_at) {
+            all[*n] = settled(&settlements[*n], row);
+        }
+        for row in delivered {
+            if let Some(n) = self.delivered_at.get(&row.get::<_, i64>(0)) {
+                all[*n] = settled(&settlements[*n], row);
+            }
+        }
+        all
+    }
 }
 
 fn may_come_back(settlement: &Settlement) -> bool {
@@ -56,6 +108,29 @@ fn settled(settlement: &Settlement, row: &Row) -> Settled {
 
 pub(super) fn state_named(name: &str) -> State {
     State::ALL.into_iter().find(|state| state.as_str() == name).unwrap_or(State::Pending)
+}
+
+/// `postrider._delivered`.
+#[derive(Debug, Default, ToSql)]
+#[postgres(name = "_delivered")]
+struct Delivered {
+    ids: Vec<i64>,
+    batches: Vec<i64>,
+    numbers: Vec<i32>,
+    started_at: Vec<Timestamp>,
+    durations: Vec<Span>,
+    statuses: Vec<Option<i32>>,
+}
+
+impl Delivered {
+    fn push(&mut self, settlement: &Settlement, record: &AttemptRecord) {
+        self.ids.push(settlement.id.0);
+        self.batches.push(settlement.fence.batch);
+        self.numbers.push(record.number as i32);
+        self.started_at.push(record.started_at);
+        self.durations.push(Span(record.duration));
+        self.statuses.push(record.status.map(i32::from));
+    }
 }
 
 /// `postrider._settlement`.

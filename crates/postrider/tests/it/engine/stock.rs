@@ -11,6 +11,8 @@ use super::receiver::Answer;
 use super::world::World;
 
 const ROOM: u32 = 4;
+/// Claimed ahead where attempts are quick.
+const AHEAD: u32 = 3 * ROOM;
 
 /// An endpoint whose attempts were quick so far and hang now, with more waiting than it can run.
 async fn hanging_after_a_quick_start() -> (World, Engine) {
@@ -23,7 +25,7 @@ async fn hanging_after_a_quick_start() -> (World, Engine) {
     world.receiver.answer(Answer::ok().held());
     world.send_many("a", 50).await;
     world.receiver.until("a full endpoint", |receiver| receiver.running("a") == ROOM as usize).await;
-    until_processing(&world, 2 * ROOM).await;
+    until_processing(&world, ROOM + AHEAD).await;
     (world, engine)
 }
 
@@ -143,7 +145,7 @@ async fn an_endpoint_dropped_with_a_stock_takes_no_room_along() {
         _ => Answer::ok().after(Duration::from_millis(20)),
     });
     world.send_many("doomed", 50).await;
-    until_processing(&world, 2 * ROOM).await;
+    until_processing(&world, ROOM + AHEAD).await;
     world.store.drop_endpoint("doomed", true).await.unwrap();
     world.endpoint("stays").await;
     world.receiver.release();

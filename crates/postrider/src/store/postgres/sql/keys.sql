@@ -14,11 +14,10 @@ BEGIN
 END $$;
 
 -- Never waits: a node must not wait for an application's transaction.
-CREATE FUNCTION postrider._try_lock_key(p_scope bigint, p_key text) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-  RETURN pg_try_advisory_xact_lock_shared(1886548336, postrider._key_stripe(p_scope, p_key))
-     AND pg_try_advisory_xact_lock(hashtextextended(p_key, p_scope));
-END $$;
+CREATE FUNCTION postrider._try_lock_key(p_scope bigint, p_key text) RETURNS boolean LANGUAGE sql AS $$
+  SELECT pg_try_advisory_xact_lock_shared(1886548336, postrider._key_stripe(p_scope, p_key))
+     AND pg_try_advisory_xact_lock(hashtextextended(p_key, p_scope))
+$$;
 
 -- For a batch: in sorted order, and by stripes once there are many.
 CREATE FUNCTION postrider._lock_keys(p_scope bigint, p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
@@ -40,36 +39,50 @@ BEGIN
   RETURN EXISTS (SELECT FROM postrider.dlq WHERE holds_key AND key_scope = p_scope AND ordering_key = p_key);
 END $$;
 
--- Nothing of the key is ready or claimed any more: its head may go, unless the key is held. Returns the
--- endpoint that has something to do now. Does not wait for senders: what of theirs is committed is seen, and
--- where one is in the middle of its transaction and nothing is seen yet, a node looks again.
-CREATE FUNCTION postrider._advance_key(p_scope bigint, p_key text) RETURNS bigint LANGUAGE plpgsql AS $$
+-- Nothing of these keys is ready or claimed any more: their heads may go, unless a key is held. Returns the keys that
+-- went on, and the endpoints that have something to do now. Does not wait for senders: what of theirs is
+-- committed is seen, and where one is in the middle of its transaction and nothing is seen yet, a node looks again.
+CREATE FUNCTION postrider._advance_keys(p_scopes bigint[], p_keys text[])
+RETURNS TABLE (key_scope bigint, ordering_key text, endpoint_id bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
 DECLARE
-  v_alone boolean := postrider._try_lock_key(p_scope, p_key);
-  v_head record;
+  -- Before anything is looked at.
+  v_alone boolean[] := ARRAY(
+    SELECT postrider._try_lock_key(k.scope, k.key) FROM unnest(p_scopes, p_keys) AS k (scope, key));
+  v_heads bigint[];
+  v_free bigint[];
+  v_seen record;
 BEGIN
-  SELECT id, place, losses, endpoint_id INTO v_head FROM postrider.queue
-  WHERE key_scope = p_scope AND ordering_key = p_key ORDER BY key_position LIMIT 1;
-  IF NOT FOUND THEN
-    IF NOT v_alone THEN
-      INSERT INTO postrider._stalled_keys (key_scope, ordering_key) VALUES (p_scope, p_key);
-    END IF;
-    RETURN NULL;
+  SELECT array_agg(h.id) AS heads, array_agg(k.scope) AS scopes, array_agg(k.key) AS keys,
+         coalesce(bool_or(h.id IS NULL), false) AS any_missing
+  INTO v_seen
+  FROM unnest(p_scopes, p_keys, v_alone) AS k (scope, key, alone)
+  LEFT JOIN LATERAL (SELECT q.id FROM postrider.queue q
+                     WHERE q.key_scope = k.scope AND q.ordering_key = k.key ORDER BY q.key_position LIMIT 1) AS h ON true
+  WHERE (h.id IS NOT NULL OR NOT k.alone)
+    AND NOT EXISTS (SELECT FROM postrider.dlq d WHERE d.holds_key AND d.key_scope = k.scope AND d.ordering_key = k.key)
+    AND NOT EXISTS (SELECT FROM postrider.queue q WHERE q.key_scope = k.scope AND q.ordering_key = k.key
+                      AND q.ordering_key IS NOT NULL AND q.place <> 1);
+  IF v_seen.heads IS NULL THEN
+    RETURN;
   END IF;
-  IF v_head.place <> 1 OR postrider._key_is_held(p_scope, p_key)
-     OR EXISTS (SELECT FROM postrider.queue
-                WHERE key_scope = p_scope AND ordering_key = p_key AND ordering_key IS NOT NULL AND place <> 1) THEN
-    RETURN NULL;
+  v_heads := array_remove(v_seen.heads, NULL);
+  v_free := ARRAY(SELECT q.id FROM postrider.queue q WHERE q.id = ANY (v_heads) FOR UPDATE SKIP LOCKED);
+  -- Of some a sender is in the middle of its transaction. Of some the head is being cancelled or expires, or just did:
+  -- waiting could go in a circle, and who comes next is not known before that has ended.
+  IF v_seen.any_missing OR cardinality(v_free) < cardinality(v_heads) THEN
+    INSERT INTO postrider._stalled_keys (key_scope, ordering_key)
+    SELECT k.scope, k.key FROM unnest(v_seen.scopes, v_seen.keys, v_seen.heads) AS k (scope, key, head)
+    WHERE k.head IS NULL OR k.head <> ALL (v_free);
   END IF;
-  -- Somebody cancels it or lets it expire, or just did. Waiting could go in a circle, and who comes next is not known
-  -- before that has ended.
-  PERFORM FROM postrider.queue WHERE id = v_head.id FOR UPDATE SKIP LOCKED;
-  IF NOT FOUND THEN
-    INSERT INTO postrider._stalled_keys (key_scope, ordering_key) VALUES (p_scope, p_key);
-    RETURN NULL;
-  END IF;
-  UPDATE postrider.queue SET place = CASE WHEN v_head.losses = 0 THEN 0 ELSE 3 END WHERE id = v_head.id;
-  RETURN v_head.endpoint_id;
+  RETURN QUERY UPDATE postrider.queue q SET place = CASE WHEN q.losses = 0 THEN 0 ELSE 3 END
+    WHERE q.id = ANY (v_free) RETURNING q.key_scope, q.ordering_key, q.endpoint_id;
+END $$;
+
+-- One of them; the endpoint that has something to do now.
+CREATE FUNCTION postrider._advance_key(p_scope bigint, p_key text) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN (SELECT endpoint_id FROM postrider._advance_keys(ARRAY[p_scope], ARRAY[p_key]));
 END $$;
 
 -- Looks at keys that had to be left alone. Returns the endpoints that have something to do now.

@@ -32,20 +32,23 @@ BEGIN
   END IF;
 END $$;
 
--- The row that every send reads. Also called by `postrider migrate`, after it has filled _known_settings.
+-- The row that is read all the time. Also called by `postrider migrate`, after it has filled _known_settings.
 CREATE FUNCTION postrider._refresh_limits() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   INSERT INTO postrider._limits AS l (max_queue_size, max_payload_bytes, max_headers_bytes, max_key_bytes,
-    max_batch_messages, stale_recovery_timeout)
+    max_batch_messages, stale_recovery_timeout, archive, attempt_log, idempotency_retention)
   VALUES (
     postrider._setting('max_queue_size')::bigint, postrider._setting('max_payload_bytes')::bigint,
     postrider._setting('max_headers_bytes')::bigint, postrider._setting('max_key_bytes')::bigint,
     postrider._setting('max_batch_messages')::bigint,
-    postrider._setting('stale_recovery_timeout')::integer * interval '1 second')
+    postrider._setting('stale_recovery_timeout')::integer * interval '1 second',
+    postrider._setting('archive'), postrider._setting('attempt_log'),
+    postrider._setting('idempotency_retention')::integer * interval '1 second')
   ON CONFLICT (single) DO UPDATE SET max_queue_size = excluded.max_queue_size,
     max_payload_bytes = excluded.max_payload_bytes, max_headers_bytes = excluded.max_headers_bytes,
     max_key_bytes = excluded.max_key_bytes, max_batch_messages = excluded.max_batch_messages,
-    stale_recovery_timeout = excluded.stale_recovery_timeout;
+    stale_recovery_timeout = excluded.stale_recovery_timeout, archive = excluded.archive,
+    attempt_log = excluded.attempt_log, idempotency_retention = excluded.idempotency_retention;
 END $$;
 
 -- All or none: every value is checked before the first is written. {"name": "value", …}; numbers need no quotes.

@@ -1,19 +1,22 @@
 -- Settle: end a claim by its fence, exactly once. The fence of a claim is its node and batch: it is current as
 -- long as that row of _claims holds the message's id.
 
-CREATE FUNCTION postrider._setting(p_name text) RETURNS text LANGUAGE sql STABLE AS $$
-  SELECT coalesce(s.value, k.default_value)
-  FROM postrider._known_settings k LEFT JOIN postrider.settings s USING (name) WHERE k.name = p_name
-$$;
+CREATE FUNCTION postrider._setting(p_name text) RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN coalesce((SELECT value FROM postrider.settings WHERE name = p_name),
+                  (SELECT default_value FROM postrider._known_settings WHERE name = p_name));
+END $$;
 
 -- The claim of this message ended and the message stays queued.
-CREATE FUNCTION postrider._unclaim(p_id bigint) RETURNS void LANGUAGE sql AS $$
-  UPDATE postrider._claims SET ids = array_remove(ids, p_id) WHERE p_id = ANY (ids)
-$$;
+CREATE FUNCTION postrider._unclaim(p_id bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  UPDATE postrider._claims SET ids = array_remove(ids, p_id) WHERE p_id = ANY (ids);
+END $$;
 
-CREATE FUNCTION postrider._departed(p_count bigint) RETURNS void LANGUAGE sql AS $$
-  INSERT INTO postrider._departures (node_id, departed) VALUES (0, p_count)
-$$;
+CREATE FUNCTION postrider._departed(p_count bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO postrider._departures (node_id, departed) VALUES (0, p_count);
+END $$;
 
 -- Queue to archive. p_uncounted attempts were claimed and never begun. Returns the endpoint whose next message
 -- of the same key may go now.
@@ -21,32 +24,30 @@ CREATE FUNCTION postrider._leave(p_id bigint, p_status text, p_attempts integer)
 LANGUAGE plpgsql AS $$
 DECLARE
   v postrider.queue;
-  v_archive text := postrider._setting('archive');
-  v_reserved interval;
+  v_limits postrider._limits;
 BEGIN
   DELETE FROM postrider.queue WHERE id = p_id RETURNING * INTO v;
   IF NOT FOUND THEN
     RETURN NULL;
   END IF;
-  IF v_archive <> 'off' THEN
+  SELECT * INTO v_limits FROM postrider._limits;
+  IF v_limits.archive <> 'off' THEN
     INSERT INTO postrider.archive (id, endpoint_id, status, finished_at, created_at, priority, attempts,
       scheduled_at, expires_at, correlation_id, content_type, ordering_key, idempotency_key, event_type, last_error,
       headers, options, payload)
     VALUES (v.id, v.endpoint_id, p_status, postrider._now(), v.created_at, v.priority, p_attempts, v.scheduled_at,
       v.expires_at, v.correlation_id, v.content_type, v.ordering_key, v.idempotency_key, v.event_type, v.last_error,
-      CASE WHEN v_archive = 'on' THEN v.headers END, v.options, CASE WHEN v_archive = 'on' THEN v.payload END);
+      CASE WHEN v_limits.archive = 'on' THEN v.headers END, v.options,
+      CASE WHEN v_limits.archive = 'on' THEN v.payload END);
   END IF;
-  IF v.idempotency_key IS NOT NULL AND p_status = 'completed' THEN
-    v_reserved := postrider._setting('idempotency_retention')::integer * interval '1 second';
-    IF v_reserved > interval '0' THEN
-      INSERT INTO postrider._reservations AS r (endpoint_id, idempotency_key, message_id, digest, until)
-      VALUES (v.endpoint_id, v.idempotency_key, v.id, postrider._digest(v.content_type, v.payload),
-        postrider._now() + v_reserved)
-      ON CONFLICT (endpoint_id, idempotency_key) DO UPDATE
-        SET message_id = excluded.message_id, digest = excluded.digest, until = excluded.until;
-    END IF;
+  IF v.idempotency_key IS NOT NULL AND p_status = 'completed' AND v_limits.idempotency_retention > interval '0' THEN
+    INSERT INTO postrider._reservations AS r (endpoint_id, idempotency_key, message_id, digest, until)
+    VALUES (v.endpoint_id, v.idempotency_key, v.id, postrider._digest(v.content_type, v.payload),
+      postrider._now() + v_limits.idempotency_retention)
+    ON CONFLICT (endpoint_id, idempotency_key) DO UPDATE
+      SET message_id = excluded.message_id, digest = excluded.digest, until = excluded.until;
   END IF;
-  IF postrider._setting('attempt_log') = 'off' THEN
+  IF v_limits.attempt_log = 'off' THEN
     DELETE FROM postrider.attempts WHERE message_id = v.id;
   END IF;
   -- Its id may stay among the claimed: it never comes back to the queue.
@@ -115,32 +116,55 @@ CREATE TYPE postrider._settlement AS (
   attempt postrider._attempt
 );
 
+-- Claims of one node that were simply delivered, which is nearly all on a good day; one of each array.
+CREATE TYPE postrider._delivered AS (
+  ids bigint[],
+  batches bigint[],
+  numbers integer[],
+  started_at timestamptz[],
+  durations interval[],
+  statuses integer[]
+);
+
 CREATE TYPE postrider._settled AS (id bigint, effect text, state text, unblocked bigint);
 
--- In order, in one transaction. p_finished are batches of p_node of which nothing is left; p_left says what is
--- left of some others, so that their rows stay short: {"batch": [ids]}.
+-- In one transaction. Answers for each of p_others in order; then for those of p_delivered that were not simply
+-- completed, or unblocked somebody. p_finished are batches of p_node of which nothing is left; p_left says what
+-- is left of some others, so that their rows stay short: {"batch": [ids]}.
 CREATE FUNCTION postrider._settle(
-  p_node bigint, p_settlements postrider._settlement[], p_finished bigint[], p_left jsonb
+  p_node bigint, p_delivered postrider._delivered, p_others postrider._settlement[], p_finished bigint[], p_left jsonb
 ) RETURNS SETOF postrider._settled LANGUAGE plpgsql AS $$
 DECLARE
-  v_done bigint[];
+  v_others postrider._settlement[] := p_others;
+  v_done bigint[] := '{}';
+  v_unblocking postrider._settled[];
   v_departed bigint;
   v_settlement postrider._settlement;
   v_settled postrider._settled;
 BEGIN
-  v_done := postrider._settle_in_bulk(p_settlements);
+  IF cardinality(p_delivered.ids) > 0 THEN
+    SELECT done, unblocking INTO v_done, v_unblocking FROM postrider._complete(p_node, p_delivered);
+  END IF;
   v_departed := cardinality(v_done);
-  FOREACH v_settlement IN ARRAY p_settlements LOOP
-    IF v_settlement.id = ANY (v_done) THEN
-      v_settled := ROW(v_settlement.id, 'applied', 'completed', NULL)::postrider._settled;
-    ELSE
-      v_settled := postrider._settle_one(v_settlement);
-      IF v_settled.effect = 'applied' AND v_settled.state <> 'pending' THEN
-        v_departed := v_departed + 1;
-      END IF;
+  IF v_departed < cardinality(p_delivered.ids) THEN
+    v_others := v_others || ARRAY(
+      SELECT ROW(d.id, NULL, p_node, d.batch, 'complete', NULL, NULL, false, NULL,
+                 ROW(d.number, p_node, d.started_at, d.duration, 'delivered', NULL, NULL, d.status, NULL)
+                   ::postrider._attempt)::postrider._settlement
+      FROM unnest(p_delivered.ids, p_delivered.batches, p_delivered.numbers, p_delivered.started_at,
+                  p_delivered.durations, p_delivered.statuses) AS d (id, batch, number, started_at, duration, status)
+      WHERE d.id <> ALL (v_done));
+  END IF;
+  FOREACH v_settlement IN ARRAY v_others LOOP
+    v_settled := postrider._settle_one(v_settlement);
+    IF v_settled.effect = 'applied' AND v_settled.state <> 'pending' THEN
+      v_departed := v_departed + 1;
     END IF;
     RETURN NEXT v_settled;
   END LOOP;
+  IF v_unblocking IS NOT NULL THEN
+    RETURN QUERY SELECT * FROM unnest(v_unblocking);
+  END IF;
   IF v_departed > 0 THEN
     UPDATE postrider._departures SET departed = departed + v_departed WHERE node_id = p_node;
     IF NOT FOUND THEN
@@ -158,50 +182,58 @@ BEGIN
   END IF;
 END $$;
 
--- What was simply delivered, which is nearly all on a good day: without a key nothing waits for it, and a late
--- delivery counts as well as one in time.
-CREATE FUNCTION postrider._settle_in_bulk(p_settlements postrider._settlement[]) RETURNS bigint[]
-LANGUAGE plpgsql AS $$
+-- Those of which the claim is current, in few statements however many they are. Leaves alone what needs a closer look.
+CREATE FUNCTION postrider._complete(
+  p_node bigint, p postrider._delivered, OUT done bigint[], OUT unblocking postrider._settled[]
+) LANGUAGE plpgsql AS $$
 DECLARE
-  v_ids bigint[] := ARRAY(SELECT s.id FROM unnest(p_settlements) AS s WHERE s.ended = 'complete');
-  v_archive text;
-  v_done bigint[];
+  v_limits postrider._limits;
+  v_current bigint[] := ARRAY(
+    SELECT id FROM (SELECT d.id, d.batch FROM unnest(p.ids, p.batches) AS d (id, batch)
+                    INTERSECT SELECT unnest(c.ids), c.batch FROM postrider._claims c WHERE c.node_id = p_node) AS held);
+  v_keyed bigint[];
+  v_scopes bigint[];
+  v_keys text[];
 BEGIN
-  IF cardinality(v_ids) < 2 OR postrider._setting('attempt_log') <> 'failures' THEN
-    RETURN '{}';
+  SELECT * INTO v_limits FROM postrider._limits;
+  WITH gone AS (
+    DELETE FROM postrider.queue q
+    WHERE q.id = ANY (v_current) AND (q.idempotency_key IS NULL OR v_limits.idempotency_retention = interval '0')
+    RETURNING q.*
+  ), kept AS (
+    INSERT INTO postrider.archive (id, endpoint_id, status, finished_at, created_at, priority, attempts, scheduled_at,
+      expires_at, correlation_id, content_type, ordering_key, idempotency_key, event_type, last_error, headers, options,
+      payload)
+    SELECT g.id, g.endpoint_id, 'completed', postrider._now(), g.created_at, g.priority, g.attempts + 1, g.scheduled_at,
+      g.expires_at, g.correlation_id, g.content_type, g.ordering_key, g.idempotency_key, g.event_type, g.last_error,
+      CASE WHEN v_limits.archive = 'on' THEN g.headers END, g.options,
+      CASE WHEN v_limits.archive = 'on' THEN g.payload END
+    FROM gone g WHERE v_limits.archive <> 'off'
+  )
+  SELECT coalesce(array_agg(g.id), '{}'), array_agg(g.id) FILTER (WHERE g.ordering_key IS NOT NULL),
+    array_agg(g.key_scope) FILTER (WHERE g.ordering_key IS NOT NULL),
+    array_agg(g.ordering_key) FILTER (WHERE g.ordering_key IS NOT NULL)
+  INTO done, v_keyed, v_scopes, v_keys FROM gone g;
+  IF v_limits.attempt_log = 'all' THEN
+    INSERT INTO postrider.attempts (message_id, number, node_id, started_at, duration, outcome, status)
+    SELECT d.id, d.number, p_node, d.started_at, d.duration, 'delivered', d.status
+    FROM unnest(p.ids, p.numbers, p.started_at, p.durations, p.statuses) AS d (id, number, started_at, duration, status)
+    WHERE d.id = ANY (done);
+  ELSIF v_limits.attempt_log = 'off' THEN
+    DELETE FROM postrider.attempts WHERE message_id = ANY (done);
   END IF;
-  v_archive := postrider._setting('archive');
-  IF v_archive = 'off' THEN
-    WITH gone AS (
-      DELETE FROM postrider.queue q
-      WHERE q.id = ANY (v_ids) AND q.ordering_key IS NULL AND q.idempotency_key IS NULL
-        AND q.id = ANY (postrider._claimed_ids())
-      RETURNING q.id
-    )
-    SELECT coalesce(array_agg(id), '{}') INTO v_done FROM gone;
-  ELSE
-    WITH gone AS (
-      DELETE FROM postrider.queue q
-      WHERE q.id = ANY (v_ids) AND q.ordering_key IS NULL AND q.idempotency_key IS NULL
-        AND q.id = ANY (postrider._claimed_ids())
-      RETURNING q.*
-    ), kept AS (
-      INSERT INTO postrider.archive (id, endpoint_id, status, finished_at, created_at, priority, attempts,
-        scheduled_at, expires_at, correlation_id, content_type, event_type, last_error, headers, options, payload)
-      SELECT g.id, g.endpoint_id, 'completed', postrider._now(), g.created_at, g.priority, g.attempts + 1,
-        g.scheduled_at, g.expires_at, g.correlation_id, g.content_type, g.event_type, g.last_error,
-        CASE WHEN v_archive = 'on' THEN g.headers END, g.options, CASE WHEN v_archive = 'on' THEN g.payload END
-      FROM gone g RETURNING id
-    )
-    SELECT coalesce(array_agg(id), '{}') INTO v_done FROM kept;
+  IF v_keyed IS NOT NULL THEN
+    unblocking := ARRAY(
+      SELECT ROW(k.id, 'applied', 'completed', a.endpoint_id)::postrider._settled
+      FROM postrider._advance_keys(v_scopes, v_keys) AS a
+      JOIN unnest(v_keyed, v_scopes, v_keys) AS k (id, scope, key) ON k.scope = a.key_scope AND k.key = a.ordering_key);
   END IF;
-  RETURN v_done;
 END $$;
 
 CREATE FUNCTION postrider._record_attempt(p_message bigint, p postrider._attempt) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   -- A failed attempt is always recorded: the dead letter quotes it. What is kept afterwards is a setting.
-  IF p.number IS NOT NULL AND (p.outcome <> 'delivered' OR postrider._setting('attempt_log') = 'all') THEN
+  IF p.number IS NOT NULL AND (p.outcome <> 'delivered' OR (SELECT attempt_log FROM postrider._limits) = 'all') THEN
     INSERT INTO postrider.attempts (message_id, number, node_id, started_at, duration, outcome, class, error, status, body)
     VALUES (p_message, p.number, p.node_id, p.started_at, p.duration, p.outcome, p.class, p.error, p.status, p.body);
   END IF;

@@ -33,7 +33,7 @@ CREATE TABLE postrider.settings (
   value text NOT NULL
 );
 
--- The settings that every send looks at, in one row. Kept by configure().
+-- The settings that every send and every settlement look at, in one row. Kept by configure().
 CREATE TABLE postrider._limits (
   single boolean PRIMARY KEY DEFAULT true CHECK (single),
   max_queue_size bigint NOT NULL,
@@ -41,7 +41,10 @@ CREATE TABLE postrider._limits (
   max_headers_bytes bigint NOT NULL,
   max_key_bytes bigint NOT NULL,
   max_batch_messages bigint NOT NULL,
-  stale_recovery_timeout interval NOT NULL
+  stale_recovery_timeout interval NOT NULL,
+  archive text NOT NULL,
+  attempt_log text NOT NULL,
+  idempotency_retention interval NOT NULL
 );
 
 -- How much is queued, as of some moment: what was queued when the last id was `at_id` and `departed` had left.
