@@ -146,7 +146,7 @@ impl Dispatcher {
             self.give_back_stock(id);
         }
         self.start_from_stock(id);
-        let may_wait = !is_keyed && self.lanes.get(id).is_some_and(|lane| !lane.stock.is_empty());
+        let may_wait = self.lanes.get(id).is_some_and(|lane| !lane.stock.is_empty());
         self.gather(may_wait);
     }
 

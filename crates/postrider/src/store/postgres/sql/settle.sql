@@ -190,7 +190,8 @@ DECLARE
   v_limits postrider._limits;
   v_current bigint[] := ARRAY(
     SELECT id FROM (SELECT d.id, d.batch FROM unnest(p.ids, p.batches) AS d (id, batch)
-                    INTERSECT SELECT unnest(c.ids), c.batch FROM postrider._claims c WHERE c.node_id = p_node) AS held);
+                    INTERSECT SELECT unnest(c.ids), c.batch FROM postrider._claims c
+                                    WHERE c.node_id = p_node AND c.batch = ANY (p.batches)) AS held);
   v_keyed bigint[];
   v_scopes bigint[];
   v_keys text[];
