@@ -19,6 +19,7 @@ mod isolation;
 mod wakeups;
 mod migrations;
 mod engine;
+mod surface;
 mod refusals;
 mod publishing;
 
