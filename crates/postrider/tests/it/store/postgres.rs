@@ -22,6 +22,7 @@ mod engine;
 mod surface;
 mod refusals;
 mod publishing;
+mod replays;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,
