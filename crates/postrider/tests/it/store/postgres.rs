@@ -23,6 +23,7 @@ mod surface;
 mod refusals;
 mod publishing;
 mod replays;
+mod rules;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,
