@@ -24,6 +24,7 @@ mod refusals;
 mod publishing;
 mod replays;
 mod rules;
+mod roles;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,
