@@ -21,6 +21,7 @@ mod migrations;
 mod engine;
 mod surface;
 mod refusals;
+mod captures;
 mod publishing;
 mod replays;
 mod rules;
