@@ -26,6 +26,7 @@ mod publishing;
 mod replays;
 mod rules;
 mod roles;
+mod looking;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,
