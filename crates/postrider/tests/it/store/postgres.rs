@@ -27,6 +27,7 @@ mod replays;
 mod rules;
 mod roles;
 mod looking;
+mod partitions;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,
