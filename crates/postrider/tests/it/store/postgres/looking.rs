@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use postrider::breaker::Circuit;
 use postrider::{MessageId, NewMessage, Operate, Store};
 use serde_json::{Value, json};
 
@@ -25,11 +24,10 @@ const HALF_OPEN: &str =
     "SELECT postrider._move_circuit(1, circuit_epoch, 'half_open', circuit_epoch + 1, NULL, 1)
     FROM postrider.endpoints WHERE id = 1";
 
-async fn open_circuit(world: &World<Postgres>) -> Circuit {
-    let endpoint = world.store().endpoint("a").await.unwrap();
-    let opened = endpoint.circuit.opened(world.now(), Duration::from_secs(30));
-    world.store().move_circuit(world.a, endpoint.circuit.epoch, opened.clone()).await.unwrap();
-    opened
+async fn open_circuit(world: &World<Postgres>) {
+    let circuit = world.store().endpoint("a").await.unwrap().circuit;
+    let opened = circuit.opened(world.now(), Duration::from_secs(30));
+    assert!(world.store().move_circuit(world.a, circuit.epoch, opened).await.unwrap());
 }
 
 #[tokio::test]
