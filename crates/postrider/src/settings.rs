@@ -26,6 +26,7 @@ pub struct Settings {
     pub max_headers_bytes: u64,
     pub max_key_bytes: u64,
     pub max_batch_messages: u64,
+    pub max_fanout: u64,
     pub dlq_retention_days: u32,
     /// 0 is off.
     pub dlq_max_bytes: u64,
@@ -117,6 +118,7 @@ pub const TABLE: &[Setting] = &[
     whole("max_headers_bytes", "16384", 0, 1 << 20, "bytes", "largest headers of a message, names and values added up"),
     whole("max_key_bytes", "256", 1, 4096, "bytes", "longest ordering or idempotency key"),
     whole("max_batch_messages", "10000", 1, 1_000_000, "", "messages in one batch"),
+    whole("max_fanout", "10000", 1, 1_000_000, "", "messages that one event may become"),
     whole("dlq_retention_days", "30", 1, 3650, "days", "how long dead letters are kept"),
     whole("dlq_max_bytes", "0", 0, BYTES_MAX, "bytes", "size of the DLQ; the oldest go first; 0 is no limit"),
     choice("archive", "on", &["on", "metadata", "off"], "what is kept of finished messages"),
@@ -145,6 +147,7 @@ impl Default for Settings {
             max_headers_bytes: 0,
             max_key_bytes: 0,
             max_batch_messages: 0,
+            max_fanout: 0,
             dlq_retention_days: 0,
             dlq_max_bytes: 0,
             archive: ArchiveMode::On,
@@ -186,6 +189,7 @@ impl Settings {
             "max_headers_bytes" => self.max_headers_bytes = number,
             "max_key_bytes" => self.max_key_bytes = number,
             "max_batch_messages" => self.max_batch_messages = number,
+            "max_fanout" => self.max_fanout = number,
             "dlq_retention_days" => self.dlq_retention_days = number as u32,
             "dlq_max_bytes" => self.dlq_max_bytes = number,
             "archive" => {

@@ -312,13 +312,13 @@ fn suspect_to_probe(write: &Write<'_>, endpoint: EndpointId) -> rusqlite::Result
 /// How much of `room` the rate limit leaves, and when the next one may go.
 fn rate_limited(write: &Write<'_>, endpoint: &Endpoint, room: u32) -> Result<(u32, Option<Timestamp>)> {
     let Some(limit) = endpoint.options.rate_limit else { return Ok((room, None)) };
-    let grant = limit.grant(rate_position(write, endpoint)?, write.now, room);
+    let grant = limit.grant(rate_position(write.conn, endpoint)?, write.now, room);
     Ok((grant.granted, Some(grant.next_at)))
 }
 
 fn use_rate(write: &Write<'_>, endpoint: &Endpoint, used: u32) -> Result<()> {
     let Some(limit) = endpoint.options.rate_limit.filter(|_| used > 0) else { return Ok(()) };
-    let grant = limit.grant(rate_position(write, endpoint)?, write.now, used);
+    let grant = limit.grant(rate_position(write.conn, endpoint)?, write.now, used);
     write
         .conn
         .prepare_cached("UPDATE _postrider_endpoints SET rate_position = ?2 WHERE id = ?1")
@@ -327,10 +327,8 @@ fn use_rate(write: &Write<'_>, endpoint: &Endpoint, used: u32) -> Result<()> {
         .map_err(storage_error)
 }
 
-fn rate_position(write: &Write<'_>, endpoint: &Endpoint) -> Result<Option<Timestamp>> {
-    write
-        .conn
-        .prepare_cached("SELECT rate_position FROM _postrider_endpoints WHERE id = ?1")
+pub(super) fn rate_position(conn: &Connection, endpoint: &Endpoint) -> Result<Option<Timestamp>> {
+    conn.prepare_cached("SELECT rate_position FROM _postrider_endpoints WHERE id = ?1")
         .and_then(|mut statement| {
             statement.query_row(params![endpoint.id.0], |row| row.get::<_, Option<i64>>(0))
         })

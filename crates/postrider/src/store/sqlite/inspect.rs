@@ -98,8 +98,11 @@ fn why_not_yet(
     if place == Place::Suspect {
         return Ok("on probation: its claim was lost with a node, so it is tried with few others".to_owned());
     }
-    if endpoint.options.rate_limit.is_some() {
-        return Ok("due now; the endpoint has a rate limit".to_owned());
+    if let Some(limit) = endpoint.options.rate_limit {
+        let grant = limit.grant(claim::rate_position(conn, endpoint)?, now, 1);
+        if grant.granted == 0 {
+            return Ok(format!("rate limited: next try at {}", grant.next_at));
+        }
     }
     Ok("due now".to_owned())
 }

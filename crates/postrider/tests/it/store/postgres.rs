@@ -13,11 +13,21 @@ use test_servers::{Address, Database, StandingClock};
 use super::model;
 use super::world::{Harness, World};
 
+mod prompt;
 mod transactions;
 mod isolation;
 mod wakeups;
 mod migrations;
 mod engine;
+mod surface;
+mod refusals;
+mod captures;
+mod publishing;
+mod replays;
+mod rules;
+mod roles;
+mod looking;
+mod partitions;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,
@@ -31,14 +41,8 @@ impl Harness for Postgres {
     const REOPENING_ENDS_EARLIER_NODES: bool = false;
 
     async fn new() -> Self {
-        let start: Timestamp = "2026-01-15T12:00:00Z".parse().expect("a time");
-        let recipe = format!("{} and a standing clock", PostgresStore::migration_recipe());
-        let database = Database::copied(&recipe, async |template| {
-            migrated(template).await;
-            StandingClock::install(template, start).await;
-        });
-        let database = database.await;
-        let clocks = (StandingClock::of(&database), Arc::new(ManualClock::at(start)));
+        let database = at_rest().await;
+        let clocks = (StandingClock::of(&database), Arc::new(ManualClock::at(start())));
         let postgres = Self { database, clocks };
         postgres.open().await.renew_name().await.expect("a copy has a name of its own");
         postgres
@@ -54,6 +58,20 @@ impl Harness for Postgres {
         self.clocks.0.advance(by);
         self.clocks.1.advance(by);
     }
+}
+
+fn start() -> Timestamp {
+    "2026-01-15T12:00:00Z".parse().expect("a time")
+}
+
+/// A migrated database whose clock stands still.
+async fn at_rest() -> Database {
+    let recipe = format!("{} and a standing clock", PostgresStore::migration_recipe());
+    let database = Database::copied(&recipe, async |template| {
+        migrated(template).await;
+        StandingClock::install(template, start()).await;
+    });
+    database.await
 }
 
 /// An application's own connection.

@@ -102,9 +102,9 @@ BEGIN
       LEFT JOIN unnest(v_names) WITH ORDINALITY AS o (name, n) ON o.name = t.endpoint
     WHERE t.payload IS NULL OR octet_length(t.payload) > d.max_payload_bytes
        OR (p_content_types IS NOT NULL AND t.content_type IS DISTINCT FROM 'application/json')
-       OR (p_priorities IS NOT NULL AND t.priority IS DISTINCT FROM 0) OR t.expires_at IS NOT NULL
-       OR t.idempotency_key IS NOT NULL OR t.ordering_key IS NOT NULL OR t.event_type IS NOT NULL
-       OR t.headers IS NOT NULL OR t.options IS NOT NULL
+       OR (p_priorities IS NOT NULL AND t.priority IS DISTINCT FROM 0) OR t.scheduled_at IS NOT NULL
+       OR t.expires_at IS NOT NULL OR t.idempotency_key IS NOT NULL OR t.ordering_key IS NOT NULL
+       OR t.event_type IS NOT NULL OR t.headers IS NOT NULL OR t.options IS NOT NULL
     ORDER BY t.ord
   LOOP
     PERFORM postrider._check_message(v_destinations[m.destination], octet_length(m.payload),
@@ -303,25 +303,31 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 DECLARE
   v postrider._batch;
 BEGIN
-  v := postrider._parsed_batch('messages', p_messages, '{}');
+  v := postrider._parsed_batch('messages', p_messages, postrider._message_fields());
+  IF v.payloads IS NULL THEN
+    PERFORM postrider._destination(p_endpoint_name);
+  END IF;
   RETURN ARRAY(SELECT id FROM postrider._send_batch(p_endpoint_name, NULL, v.payloads, v.content_types, v.priorities,
     v.scheduled_at, v.idempotency_keys, v.correlation_ids, v.expires_at, v.ordering_keys, v.headers, v.options, NULL));
 END $$;
 
+CREATE FUNCTION postrider._message_fields() RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
+  SELECT ARRAY['payload', 'payload_base64', 'content_type', 'priority', 'scheduled_at', 'idempotency_key', 'correlation_id',
+    'expires_at', 'ordering_key', 'headers', 'options']
+$$;
+
 -- What is wrong with one message of a list, said with its place: messages[3].priority.
-CREATE FUNCTION postrider._check_listed(p_field text, p_message jsonb, p_also text[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._check_listed(p_field text, p_message jsonb, p_known text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-  v_known constant text[] := ARRAY['payload', 'payload_base64', 'content_type', 'priority', 'scheduled_at',
-    'idempotency_key', 'correlation_id', 'expires_at', 'ordering_key', 'headers', 'options'];
   v_given record;
 BEGIN
   IF NOT postrider._is_object(p_message) THEN
     PERFORM postrider._invalid(p_field, 'must be an object');
   END IF;
   FOR v_given IN SELECT key, value FROM jsonb_each(p_message) ORDER BY key COLLATE "C" LOOP
-    IF v_given.key <> ALL (v_known || p_also) THEN
+    IF v_given.key <> ALL (p_known) THEN
       PERFORM postrider._invalid(format('%s.%s', p_field, v_given.key),
-        'is not known here; known are: ' || array_to_string(p_also || v_known, ', '));
+        'is not known here; known are: ' || array_to_string(p_known, ', '));
     ELSIF v_given.key = 'payload' OR v_given.value = 'null' THEN
       CONTINUE;
     ELSIF v_given.key = 'priority' THEN
@@ -346,7 +352,7 @@ BEGIN
   END IF;
 END $$;
 
-CREATE FUNCTION postrider._parsed_batch(p_name text, p_messages jsonb, p_also text[]) RETURNS postrider._batch
+CREATE FUNCTION postrider._parsed_batch(p_name text, p_messages jsonb, p_known text[]) RETURNS postrider._batch
 LANGUAGE plpgsql AS $$
 DECLARE
   v postrider._batch;
@@ -364,7 +370,7 @@ BEGIN
     SELECT item, n FROM jsonb_array_elements(p_messages) WITH ORDINALITY AS a (item, n)
     WHERE NOT (jsonb_typeof(item) = 'object' AND item ? 'payload' AND item - 'payload' = '{}')
   LOOP
-    PERFORM postrider._check_listed(format('%s[%s]', p_name, m.n - 1), m.item, p_also);
+    PERFORM postrider._check_listed(format('%s[%s]', p_name, m.n - 1), m.item, p_known);
   END LOOP;
   SELECT
     array_agg(CASE WHEN item ? 'payload' THEN convert_to((item->'payload')::text, 'UTF8')

@@ -96,17 +96,22 @@ END $$;
 -- A month of the archive goes when all of it was finished before p_before. True when it went.
 CREATE FUNCTION postrider._drop_old_month(p_partition text, p_before timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
+  v_look text := format('SELECT EXISTS (SELECT FROM postrider.%I WHERE finished_at > $1)', p_partition);
   v_kept boolean;
 BEGIN
-  EXECUTE format('SELECT EXISTS (SELECT FROM postrider.%I WHERE finished_at > $1)', p_partition)
-  INTO v_kept USING p_before;
+  EXECUTE v_look INTO v_kept USING p_before;
+  IF NOT v_kept THEN
+    -- Who archives into it at this moment is waited for, and looked at.
+    EXECUTE format('LOCK TABLE postrider.%I IN SHARE MODE', p_partition);
+    EXECUTE v_look INTO v_kept USING p_before;
+  END IF;
   IF v_kept THEN
     RETURN false;
   END IF;
   EXECUTE format('DROP TABLE postrider.%I', p_partition);
   PERFORM postrider._log_event('archive.dropped', p_partition, '{}');
   RETURN true;
-EXCEPTION WHEN lock_not_available THEN
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
   RETURN false;
 END $$;
 

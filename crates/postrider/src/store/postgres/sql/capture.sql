@@ -1,5 +1,6 @@
 -- Capture: triggers that send what changes in an application's table. All of it runs with the caller's rights: who
--- captures a table has to own it, and who writes to it has to be allowed to send.
+-- captures a table has to be allowed to make triggers on it, and who writes to it has to be allowed to send. TRUNCATE
+-- is not captured.
 
 CREATE FUNCTION postrider._endpoint_is_known(p_endpoint text) RETURNS boolean LANGUAGE sql STABLE
 SECURITY DEFINER SET search_path = postrider, pg_temp
@@ -24,9 +25,11 @@ BEGIN
     p_ordering_key => p_key, p_headers => p_options->'headers');
 END $$;
 
+-- TG_ARGV: endpoint, options, and `partitioned` where rows come from partitions: people know the table by its own name.
 CREATE FUNCTION postrider._capture_row() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
   v_options jsonb := TG_ARGV[1]::jsonb;
+  v_table text := format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME);
   v_old jsonb;
   v_new jsonb;
 BEGIN
@@ -36,9 +39,12 @@ BEGIN
   IF TG_OP <> 'DELETE' THEN
     v_new := to_jsonb(NEW);
   END IF;
-  PERFORM postrider._send_captured(TG_ARGV[0], jsonb_build_object('op', lower(TG_OP),
-    'table', format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME), 'at', postrider._now(),
-    'txid', pg_current_xact_id()::text::bigint, 'old', v_old, 'new', v_new), v_options,
+  IF TG_ARGV[2] = 'partitioned' THEN
+    SELECT format('%I.%I', n.nspname, c.relname) INTO v_table
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = pg_partition_root(TG_RELID);
+  END IF;
+  PERFORM postrider._send_captured(TG_ARGV[0], jsonb_build_object('op', lower(TG_OP), 'table', v_table,
+    'at', postrider._now(), 'txid', pg_current_xact_id()::text::bigint, 'old', v_old, 'new', v_new), v_options,
     coalesce(v_new, v_old)->>(v_options->>'ordering_key'));
   RETURN NULL;
 END $$;
@@ -50,10 +56,10 @@ DECLARE
   v_new jsonb;
 BEGIN
   IF TG_OP <> 'INSERT' THEN
-    v_old := (SELECT jsonb_agg(to_jsonb(o)) FROM old_rows AS o);
+    v_old := (SELECT jsonb_agg(to_jsonb(o.*)) FROM old_rows AS o);
   END IF;
   IF TG_OP <> 'DELETE' THEN
-    v_new := (SELECT jsonb_agg(to_jsonb(n)) FROM new_rows AS n);
+    v_new := (SELECT jsonb_agg(to_jsonb(n.*)) FROM new_rows AS n);
   END IF;
   IF v_old IS NOT NULL OR v_new IS NOT NULL THEN
     PERFORM postrider._send_captured(TG_ARGV[0], jsonb_build_object('op', lower(TG_OP),
@@ -98,7 +104,8 @@ BEGIN
   IF p_options ? 'priority' THEN
     PERFORM postrider._check_whole('p_options.priority', p_options->'priority', 0, 10);
   END IF;
-  IF p_options ? 'headers' AND NOT postrider._is_object(p_options->'headers') THEN
+  IF p_options ? 'headers' AND (NOT postrider._is_object(p_options->'headers')
+       OR jsonb_path_exists(p_options, 'strict $.headers.* ? (@.type() != "string")')) THEN
     PERFORM postrider._invalid('p_options.headers', 'must be an object of strings');
   END IF;
   IF p_options ? 'ordering_key' AND NOT EXISTS (
@@ -108,6 +115,12 @@ BEGIN
   END IF;
   RETURN v_operations;
 END $$;
+
+-- Of rows, or of statements of one kind. The server would cut a long name off, and two endpoints share one trigger.
+CREATE FUNCTION postrider._capture_name(p_of text, p_endpoint text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN length(name) <= 63 THEN name ELSE left(name, 54) || '_' || left(md5(name), 8) END
+  FROM (SELECT format('postrider_capture_%s_%s', p_of, p_endpoint)) AS whole (name)
+$$;
 
 -- One message for every row that changes: {op, table, at, txid, old, new}. Options: on_refused (fail or skip), priority,
 -- headers, and ordering_key, the name of the column whose value is the message's ordering key.
@@ -119,9 +132,11 @@ DECLARE
   v_operations text[] := postrider._checked_capture(p_table, p_endpoint, p_operations, p_options,
     ARRAY['on_refused', 'priority', 'headers', 'ordering_key']);
 BEGIN
-  EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER %s ON %s FOR EACH ROW EXECUTE FUNCTION postrider._capture_row(%L, %L)',
-    left('postrider_capture_rows_' || p_endpoint, 63), array_to_string(v_operations, ' OR '), p_table, p_endpoint,
-    coalesce(p_options, '{}'));
+  EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER %s ON %s FOR EACH ROW '
+    'EXECUTE FUNCTION postrider._capture_row(%L, %L, %L)',
+    postrider._capture_name('rows', p_endpoint), array_to_string(v_operations, ' OR '), p_table, p_endpoint,
+    coalesce(p_options, '{}'),
+    (SELECT CASE relkind WHEN 'p' THEN 'partitioned' ELSE '' END FROM pg_class WHERE oid = p_table));
 END $$;
 
 -- One message for every statement, with all its rows; none when it changes no row.
@@ -133,11 +148,20 @@ DECLARE
   v_operations text[] := postrider._checked_capture(p_table, p_endpoint, p_operations, p_options,
     ARRAY['on_refused', 'priority', 'headers']);
   v_operation text;
+  v_name text;
 BEGIN
+  -- What an earlier call captured besides.
+  FOR v_name IN
+    SELECT t.tgname FROM unnest(ARRAY['INSERT', 'UPDATE', 'DELETE']) AS o
+      JOIN pg_trigger t ON t.tgrelid = p_table AND t.tgname = postrider._capture_name(lower(o), p_endpoint)
+    WHERE o <> ALL (v_operations)
+  LOOP
+    EXECUTE format('DROP TRIGGER %I ON %s', v_name, p_table);
+  END LOOP;
   FOREACH v_operation IN ARRAY v_operations LOOP
     EXECUTE format('CREATE OR REPLACE TRIGGER %I AFTER %s ON %s REFERENCING %s FOR EACH STATEMENT '
       'EXECUTE FUNCTION postrider._capture_statement(%L, %L)',
-      left(format('postrider_capture_%s_%s', lower(v_operation), p_endpoint), 63), v_operation, p_table,
+      postrider._capture_name(lower(v_operation), p_endpoint), v_operation, p_table,
       CASE v_operation WHEN 'INSERT' THEN 'NEW TABLE AS new_rows' WHEN 'DELETE' THEN 'OLD TABLE AS old_rows'
                        ELSE 'OLD TABLE AS old_rows NEW TABLE AS new_rows' END, p_endpoint, coalesce(p_options, '{}'));
   END LOOP;

@@ -375,6 +375,7 @@ DECLARE
 BEGIN
   SELECT bytes_left INTO v_left FROM postrider._eviction;
   IF v_max = 0 THEN
+    DELETE FROM postrider._eviction;
     RETURN 0;
   ELSIF NOT FOUND THEN
     SELECT coalesce(sum(bytes), 0) INTO v_left FROM postrider.dlq;

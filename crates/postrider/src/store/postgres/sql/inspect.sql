@@ -40,6 +40,9 @@ LANGUAGE plpgsql STABLE AS $$
 DECLARE
   v_now timestamptz := postrider._now();
   v_paused text := (SELECT paused_because FROM postrider._store);
+  v_limited_until timestamptz := (
+    SELECT r.next_at FROM postrider._rate_grant(e.options->'rate_limit', e.rate_position, v_now, 1) AS r
+    WHERE e.options ? 'rate_limit' AND r.granted = 0);
 BEGIN
   RETURN CASE
     WHEN v_paused IS NOT NULL THEN 'everything is paused: ' || v_paused
@@ -55,7 +58,7 @@ BEGIN
     WHEN e.held_until > v_now
       THEN 'the receiver asked to wait: next try at ' || postrider._shown(e.held_until)
     WHEN q.place = 3 THEN 'on probation: its claim was lost with a node, so it is tried with few others'
-    WHEN e.options ? 'rate_limit' THEN 'due now; the endpoint has a rate limit'
+    WHEN v_limited_until IS NOT NULL THEN 'rate limited: next try at ' || postrider._shown(v_limited_until)
     ELSE 'due now'
   END;
 END $$;
@@ -149,12 +152,13 @@ END $$;
 -- Every message once, with its latest state.
 CREATE VIEW postrider.messages AS
   SELECT q.id, e.name AS endpoint,
-         CASE WHEN EXISTS (SELECT FROM postrider._claims c WHERE q.id = ANY (c.ids)) THEN 'processing' ELSE 'pending' END
-           AS state,
-         q.priority, q.attempts, q.due_at, q.created_at, q.scheduled_at, q.expires_at, NULL::timestamptz AS finished_at,
+         CASE WHEN c.claimed THEN 'processing' ELSE 'pending' END AS state,
+         q.priority, q.attempts + c.claimed::integer AS attempts, CASE WHEN NOT c.claimed THEN q.due_at END AS due_at,
+         q.created_at, q.scheduled_at, q.expires_at, NULL::timestamptz AS finished_at,
          q.ordering_key, q.idempotency_key, q.correlation_id, q.event_type, q.content_type, q.last_error,
          NULL::bigint AS dlq_id, q.headers, q.options, postrider._as_json(q.content_type, q.payload) AS payload
-  FROM postrider.queue q JOIN postrider.endpoints e ON e.id = q.endpoint_id
+  FROM postrider.queue q JOIN postrider.endpoints e ON e.id = q.endpoint_id,
+       LATERAL (SELECT EXISTS (SELECT FROM postrider._claims WHERE q.id = ANY (ids)) AS claimed) AS c
   UNION ALL
   SELECT d.message_id, e.name, 'dead', d.priority, d.attempts, NULL, d.created_at, d.scheduled_at, d.expires_at,
          d.died_at, d.ordering_key, d.idempotency_key, d.correlation_id, d.event_type, d.content_type, d.last_error,
@@ -363,7 +367,7 @@ BEGIN
     jsonb_build_object('paused', v_status.paused);
   RETURN QUERY SELECT 'queue',
     CASE WHEN v_limit > 0 AND v_status.pending + v_status.processing >= v_limit THEN 'critical'
-         WHEN v_limit > 0 AND v_status.pending + v_status.processing >= v_limit / 10 * 8 THEN 'warning' ELSE 'ok' END,
+         WHEN v_limit > 0 AND v_status.pending + v_status.processing >= v_limit * 8 / 10 THEN 'warning' ELSE 'ok' END,
     jsonb_build_object('pending', v_status.pending, 'processing', v_status.processing, 'max_queue_size', v_limit,
       'oldest_pending', v_status.oldest_pending);
   RETURN QUERY SELECT 'endpoints',

@@ -46,6 +46,7 @@ BEGIN
   IF at IS NULL THEN
     PERFORM postrider._invalid('at', 'is required');
   END IF;
+  PERFORM postrider._check_time('at', at);
   v := postrider._pending_message(reschedule_message.id);
   UPDATE postrider.queue SET due_at = at, scheduled_at = at WHERE queue.id = v.id;
   PERFORM postrider._tell_unblocked(v.endpoint_id);

@@ -241,6 +241,21 @@ CREATE FUNCTION postrider._patterns_for(p_event_type text) RETURNS text[] LANGUA
 $$;
 CREATE INDEX subscriptions_pattern ON postrider.subscriptions (pattern);
 
+-- What a JSON pointer points to; null where there is nothing.
+CREATE FUNCTION postrider._pointed(p_value jsonb, p_pointer text) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+  v_token text;
+BEGIN
+  FOREACH v_token IN ARRAY (string_to_array(p_pointer, '/'))[2:] LOOP
+    v_token := replace(replace(v_token, '~1', '/'), '~0', '~');
+    p_value := CASE jsonb_typeof(p_value)
+      WHEN 'object' THEN p_value->v_token
+      -- Not what -> also takes: places from the end.
+      WHEN 'array' THEN CASE WHEN v_token ~ '^(0|[1-9][0-9]{0,8})$' THEN p_value->v_token::integer END END;
+  END LOOP;
+  RETURN coalesce(p_value, 'null');
+END $$;
+
 -- A template filled: a string that is exactly {{/json/pointer}} becomes that value, null where there is none.
 CREATE FUNCTION postrider._filled(p_template jsonb, p_payload jsonb) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -248,13 +263,11 @@ DECLARE
 BEGIN
   CASE jsonb_typeof(p_template)
     WHEN 'string' THEN
-      v_pointer := substring(p_template #>> '{}' FROM '^\{\{((?:/.*)?)\}\}$');
+      v_pointer := substring(p_template #>> '{}' FROM '^\{\{((?:/(?:(?!\{\{|\}\}).)*)?)\}\}$');
       IF v_pointer IS NULL THEN
         RETURN p_template;
       END IF;
-      RETURN coalesce(p_payload #> ARRAY(
-        SELECT replace(replace(token, '~1', '/'), '~0', '~')
-        FROM unnest((string_to_array(v_pointer, '/'))[2:]) WITH ORDINALITY AS t (token, n) ORDER BY n), 'null');
+      RETURN postrider._pointed(p_payload, v_pointer);
     WHEN 'object' THEN
       RETURN (SELECT coalesce(jsonb_object_agg(key, postrider._filled(value, p_payload)), '{}') FROM jsonb_each(p_template));
     WHEN 'array' THEN
@@ -272,9 +285,10 @@ DECLARE
   v_event record;
   v_broken text;
   v_skipped bigint;
-  v_limit bigint := coalesce(postrider._setting('max_fanout')::bigint, 10000);
-  v_count bigint;
+  v_limit bigint := postrider._setting('max_fanout')::bigint;
+  v_widest bigint;
   v_made integer := 0;
+  d postrider._destination;
   t postrider._batch;
   v_endpoints text[];
   -- The limit of a batch is about what callers write, not about what it becomes.
@@ -298,21 +312,30 @@ BEGIN
       PERFORM postrider._invalid(split_part(v_broken, ': ', 1), substr(v_broken, strpos(v_broken, ': ') + 2));
     END IF;
   END LOOP;
+  -- A mistake is one even where nobody listens; what depends on the receiver is checked for each of them.
+  SELECT l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes
+  INTO d.max_payload_bytes, d.max_headers_bytes, d.max_key_bytes FROM postrider._limits l;
+  PERFORM postrider._check_message(d, octet_length(convert_to(e.payload::text, 'UTF8')), 'application/json',
+    b.priorities[e.n], b.scheduled_at[e.n], b.expires_at[e.n], b.idempotency_keys[e.n], b.ordering_keys[e.n], e.event_type,
+    b.headers[e.n], NULL)
+  FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n);
   -- What an operator disabled is skipped and counted; what is gone is kept.
-  SELECT count(*) FILTER (WHERE o.disabled_by = 'operator'), count(*) FILTER (WHERE o.disabled_by IS DISTINCT FROM 'operator')
-  INTO v_skipped, v_count
-  FROM unnest(p_event_types, p_payloads) AS e (event_type, payload)
-    JOIN postrider.subscriptions s ON s.pattern = ANY (postrider._patterns_for(e.event_type)) AND s.enabled
-      AND (s.filter IS NULL OR e.payload @> s.filter)
-    JOIN postrider.endpoints o ON o.id = s.endpoint_id AND o.dropped_at IS NULL;
+  SELECT coalesce(sum(f.skipped), 0), coalesce(max(f.wanted), 0) INTO v_skipped, v_widest
+  FROM (SELECT count(*) FILTER (WHERE o.disabled_by = 'operator') AS skipped,
+               count(*) FILTER (WHERE o.disabled_by IS DISTINCT FROM 'operator') AS wanted
+        FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n)
+          JOIN postrider.subscriptions s ON s.pattern = ANY (postrider._patterns_for(e.event_type)) AND s.enabled
+            AND (s.filter IS NULL OR e.payload @> s.filter)
+          JOIN postrider.endpoints o ON o.id = s.endpoint_id AND o.dropped_at IS NULL
+        GROUP BY e.n) AS f;
   IF v_skipped > 0 THEN
     PERFORM postrider._count('publish_skipped', v_skipped);
   END IF;
-  IF v_count = 0 THEN
+  IF v_widest = 0 THEN
     RETURN 0;
   END IF;
-  IF v_count > v_limit * cardinality(p_event_types) THEN
-    PERFORM postrider._too_large('event_type', v_count, v_limit, 'max_fanout');
+  IF v_widest > v_limit THEN
+    PERFORM postrider._too_large('event_type', v_widest, v_limit, 'max_fanout');
   END IF;
   SELECT array_agg(f.endpoint ORDER BY f.n, f.id), array_agg(f.payload ORDER BY f.n, f.id),
     array_agg(b.priorities[f.n] ORDER BY f.n, f.id), array_agg(b.scheduled_at[f.n] ORDER BY f.n, f.id),
@@ -367,7 +390,9 @@ END $$;
 CREATE FUNCTION postrider.publish_batch(p_events jsonb) RETURNS integer LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 DECLARE
-  b postrider._batch := postrider._parsed_batch('events', p_events, ARRAY['event_type']);
+  -- Events are JSON.
+  b postrider._batch := postrider._parsed_batch('events', p_events, array_prepend('event_type', array_remove(array_remove(
+    postrider._message_fields(), 'payload_base64'), 'content_type')));
   v_missing integer;
 BEGIN
   IF jsonb_array_length(p_events) = 0 THEN

@@ -4,6 +4,17 @@ REVOKE ALL ON SCHEMA postrider FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA postrider FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA postrider FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA postrider FROM PUBLIC;
+DO $$
+DECLARE
+  v_type regtype;
+BEGIN
+  FOR v_type IN
+    SELECT t.oid FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid
+    WHERE t.typnamespace = 'postrider'::regnamespace AND c.relkind = 'c'
+  LOOP
+    EXECUTE format('REVOKE ALL ON TYPE %s FROM PUBLIC', v_type);
+  END LOOP;
+END $$;
 
 -- The statements that make the roles and give them their rights, for whoever may run them.
 CREATE FUNCTION postrider._role_statements() RETURNS SETOF text LANGUAGE plpgsql STABLE AS $$
@@ -28,8 +39,8 @@ BEGIN
       '_now', '_send_captured', '_note_skipped_capture', '_program_send', '_program_send_batch') ORDER BY p.oid;
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
-      '_capture_row', '_capture_statement', '_checked_capture', '_endpoint_is_known', '_invalid', '_unknown', '_is_object',
-      '_check_choice', '_check_whole') ORDER BY p.oid;
+      '_capture_row', '_capture_statement', '_capture_name', '_checked_capture', '_endpoint_is_known', '_invalid',
+      '_unknown', '_is_object', '_check_choice', '_check_whole') ORDER BY p.oid;
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_monitor', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
       'health_check', 'get_worker_status', 'get_endpoint_health', 'metrics', 'show_config', 'dlq_summary') ORDER BY p.oid;

@@ -11,20 +11,35 @@ ON postrider.queue FOR EACH STATEMENT
 EXECUTE FUNCTION postrider._refuse_change('a queued message never changes; cancel it and send another');
 CREATE TRIGGER queue_place BEFORE UPDATE OF place ON postrider.queue FOR EACH ROW WHEN (NEW.place NOT IN (0, 1, 3))
 EXECUTE FUNCTION postrider._refuse_change('a queued message is ready, behind its key or on probation');
+CREATE TRIGGER queue_time BEFORE UPDATE OF due_at ON postrider.queue FOR EACH ROW
+WHEN (NOT isfinite(NEW.due_at) OR NEW.due_at >= '9999-12-30 00:00:00+00')
+EXECUTE FUNCTION postrider._refuse_change('a queued message is due at a time before the year 10000');
+CREATE TRIGGER queue_counts BEFORE UPDATE OF attempts, losses, delivered_late ON postrider.queue FOR EACH ROW
+WHEN (NEW.attempts < OLD.attempts OR NEW.losses < OLD.losses OR (OLD.delivered_late AND NOT NEW.delivered_late))
+EXECUTE FUNCTION postrider._refuse_change('what was counted of a queued message is never taken back');
+CREATE TRIGGER queue_kept BEFORE TRUNCATE ON postrider.queue FOR EACH STATEMENT
+EXECUTE FUNCTION postrider._refuse_change('messages leave the queue one by one, and are never just gone');
 
 CREATE TRIGGER dlq_begins_failed BEFORE INSERT ON postrider.dlq FOR EACH ROW WHEN (NEW.status <> 'failed')
 EXECUTE FUNCTION postrider._refuse_change('a message becomes a dead letter as failed');
 CREATE TRIGGER dlq_ends_once BEFORE UPDATE OF status ON postrider.dlq FOR EACH ROW
 WHEN (OLD.status <> 'failed' OR NEW.status = 'failed')
 EXECUTE FUNCTION postrider._refuse_change('only a failed dead letter can be redriven or discarded, and only once');
-CREATE TRIGGER dlq_immutable BEFORE UPDATE OF id, message_id, endpoint_id, reason, died_at, errors, priority, attempts,
-  key_scope, ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type, last_error,
+CREATE TRIGGER dlq_immutable BEFORE UPDATE OF id, message_id, endpoint_id, reason, died_at, errors, bytes, priority,
+  attempts, losses, key_scope, ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type, last_error,
   content_type, options
 ON postrider.dlq FOR EACH STATEMENT
 EXECUTE FUNCTION postrider._refuse_change('a dead letter never changes; its payload and headers can be erased');
 CREATE TRIGGER dlq_erased BEFORE UPDATE OF payload, headers ON postrider.dlq FOR EACH ROW
 WHEN (NEW.payload IS NOT NULL OR NEW.headers IS NOT NULL)
 EXECUTE FUNCTION postrider._refuse_change('a dead letter never changes; its payload and headers can be erased');
+
+CREATE TRIGGER dlq_holds BEFORE UPDATE OF holds_key ON postrider.dlq FOR EACH ROW WHEN (NEW.holds_key AND NOT OLD.holds_key)
+EXECUTE FUNCTION postrider._refuse_change('a dead letter holds its key from the beginning or never');
+CREATE TRIGGER dlq_held BEFORE DELETE ON postrider.dlq FOR EACH ROW WHEN (OLD.holds_key)
+EXECUTE FUNCTION postrider._refuse_change('a head that holds its key is redriven, discarded or released first');
+CREATE TRIGGER dlq_kept BEFORE TRUNCATE ON postrider.dlq FOR EACH STATEMENT
+EXECUTE FUNCTION postrider._refuse_change('dead letters go by retention, and are never just gone');
 
 CREATE FUNCTION postrider._only_redrive_what_is_queued() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -38,7 +53,58 @@ EXECUTE FUNCTION postrider._only_redrive_what_is_queued();
 
 -- On every month, so that going to one of them directly changes nothing.
 CREATE TRIGGER archive_immutable BEFORE UPDATE ON postrider.archive FOR EACH ROW
-WHEN (NEW.payload IS NOT NULL OR NEW.headers IS NOT NULL OR NEW.id <> OLD.id OR NEW.endpoint_id <> OLD.endpoint_id
-      OR NEW.status <> OLD.status OR NEW.finished_at <> OLD.finished_at OR NEW.created_at <> OLD.created_at
-      OR NEW.attempts <> OLD.attempts)
+WHEN (NEW.payload IS NOT NULL OR NEW.headers IS NOT NULL
+      OR ROW(NEW.id, NEW.endpoint_id, NEW.status, NEW.finished_at, NEW.created_at, NEW.priority, NEW.attempts,
+             NEW.scheduled_at, NEW.expires_at, NEW.correlation_id, NEW.content_type, NEW.ordering_key, NEW.idempotency_key,
+             NEW.event_type, NEW.last_error, NEW.options)
+         IS DISTINCT FROM
+         ROW(OLD.id, OLD.endpoint_id, OLD.status, OLD.finished_at, OLD.created_at, OLD.priority, OLD.attempts,
+             OLD.scheduled_at, OLD.expires_at, OLD.correlation_id, OLD.content_type, OLD.ordering_key, OLD.idempotency_key,
+             OLD.event_type, OLD.last_error, OLD.options))
 EXECUTE FUNCTION postrider._refuse_change('a finished message never changes; its payload and headers can be erased');
+CREATE TRIGGER archive_kept BEFORE TRUNCATE ON postrider.archive FOR EACH STATEMENT
+EXECUTE FUNCTION postrider._refuse_change('finished messages go by retention, and are never just gone');
+
+CREATE TRIGGER attempts_immutable BEFORE UPDATE ON postrider.attempts FOR EACH ROW
+WHEN (NEW.body IS NOT NULL
+      OR ROW(NEW.message_id, NEW.number, NEW.node_id, NEW.started_at, NEW.duration, NEW.outcome, NEW.class, NEW.error,
+             NEW.status)
+         IS DISTINCT FROM
+         ROW(OLD.message_id, OLD.number, OLD.node_id, OLD.started_at, OLD.duration, OLD.outcome, OLD.class, OLD.error,
+             OLD.status))
+EXECUTE FUNCTION postrider._refuse_change('a recorded attempt never changes; its body can be erased');
+
+-- How much it was is known when all of it is done, which may take several transactions.
+CREATE TRIGGER event_log_immutable BEFORE UPDATE OF id, at, kind, subject ON postrider.event_log FOR EACH STATEMENT
+EXECUTE FUNCTION postrider._refuse_change('what was logged never changes');
+
+-- What the queue and the archive say of an endpoint, they say by its id.
+CREATE TRIGGER endpoints_kept BEFORE DELETE OR TRUNCATE ON postrider.endpoints FOR EACH STATEMENT
+EXECUTE FUNCTION postrider._refuse_change('endpoints are not deleted; drop_endpoint() keeps the name for the archive');
+CREATE TRIGGER endpoints_immutable BEFORE UPDATE OF name, protocol, created_at ON postrider.endpoints FOR EACH STATEMENT
+EXECUTE FUNCTION postrider._refuse_change('an endpoint keeps its name and protocol; drop it and create another');
+CREATE TRIGGER endpoints_dropped BEFORE UPDATE OF dropped_at ON postrider.endpoints FOR EACH ROW
+WHEN (OLD.dropped_at IS NOT NULL AND NEW.dropped_at IS DISTINCT FROM OLD.dropped_at)
+EXECUTE FUNCTION postrider._refuse_change('an endpoint that was dropped does not come back; create another');
+
+CREATE TRIGGER nodes_ended BEFORE UPDATE OF state ON postrider.nodes FOR EACH ROW
+WHEN (OLD.state <> 'live' AND NEW.state <> OLD.state)
+EXECUTE FUNCTION postrider._refuse_change('a node that left or was lost does not come back; it joins as another');
+
+CREATE FUNCTION postrider._check_written_setting() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM postrider._check_setting(NEW.name, NEW.value);
+  RETURN NEW;
+END $$;
+CREATE TRIGGER settings_checked BEFORE INSERT OR UPDATE ON postrider.settings FOR EACH ROW
+EXECUTE FUNCTION postrider._check_written_setting();
+
+CREATE FUNCTION postrider._settings_were_written() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM postrider._refresh_limits();
+  UPDATE postrider._store SET version = version + 1;
+  PERFORM pg_notify('postrider', 'config');
+  RETURN NULL;
+END $$;
+CREATE TRIGGER settings_written AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON postrider.settings FOR EACH STATEMENT
+EXECUTE FUNCTION postrider._settings_were_written();

@@ -88,6 +88,14 @@ BEGIN
   END IF;
 END $$;
 
+-- Nodes cannot read what their own calendar does not have.
+CREATE FUNCTION postrider._check_time(p_field text, p_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT isfinite(p_at) OR p_at >= '9999-12-30 00:00:00+00' THEN
+    PERFORM postrider._invalid(p_field, 'must be a time before the year 10000');
+  END IF;
+END $$;
+
 -- The rules that every message keeps. The first line is for messages without options, nearly all.
 CREATE FUNCTION postrider._check_message(
   d postrider._destination, p_bytes bigint, p_content_type text, p_priority smallint, p_scheduled_at timestamptz,
@@ -131,6 +139,12 @@ BEGIN
   END IF;
   IF p_options IS NOT NULL AND p_options <> '{}' THEN
     PERFORM postrider._check_message_options(d.protocol, d.config, p_options, d.stale_recovery_timeout);
+  END IF;
+  IF p_scheduled_at IS NOT NULL THEN
+    PERFORM postrider._check_time('scheduled_at', p_scheduled_at);
+  END IF;
+  IF p_expires_at IS NOT NULL THEN
+    PERFORM postrider._check_time('expires_at', p_expires_at);
   END IF;
   IF p_expires_at <= p_scheduled_at THEN
     PERFORM postrider._invalid('expires_at', 'must be later than scheduled_at');

@@ -72,7 +72,6 @@ BEGIN
   END IF;
   INSERT INTO postrider.settings AS s (name, value) SELECT key, value FROM jsonb_each_text(p_changes)
   ON CONFLICT (name) DO UPDATE SET value = excluded.value;
-  PERFORM postrider._refresh_limits();
   PERFORM postrider._changed('settings.changed', NULL,
     (SELECT coalesce(jsonb_object_agg(key, value), '{}') FROM jsonb_each_text(p_changes)));
 END $$;

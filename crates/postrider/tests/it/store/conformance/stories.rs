@@ -43,6 +43,18 @@ pub(crate) async fn an_endpoint_that_cannot_deliver_is_the_reason<H: Harness>(wo
     assert!(reason.contains("paused") && reason.contains("upgrade"), "{reason}");
 }
 
+pub(crate) async fn a_used_up_rate_limit_is_the_reason_until_there_is_room<H: Harness>(mut world: World<H>) {
+    let rate_limit = json!({"limit": 1, "interval": "minute"});
+    let limited = world.endpoint("limited", json!({"rate_limit": rate_limit})).await;
+    world.send(to("limited")).await;
+    let next = world.send(to("limited")).await;
+    assert_eq!(world.reason(next).await, "due now");
+    assert_eq!(world.claim(limited, 10).await.len(), 1);
+    assert_eq!(world.reason(next).await, format!("rate limited: next try at {}", world.in_seconds(60)));
+    world.live(60).await;
+    assert_eq!(world.reason(next).await, "due now");
+}
+
 pub(crate) async fn a_held_key_is_the_reason<H: Harness>(mut world: World<H>) {
     world.endpoint("hold", json!({"on_dead": "hold"})).await;
     let letter = world.send_to_death(to("hold").ordering_key("customer 7")).await;

@@ -1,0 +1,445 @@
+//! What is refused, on every way in, by which SQLSTATE; and that a refusal changes nothing.
+
+use serde_json::json;
+use test_servers::Database;
+
+use super::prompt::{self, Prompt};
+use crate::store::world::to;
+
+/// Every way to send one JSON payload to an endpoint.
+fn ways_in(endpoint: &str, payload: &str) -> [String; 6] {
+    let two = format!("ARRAY['1', {payload}]::jsonb[]");
+    let listed = format!(
+        "jsonb_build_array(jsonb_build_object('payload', 1), jsonb_build_object('payload', {payload}))"
+    );
+    [
+        format!("send({endpoint}, {payload})"),
+        format!("send_with_options({endpoint}, {payload})"),
+        format!("send_bytes({endpoint}, convert_to(({payload})::text, 'UTF8'), 'application/json')"),
+        format!("send_batch({endpoint}, {two})"),
+        format!("send_batch_with_priority({endpoint}, {two}, 1::smallint)"),
+        format!("send_batch_with_options({endpoint}, {listed})"),
+    ]
+    .map(|call| format!("SELECT postrider.{call}"))
+}
+
+/// Where `e` is an event that endpoint `a` wants, and `notes` a table whose rows go there.
+async fn start() -> (Database, Prompt) {
+    let (database, owner) = prompt::alone().await;
+    owner.run("SELECT postrider.create_event_type('e'), postrider.subscribe('e', 'a')").await;
+    owner.run("SELECT postrider.create_event_type('unheard')").await;
+    owner.run("CREATE TABLE notes (note text); SELECT postrider.capture_rows('notes', 'a')").await;
+    owner.run("CREATE TABLE pages (page text); SELECT postrider.capture_statements('pages', 'a')").await;
+    (database, owner)
+}
+
+/// The ways that lead to endpoint `a` by subscription and by capture.
+fn ways_around(payload: &str) -> [String; 4] {
+    let event = format!("jsonb_build_object('event_type', 'e', 'payload', {payload})");
+    [
+        format!("SELECT postrider.publish('e', {payload})"),
+        format!("SELECT postrider.publish_batch(jsonb_build_array({event}))"),
+        format!("INSERT INTO notes VALUES (({payload})::text)"),
+        format!("INSERT INTO pages VALUES (({payload})::text)"),
+    ]
+}
+
+/// All that a send could have touched.
+async fn everything(owner: &Prompt) -> String {
+    let all = "SELECT json_build_array((SELECT json_agg(q ORDER BY id) FROM postrider.queue q),
+                 (SELECT count(*) FROM postrider.archive), (SELECT count(*) FROM postrider.event_log),
+                 (SELECT count(*) FROM postrider._counts), (SELECT count(*) FROM postrider._departures),
+                 (SELECT count(*) FROM notes), (SELECT count(*) FROM pages))";
+    owner.value(all).await
+}
+
+async fn refuses_all(owner: &Prompt, statements: impl IntoIterator<Item = String>, code: &str, says: &str) {
+    let before = everything(owner).await;
+    for statement in statements {
+        owner.refuses(&statement, code, says).await;
+    }
+    assert_eq!(everything(owner).await, before);
+}
+
+#[tokio::test]
+async fn what_is_not_known_is_42704() {
+    let (_database, owner) = start().await;
+    refuses_all(&owner, ways_in("'nobody'", "'{}'"), "42704", "there is no endpoint \"nobody\"").await;
+    refuses_all(&owner, ways_in("NULL", "'{}'"), "42704", "there is no endpoint").await;
+    let empty = ["send_batch('nobody', '{}')", "send_batch_with_options('nobody', '[]')"];
+    let empty = empty.map(|call| format!("SELECT postrider.{call}"));
+    refuses_all(&owner, empty, "42704", "there is no endpoint \"nobody\"").await;
+    let events = [
+        "SELECT postrider.publish('gone', '{}')".to_owned(),
+        r#"SELECT postrider.publish_batch('[{"event_type": "gone", "payload": 1}]')"#.to_owned(),
+    ];
+    refuses_all(&owner, events, "42704", "there is no event type \"gone\"").await;
+    let things = [
+        ("cancel_message(99)", "message \"99\""),
+        ("reschedule_message(99, now())", "message \"99\""),
+        ("erase_message(99)", "message \"99\""),
+        ("message(99)", "message \"99\""),
+        ("replay_message(99)", "message \"99\""),
+        ("redrive_message(99)", "dead letter \"99\""),
+        ("discard_message(99)", "dead letter \"99\""),
+        ("redrive_endpoint('x')", "endpoint \"x\""),
+        ("release_key('k', 'x')", "endpoint \"x\""),
+        ("alter_endpoint('x')", "endpoint \"x\""),
+        ("drop_endpoint('x')", "endpoint \"x\""),
+        ("enable_endpoint('x')", "endpoint \"x\""),
+        ("disable_endpoint('x')", "endpoint \"x\""),
+        ("pause_endpoint('x')", "endpoint \"x\""),
+        ("resume_endpoint('x')", "endpoint \"x\""),
+        ("reset_circuit_breaker('x')", "endpoint \"x\""),
+        ("update_circuit_breaker(99, true)", "endpoint \"99\""),
+        ("get_endpoint_health('x')", "endpoint \"x\""),
+        ("drop_event_type('x')", "event type \"x\""),
+        ("unsubscribe(99)", "subscription \"99\""),
+        ("enable_subscription(99)", "subscription \"99\""),
+        ("disable_subscription(99)", "subscription \"99\""),
+    ];
+    for (call, thing) in things {
+        owner.refuses(&format!("SELECT postrider.{call}"), "42704", &format!("there is no {thing}")).await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_disabled_is_55000() {
+    let (_database, owner) = start().await;
+    owner.run("SELECT postrider.disable_endpoint('a')").await;
+    let [_, _, rows, statements] = ways_around("'{}'");
+    let ways = ways_in("'a'", "'{}'").into_iter().chain([rows, statements]);
+    refuses_all(&owner, ways, "55000", "endpoint \"a\" is disabled; enable it to send to it").await;
+    owner.run("SELECT postrider.enable_endpoint('a'), postrider.pause_endpoint('a')").await;
+    for way in ways_in("'a'", "'{}'") {
+        owner.run(&way).await;
+    }
+}
+
+#[tokio::test]
+async fn a_payload_is_required_on_every_way_in() {
+    let (_database, owner) = start().await;
+    let [send, options, bytes, batch, with_priority, _] = ways_in("'a'", "NULL::jsonb");
+    let published = "SELECT postrider.publish('e', NULL)".to_owned();
+    let nothing = "SELECT postrider.send_batch_with_options('a', '[{\"priority\": 1}]')".to_owned();
+    let ways = [send, options, bytes, batch, with_priority, published, nothing];
+    refuses_all(&owner, ways, "22023", "payload: is required").await;
+}
+
+#[tokio::test]
+async fn every_option_is_checked_on_every_way_in_that_has_it() {
+    let bad = [
+        ("p_priority => 11::smallint", json!({"priority": 11}), "22023", "priority: must be "),
+        ("p_priority => (-1)::smallint", json!({"priority": -1}), "22023", "priority: must be "),
+        ("p_ordering_key => ''", json!({"ordering_key": ""}), "22023", "ordering_key: must not be empty"),
+        ("p_ordering_key => E'a\\nb'", json!({"ordering_key": "a\nb"}), "22023", "has no control characters"),
+        (
+            "p_idempotency_key => ''",
+            json!({"idempotency_key": ""}),
+            "22023",
+            "idempotency_key: must not be empty",
+        ),
+        (
+            "p_ordering_key => repeat('k', 257)",
+            json!({"ordering_key": "k".repeat(257)}),
+            "54000",
+            "ordering_key: 257 is more than max_key_bytes allows, which is 256",
+        ),
+        (
+            "p_idempotency_key => repeat('k', 257)",
+            json!({"idempotency_key": "k".repeat(257)}),
+            "54000",
+            "idempotency_key: 257 is more than max_key_bytes",
+        ),
+        ("p_headers => '[]'", json!({"headers": []}), "22023", "headers: must be an object of strings"),
+        (
+            "p_headers => '{\"n\": 1}'",
+            json!({"headers": {"n": 1}}),
+            "22023",
+            "headers: must be an object of strings",
+        ),
+        ("p_headers => '{\"a b\": \"c\"}'", json!({"headers": {"a b": "c"}}), "22023", "headers"),
+        (
+            "p_headers => jsonb_build_object('x', repeat('v', 16384))",
+            json!({"headers": {"x": "v".repeat(16384)}}),
+            "54000",
+            "headers: 16385 is more than max_headers_bytes allows, which is 16384",
+        ),
+        ("p_options => '[]'", json!({"options": []}), "22023", "options: must be an object"),
+        (
+            "p_options => '{\"max_tries\": 1}'",
+            json!({"options": {"max_tries": 1}}),
+            "22023",
+            "options.max_tries: is not known here",
+        ),
+        (
+            "p_options => '{\"max_attempts\": -1}'",
+            json!({"options": {"max_attempts": -1}}),
+            "22023",
+            "options.max_attempts: must be ",
+        ),
+        (
+            "p_scheduled_at => '2030-01-01', p_expires_at => '2029-01-01'",
+            json!({"scheduled_at": "2030-01-01", "expires_at": "2029-01-01"}),
+            "22023",
+            "expires_at: must be later than scheduled_at",
+        ),
+        (
+            "p_scheduled_at => 'infinity'",
+            json!({"scheduled_at": "infinity"}),
+            "22023",
+            "scheduled_at: must be a time before the year 10000",
+        ),
+        (
+            "p_scheduled_at => '-infinity'",
+            json!({"scheduled_at": "-infinity"}),
+            "22023",
+            "scheduled_at: must be a time before the year 10000",
+        ),
+        (
+            "p_scheduled_at => '10000-01-01'",
+            json!({"scheduled_at": "10000-01-01"}),
+            "22023",
+            "scheduled_at: must be a time before the year 10000",
+        ),
+        (
+            "p_expires_at => 'infinity'",
+            json!({"expires_at": "infinity"}),
+            "22023",
+            "expires_at: must be a time before the year 10000",
+        ),
+    ];
+    let (_database, owner) = start().await;
+    for (named, listed, code, says) in bad {
+        let mut message = listed.clone();
+        message["payload"] = json!(1);
+        let mut event = message.clone();
+        event["event_type"] = json!("e");
+        let ways = [
+            format!("SELECT postrider.send_with_options('a', '{{}}', {named})"),
+            format!("SELECT postrider.send_bytes('a', '\\x00', 'text/plain', {named})"),
+            format!("SELECT postrider.send_batch_with_options('a', '{}')", json!([{"payload": 1}, message])),
+            format!("SELECT postrider.publish('e', '{{}}', {named})"),
+            format!("SELECT postrider.publish_batch('{}')", json!([event])),
+        ];
+        refuses_all(&owner, ways, code, says).await;
+        // Which options and names of headers are good depends on who gets it.
+        if !named.starts_with("p_options") && says != "headers" {
+            let unheard = format!("SELECT postrider.publish('unheard', '{{}}', {named})");
+            refuses_all(&owner, [unheard], code, says).await;
+        }
+    }
+    let only_there = [
+        (
+            "send_batch_with_priority('a', ARRAY['1']::jsonb[], 11::smallint)",
+            "priority: must be from 0 to 10",
+        ),
+        ("send_batch_with_priority('a', ARRAY['1']::jsonb[], NULL)", "priority: must be from 0 to 10"),
+        (
+            "send_bytes('a', '', E'text/plain\\n')",
+            "content_type: must be 1 to 256 printable ASCII characters",
+        ),
+        ("send_bytes('a', '', NULL)", "content_type: must be 1 to 256 printable ASCII characters"),
+    ];
+    for (call, says) in only_there {
+        refuses_all(&owner, [format!("SELECT postrider.{call}")], "22023", says).await;
+    }
+}
+
+#[tokio::test]
+async fn a_list_names_the_message_and_the_field_that_is_wrong() {
+    let bad = [
+        (json!([{"payload": 1}, 2]), "messages[1]: must be an object"),
+        (
+            json!([{"payload": 1}, {"payload": 1, "when": 1}]),
+            "messages[1].when: is not known here; known are: payload",
+        ),
+        (
+            json!([{"payload": 1, "payload_base64": "AA=="}]),
+            "messages[0].payload: cannot be given beside payload_base64",
+        ),
+        (json!([{}]), "messages[0].payload: is required"),
+        (json!([{"payload": 1, "ordering_key": 7}]), "messages[0].ordering_key: must be a string"),
+        (json!([{"payload": 1, "scheduled_at": "soon"}]), "messages[0].scheduled_at: must be a time"),
+        (json!([{"payload": 1, "correlation_id": "7"}]), "messages[0].correlation_id: must be a UUID"),
+        (json!([{"payload_base64": "!"}]), "messages[0].payload_base64: must be base64"),
+        (
+            json!([{"payload": 1, "priority": 1.5}]),
+            "messages[0].priority: must be a whole number from 0 to 10",
+        ),
+        (json!({}), "messages: must be a list of objects"),
+    ];
+    let (_database, owner) = start().await;
+    for (messages, says) in bad {
+        let send = format!("SELECT postrider.send_batch_with_options('a', '{messages}')");
+        refuses_all(&owner, [send], "22023", says).await;
+    }
+    owner
+        .refuses("SELECT postrider.send_batch_with_options('a', NULL)", "22023", "messages: must be a list")
+        .await;
+}
+
+#[tokio::test]
+async fn an_idempotency_key_with_another_payload_is_23505() {
+    let (_database, owner) = start().await;
+    let first = owner.number("SELECT postrider.send_with_options('a', '1', p_idempotency_key => 'i')").await;
+    let ways = [
+        "send_with_options('a', '2', p_idempotency_key => 'i')",
+        "send_bytes('a', '1', 'text/plain', p_idempotency_key => 'i')",
+        "send_batch_with_options('a', '[{\"payload\": 3}, {\"payload\": 2, \"idempotency_key\": \"i\"}]')",
+        "publish('e', '2', p_idempotency_key => 'i')",
+        "publish_batch('[{\"event_type\": \"e\", \"payload\": 2, \"idempotency_key\": \"i\"}]')",
+    ];
+    let ways = ways.map(|call| format!("SELECT postrider.{call}"));
+    refuses_all(
+        &owner,
+        ways,
+        "23505",
+        &format!("idempotency_key: message {first} of this endpoint has the same key"),
+    )
+    .await;
+    let twice = json!([1, 2].map(|payload| json!({"payload": payload, "idempotency_key": "j"})));
+    let within = format!("SELECT postrider.send_batch_with_options('a', '{twice}')");
+    refuses_all(&owner, [within], "23505", "idempotency_key: message 1 of this batch has the same key").await;
+    let same = "SELECT postrider.send_with_options('a', '1', p_idempotency_key => 'i')";
+    assert_eq!(owner.number(same).await, first);
+}
+
+#[tokio::test]
+async fn a_full_queue_is_53400() {
+    let (_database, owner) = start().await;
+    owner.run("SELECT postrider._bury(postrider.send('a', '1'), 1, 'permanent', 'no')").await;
+    let finished = owner.number("SELECT postrider.send('a', '2')").await;
+    owner.run(&format!("SELECT postrider.cancel_message({finished}), postrider.send('a', '3')")).await;
+    owner.configure("max_queue_size", 1).await;
+    let calls = [
+        "redrive_message(1)".into(),
+        "redrive_endpoint('a')".into(),
+        "redrive_all()".into(),
+        format!("replay_message({finished})"),
+        "replay_range(1, '2026-01-01', '2026-02-01')".into(),
+    ];
+    let again = calls.map(|call| format!("SELECT postrider.{call}"));
+    let ways: Vec<String> =
+        ways_in("'a'", "'{}'").into_iter().chain(ways_around("'{}'")).chain(again).collect();
+    let says =
+        "the queue is full: 1 messages of 1 (the whole queue); try again later or raise max_queue_size";
+    refuses_all(&owner, ways.clone(), "53400", says).await;
+    owner.configure("max_queue_size", 100).await;
+    let options = json!({"max_queue_size": 1});
+    owner.run(&format!("SELECT postrider.alter_endpoint('a', options => '{options}')")).await;
+    refuses_all(&owner, ways, "53400", "the queue is full: 1 messages of 1 (endpoint \"a\")").await;
+}
+
+#[tokio::test]
+async fn what_is_too_large_is_54000() {
+    let (_database, owner) = start().await;
+    owner.configure("max_payload_bytes", 1024).await;
+    owner.configure("max_batch_messages", 2).await;
+    let ways = ways_in("'a'", "to_jsonb(repeat('x', 1023))").into_iter();
+    let ways = ways.chain(ways_around("to_jsonb(repeat('x', 1023))").into_iter().take(2));
+    refuses_all(&owner, ways, "54000", "payload: 1025 is more than max_payload_bytes allows, which is 1024")
+        .await;
+    let captured = ways_around("to_jsonb(repeat('x', 1023))").into_iter().skip(2);
+    refuses_all(&owner, captured, "54000", "is more than max_payload_bytes allows, which is 1024").await;
+    let three = [
+        "send_batch('a', ARRAY['1', '2', '3']::jsonb[])",
+        "send_batch_with_priority('a', ARRAY['1', '2', '3']::jsonb[], 1::smallint)",
+        "send_batch_with_options('a', '[{\"payload\": 1}, {\"payload\": 2}, {\"payload\": 3}]')",
+    ];
+    let three = three.map(|call| format!("SELECT postrider.{call}"));
+    refuses_all(&owner, three, "54000", "messages: 3 is more than max_batch_messages allows, which is 2")
+        .await;
+    let events = json!([1, 2, 3].map(|n| json!({"event_type": "e", "payload": n})));
+    refuses_all(
+        &owner,
+        [format!("SELECT postrider.publish_batch('{events}')")],
+        "54000",
+        "events: 3 is more than max_batch_messages",
+    )
+    .await;
+    for way in ways_in("'a'", "to_jsonb(repeat('x', 1022))") {
+        owner.run(&way).await;
+    }
+}
+
+#[tokio::test]
+async fn only_what_is_pending_is_cancelled_or_rescheduled() {
+    let (mut world, owner) = prompt::start().await;
+    let id = world.send(to("a")).await;
+    let changes = ["cancel_message({})", "reschedule_message({}, now())"]
+        .map(|call| call.replace("{}", &id.to_string()));
+    let ticket = world.claim_one().await;
+    for call in &changes {
+        owner
+            .refuses(
+                &format!("SELECT postrider.{call}"),
+                "55000",
+                "is processing; only a pending one can be changed",
+            )
+            .await;
+    }
+    world.complete(ticket).await;
+    for call in &changes {
+        owner
+            .refuses(
+                &format!("SELECT postrider.{call}"),
+                "55000",
+                "is completed; only a pending one can be changed",
+            )
+            .await;
+    }
+    let pending = world.send(to("a")).await;
+    let times = ["NULL", "'infinity'", "'12000-01-01'"];
+    for (at, says) in
+        times.into_iter().zip(["at: is required", "at: must be a time before the year 10000", "at: must be "])
+    {
+        owner.refuses(&format!("SELECT postrider.reschedule_message({pending}, {at})"), "22023", says).await;
+    }
+    assert_eq!(world.claim_ids().await, [pending]);
+}
+
+#[tokio::test]
+async fn what_is_there_or_in_use_is_left_alone() {
+    let (_database, owner) = start().await;
+    owner.run("SELECT postrider.send('a', '1')").await;
+    let refused = [
+        (
+            r#"create_endpoint('a', 'http', '{"url": "https://b.c/"}')"#,
+            "42710",
+            "endpoint \"a\" exists already",
+        ),
+        ("create_event_type('e')", "42710", "event type \"e\" exists already"),
+        ("drop_endpoint('a')", "55000", "has messages; force the drop to cancel them"),
+    ];
+    for (call, code, says) in refused {
+        refuses_all(&owner, [format!("SELECT postrider.{call}")], code, says).await;
+    }
+}
+
+#[tokio::test]
+async fn a_bad_value_is_22023_wherever_it_is_given() {
+    let refused = [
+        (
+            r#"create_endpoint('b', 'http', '{"url": "https://b.c/", "urls": 1}')"#,
+            "config.urls: is not known here",
+        ),
+        (r#"create_endpoint('b c', 'http', '{"url": "https://b.c/"}')"#, "name: must be 1 to 128 letters"),
+        ("create_endpoint('b', 'smoke', '{}')", "protocol"),
+        (r#"validate_endpoint_config('http', '{"url": 1}')"#, "config.url: must be "),
+        (r#"alter_endpoint('a', options => '{"max_in_flight": 0}')"#, "options.max_in_flight: must be "),
+        (r#"alter_endpoint('a', retry_policy => '{"jitter": 2}')"#, "retry_policy.jitter: must be "),
+        ("configure('node_lease', '1')", "node_lease: must be a whole number from 5 to 300"),
+        ("configure('lease', '1')", "lease: is not known here; known are: "),
+        ("configure(NULL, '1')", "name: is not known here"),
+        ("pause(NULL)", "reason: is required"),
+        ("redrive_endpoint(NULL)", "name: is required"),
+        ("update_circuit_breaker(1, NULL)", "success: must be true or false"),
+        ("maintain_archive_partitions(-1)", "months_ahead: must be a whole number from 0 to 120"),
+        ("cleanup_old_archive_partitions(0)", "retention_months: must be a whole number from 1 to 120"),
+    ];
+    let (_database, owner) = start().await;
+    for (call, says) in refused {
+        refuses_all(&owner, [format!("SELECT postrider.{call}")], "22023", says).await;
+    }
+}

@@ -1,0 +1,185 @@
+//! Finished messages sent again.
+
+use postrider::{MessageId, NewMessage, Operate};
+use serde_json::json;
+
+use super::Postgres;
+use super::prompt::{self, Prompt};
+use crate::store::world::{World, short_lived, to};
+
+/// With everything that a replay keeps or clears.
+fn rich(world: &World<Postgres>) -> NewMessage {
+    NewMessage {
+        priority: 3,
+        scheduled_at: Some(world.now()),
+        expires_at: Some(world.in_seconds(60)),
+        correlation_id: Some(uuid::Uuid::from_u128(7)),
+        event_type: Some("orders.created".into()),
+        headers: [("x-a".to_owned(), "b".to_owned())].into(),
+        options: json!({"max_attempts": 2}).as_object().unwrap().clone(),
+        ..to("a").idempotency_key("i").ordering_key("k")
+    }
+}
+
+/// One message that ended each way: completed, expired, cancelled, dead, discarded.
+pub(super) async fn one_of_each(world: &mut World<Postgres>) -> [MessageId; 5] {
+    let completed = world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    world.complete(ticket).await;
+    let dead = world.send_to_death(to("a")).await;
+    let discarded = world.send_to_death(to("a")).await;
+    world.store().discard(discarded.id).await.unwrap();
+    let cancelled = world.send(to("a")).await;
+    world.store().cancel(cancelled).await.unwrap();
+    let expired = world.send(short_lived(world.now())).await;
+    world.live(11).await;
+    assert_eq!(Prompt::of(world).await.number("SELECT postrider.mark_expired_messages()").await, 1);
+    [completed, expired, cancelled, dead.message, discarded.message]
+}
+
+/// The originals of what is queued.
+async fn originals(owner: &Prompt) -> Vec<MessageId> {
+    let replayed = "SELECT postrider.message(id)->>'replay_of' FROM postrider.queue ORDER BY id";
+    owner.column(replayed).await.iter().map(|id| MessageId(id.parse().expect("an id"))).collect()
+}
+
+fn range(status: &str) -> String {
+    format!(
+        "SELECT postrider.replay_range(p_endpoint_id => 1, p_from_ts => '2026-01-01 00:00:00+00',
+           p_to_ts => '2026-02-01 00:00:00+00', p_status => {status})"
+    )
+}
+
+#[tokio::test]
+async fn a_replayed_message_is_a_new_one_that_knows_its_original() {
+    let (mut world, owner) = prompt::start().await;
+    let original = world.send(rich(&world)).await;
+    let ticket = world.claim_one().await;
+    world.complete(ticket).await;
+    let id = MessageId(owner.number(&format!("SELECT postrider.replay_message({original})")).await);
+    assert_ne!(id, original);
+    assert_eq!(originals(&owner).await, [original]);
+    let (old, new) = (world.story(original).await, world.story(id).await);
+    assert_eq!(
+        (new.priority, new.payload, new.headers, new.options),
+        (3, old.payload, old.headers, old.options)
+    );
+    assert_eq!(
+        (new.correlation_id, new.ordering_key, new.event_type),
+        (old.correlation_id, old.ordering_key, old.event_type)
+    );
+    assert_eq!((new.idempotency_key, new.expires_at, new.scheduled_at), (None, None, None));
+    assert_eq!(world.claim_ids().await, [id]);
+    let logged =
+        owner.value("SELECT detail->>'message' FROM postrider.event_log WHERE kind = 'replay'").await;
+    assert_eq!(logged, original.to_string());
+}
+
+#[tokio::test]
+async fn every_finished_message_can_be_replayed_and_no_other() {
+    let (mut world, owner) = prompt::start().await;
+    let finished = one_of_each(&mut world).await;
+    for id in finished {
+        owner.run(&format!("SELECT postrider.replay_message({id})")).await;
+    }
+    assert_eq!(originals(&owner).await, finished);
+    let pending = owner.number("SELECT max(id) FROM postrider.queue").await;
+    let says = "only a finished one can be replayed";
+    owner.refuses(&format!("SELECT postrider.replay_message({pending})"), "55000", says).await;
+    world.claim_ids().await;
+    owner.refuses(&format!("SELECT postrider.replay_message({pending})"), "55000", says).await;
+    owner.refuses("SELECT postrider.replay_message(999999)", "42704", "there is no message \"999999\"").await;
+    owner.run(&format!("SELECT postrider.erase_message({})", finished[0])).await;
+    let says = "has no payload any more";
+    owner.refuses(&format!("SELECT postrider.replay_message({})", finished[0]), "55000", says).await;
+    owner.run("SELECT postrider.disable_endpoint('a')").await;
+    owner.refuses(&format!("SELECT postrider.replay_message({})", finished[1]), "55000", "is disabled").await;
+}
+
+#[tokio::test]
+async fn a_range_is_replayed_by_status_in_its_order() {
+    let (mut world, owner) = prompt::start().await;
+    let [completed, expired, cancelled, dead, _discarded] = one_of_each(&mut world).await;
+    let cases: [(&str, &[MessageId]); 5] = [
+        ("'completed'", &[completed]),
+        ("'expired'", &[expired]),
+        ("'cancelled'", &[cancelled]),
+        ("'failed'", &[dead]),
+        ("NULL", &[completed, cancelled, expired]),
+    ];
+    for (status, expected) in cases {
+        assert_eq!(owner.number(&range(status)).await, expected.len() as i64, "{status}");
+        assert_eq!(originals(&owner).await, expected, "{status}");
+        // Out of the way, and out of the range.
+        owner.run("DELETE FROM postrider.queue").await;
+    }
+    let counted = "SELECT count(*) FROM postrider.dlq WHERE status = 'failed'";
+    assert_eq!(owner.number(counted).await, 1, "a replay leaves the dead letter as it is");
+}
+
+#[tokio::test]
+async fn a_range_takes_its_beginning_and_not_its_end_and_only_one_endpoint() {
+    let (world, owner) = prompt::start().await;
+    world.endpoint("b", json!({})).await;
+    let mut sent = Vec::new();
+    for endpoint in ["a", "b", "a", "a"] {
+        let id = world.send(to(endpoint)).await;
+        world.store().cancel(id).await.unwrap();
+        sent.push(id);
+        world.advance(1);
+    }
+    let range = "SELECT postrider.replay_range(1, '2026-01-15 12:00:00+00', '2026-01-15 12:00:03+00')";
+    assert_eq!(owner.number(range).await, 2);
+    assert_eq!(originals(&owner).await, [sent[0], sent[2]]);
+    let nothing = "SELECT postrider.replay_range(1, '2025-01-01 00:00:00+00', '2025-02-01 00:00:00+00')";
+    assert_eq!(owner.number(nothing).await, 0);
+}
+
+#[tokio::test]
+async fn a_range_that_makes_no_sense_is_refused() {
+    let (_world, owner) = prompt::start().await;
+    let (from, to) = ("'2026-01-01 00:00:00+00'", "'2026-02-01 00:00:00+00'");
+    let refused = [
+        (format!("99, {from}, {to}"), "42704", "there is no endpoint \"99\""),
+        (format!("1, {to}, {from}"), "22023", "p_to_ts: must be later than p_from_ts"),
+        (format!("1, NULL, {to}"), "22023", "p_to_ts: must be later than p_from_ts"),
+        (
+            format!("1, {from}, {to}, 'dead'"),
+            "22023",
+            "p_status: must be one of completed, expired, cancelled, failed",
+        ),
+    ];
+    for (arguments, code, says) in refused {
+        owner.refuses(&format!("SELECT postrider.replay_range({arguments})"), code, says).await;
+    }
+}
+
+#[tokio::test]
+async fn a_replay_that_does_not_fit_into_the_queue_changes_nothing() {
+    let (mut world, owner) = prompt::start().await;
+    let finished = one_of_each(&mut world).await;
+    world.send(to("a")).await;
+    world.configure("max_queue_size", 3).await;
+    owner.refuses(&range("NULL"), "53400", "the queue is full").await;
+    assert_eq!(world.queued().await, 1);
+    world.configure("max_queue_size", 1).await;
+    owner.refuses(&range("'failed'"), "53400", "the queue is full").await;
+    owner
+        .refuses(&format!("SELECT postrider.replay_message({})", finished[0]), "53400", "the queue is full")
+        .await;
+    world.configure("max_queue_size", 4).await;
+    assert_eq!(owner.number(&range("NULL")).await, 3);
+}
+
+/// In steps of what a batch may hold.
+#[tokio::test]
+async fn a_range_may_be_larger_than_a_batch() {
+    let (world, owner) = prompt::start().await;
+    let send = "postrider.send('a', to_jsonb(n))";
+    owner.run(&format!("SELECT postrider.cancel_message({send}) FROM generate_series(1, 7) AS n")).await;
+    world.configure("max_batch_messages", 3).await;
+    assert_eq!(owner.number(&range("'cancelled'")).await, 7);
+    let payloads =
+        owner.column("SELECT convert_from(payload, 'UTF8') FROM postrider.queue ORDER BY id").await;
+    assert_eq!(payloads, ["1", "2", "3", "4", "5", "6", "7"]);
+}
