@@ -203,7 +203,8 @@ BEGIN
       WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority = v_priority AND q.due_at <= p_now
         AND (q.due_at, q.id) > (CASE WHEN v_priority = p_after_priority THEN p_after_due ELSE '-infinity' END,
                                 CASE WHEN v_priority = p_after_priority THEN p_after_id ELSE 0 END)
-        AND q.id <> ALL (p_claimed)
+        -- As a subquery it is hashed: both sides can be hundreds.
+        AND q.id NOT IN (SELECT unnest(p_claimed))
       ORDER BY q.due_at, q.id
       LIMIT p_room - cardinality(got)
       FOR UPDATE SKIP LOCKED
