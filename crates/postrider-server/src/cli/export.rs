@@ -1,6 +1,6 @@
 //! `postrider export`: a whole SQLite store as one stream.
 
-use std::io::{self, BufWriter, IsTerminal};
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
 use postrider::SqliteStore;
@@ -43,7 +43,7 @@ pub(super) async fn run(arguments: ExportArgs, url: &StoreUrl, output: Output) -
     let target = Target::of(arguments.file)?;
     let closed = match arguments.leave_open {
         true => false,
-        false => store.close_for_export(&format!("it was exported to {}", target.name())).await?,
+        false => store.close_for_export(&format!("an export to {}", target.name())).await?,
     };
     match write(&store, &target, output).await {
         Ok(moved) => {
@@ -94,7 +94,7 @@ async fn write(store: &SqliteStore, target: &Target, output: Output) -> Result<M
                 |error: io::Error| Failure::failed(format!("cannot write {}: {error}", file.display()));
             // Complete or not there. Nobody else may read it.
             let new = NamedTempFile::new_in(folder(file)).map_err(unwritable)?;
-            let to = BufWriter::new(new.reopen().map_err(unwritable)?);
+            let to = new.reopen().map_err(unwritable)?;
             let moved = store.export(bar.wrap_write(to)).await.map_err(|error| match error {
                 MoveError::Io(error) => unwritable(error),
                 other => other.into(),

@@ -16,31 +16,30 @@ use crate::store::Result;
 use crate::store::moving::{Header, Kind, LastIds, MoveError, Moved, Outgoing, SECTIONS, Section, Value};
 
 /// Begins every refusal of a closed file.
-const CLOSED: &str = "55000 this store is closed: ";
+const CLOSED: &str = "this store was closed by ";
 /// What a node, a sender or an operator would change.
 const CLOSED_TABLES: [&str; 4] =
     ["_postrider_queue", "_postrider_dlq", "_postrider_endpoints", "_postrider_settings"];
 
 /// From now on nothing is sent to this file, delivered from it or changed in it, by whatever program. False when it
 /// was closed already.
-pub(super) fn close(write: &mut Write<'_>, reason: &str) -> Result<bool> {
+pub(super) fn close(write: &mut Write<'_>, by: &str) -> Result<bool> {
     // This process owns the file, so whoever seems to live is dead, and the stream is to say so.
     nodes::bury_earlier_nodes(write)?;
     if closed(write.conn).map_err(storage_error)?.is_some() {
         return Ok(false);
     }
-    let sentence =
-        format!("{reason}; it goes on where that was imported, or here after `postrider export --reopen`");
-    let refusal = format!("{CLOSED}{sentence}").replace('\'', "''");
+    let refusal = refusal_of(by);
+    let quoted = format!("55000 {refusal}").replace('\'', "''");
     for_each_trigger(|name, event, table| {
-        format!("CREATE TRIGGER {name} BEFORE {event} ON {table} BEGIN SELECT RAISE(ABORT, '{refusal}'); END")
+        format!("CREATE TRIGGER {name} BEFORE {event} ON {table} BEGIN SELECT RAISE(ABORT, '{quoted}'); END")
     })
     .try_for_each(|sql| write.conn.execute_batch(&sql))
     .and_then(|()| {
-        write.conn.execute("INSERT INTO _postrider_meta (name, value) VALUES ('closed', ?1)", [&sentence])
+        write.conn.execute("INSERT INTO _postrider_meta (name, value) VALUES ('closed', ?1)", [&refusal])
     })
     .map_err(storage_error)?;
-    events::log(write, "store.closed", None, &json!({ "reason": reason }))?;
+    events::log(write, "store.closed", None, &json!({ "by": by }))?;
     Ok(true)
 }
 
@@ -64,23 +63,30 @@ fn for_each_trigger(sql: impl Fn(&str, &str, &str) -> String) -> impl Iterator<I
     })
 }
 
+fn refusal_of(by: &str) -> String {
+    format!("{CLOSED}{by}; it goes on where that was imported, or here after `postrider export --reopen`")
+}
+
 pub(super) fn refuse_if_closed(conn: &Connection) -> Result<()> {
     match closed(conn).map_err(storage_error)? {
-        Some(sentence) => Err(StoreError::Unusable(format!("this store is closed: {sentence}"))),
+        Some(refusal) => Err(StoreError::Unusable(refusal)),
         None => Ok(()),
     }
 }
 
-fn closed(conn: &Connection) -> rusqlite::Result<Option<String>> {
-    conn.query_row("SELECT value FROM _postrider_meta WHERE name = 'closed'", [], |row| row.get(0)).optional()
+/// Why nothing happens in this file any more, if that is so.
+pub(super) fn closed(conn: &Connection) -> rusqlite::Result<Option<String>> {
+    conn.prepare_cached("SELECT value FROM _postrider_meta WHERE name = 'closed'")?
+        .query_row([], |row| row.get(0))
+        .optional()
 }
 
 /// What the triggers of a closed file say.
 pub(super) fn refusal(error: &rusqlite::Error) -> Option<StoreError> {
     match error {
         rusqlite::Error::SqliteFailure(_, Some(message)) => {
-            let sentence = message.strip_prefix(CLOSED)?;
-            Some(StoreError::Conflict(format!("this store is closed: {sentence}")))
+            let refusal = message.strip_prefix("55000 ").filter(|refusal| refusal.starts_with(CLOSED))?;
+            Some(StoreError::Conflict(refusal.to_owned()))
         }
         _ => None,
     }

@@ -178,11 +178,11 @@ impl SqliteStore {
     }
 
     /// Closes the file for good, so that what is exported next is all there will be: no node runs on it, and nothing
-    /// is sent to it or changed in it. `reason` is told to whoever tries. False when it was closed already.
-    pub async fn close_for_export(&self, reason: &str) -> Result<bool> {
+    /// is sent to it or changed in it. Whoever tries is told what closed it. False when it was closed already.
+    pub async fn close_for_export(&self, by: &str) -> Result<bool> {
         self.owner_only()?;
-        let reason = reason.to_owned();
-        self.write(Commit::Durable, move |write| export::close(write, &reason)).await
+        let by = by.to_owned();
+        self.write(Commit::Durable, move |write| export::close(write, &by)).await
     }
 
     /// Takes [`SqliteStore::close_for_export`] back; false when the file was not closed.
