@@ -38,8 +38,7 @@ impl Copy {
     pub(super) async fn write(&mut self, rows: Vec<Vec<Value>>) -> Result<()> {
         for mut row in rows {
             make_keepable(self.section, &mut row)?;
-            let written =
-                self.writer.as_mut().write_raw(row.iter().map(|value| value as &(dyn ToSql + Sync))).await;
+            let written = self.writer.as_mut().write_raw(row).await;
             if let Err(error) = written {
                 // Why the server hung up is what it says at the end.
                 let said = self.writer.as_mut().finish().await.err();

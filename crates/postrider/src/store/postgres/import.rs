@@ -65,7 +65,7 @@ async fn finish(copy: Option<Copy>) -> Result<(), MoveError> {
 async fn end(transaction: &Transaction<'_>, header: &Header, moved: &Moved) -> Result<()> {
     let end = "SELECT postrider._end_import($1, $2, $3, $4)";
     let paused = header.paused.as_deref().map(copy::readable);
-    let (last_ids, rows) = (Json(&header.last_ids), Json(&moved.rows));
+    let (last_ids, rows) = (Json(header.last_ids), Json(moved.rows));
     transaction.execute(end, &[&header.store, &paused, &last_ids, &rows]).await.map_err(store_error)?;
     // A node starts at once, and should not have to guess how much there is.
     let analyze = "ANALYZE postrider.queue, postrider.dlq, postrider.archive, postrider.attempts";

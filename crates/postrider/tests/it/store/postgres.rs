@@ -61,7 +61,7 @@ pub(crate) async fn connect(world: &World<Postgres>) -> postrider::tokio_postgre
     world.harness().database.connect().await
 }
 
-async fn migrated(database: &Address) {
+pub(crate) async fn migrated(database: &Address) {
     let options = PostgresOptions { migrate: true, ..PostgresOptions::new(database.url()) };
     PostgresStore::open(options).await.expect("an empty database is migrated");
 }
