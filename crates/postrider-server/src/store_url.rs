@@ -1,11 +1,9 @@
 //! Where a store is, as people write it, and how a command opens it.
 
 use std::fmt;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use postrider::store::moving::Moved;
 use postrider::store::postgres::PostgresOptions;
 use postrider::store::sqlite::SqliteOptions;
 use postrider::{Operate, PostgresStore, SqliteStore, Store};
@@ -118,12 +116,13 @@ impl StoreUrl {
         }
     }
 
-    pub(crate) async fn import(&self, from: impl Read + Send + 'static) -> Result<Moved, Failure> {
+    /// What a store can be imported into.
+    pub(crate) fn import_target(&self) -> Result<&Url, Failure> {
         match self {
             Self::Sqlite(_) => Err(Failure::usage(
                 "a store can only be imported into PostgreSQL: --store postgres://user:password@host/database",
             )),
-            Self::Postgres(url) => Ok(PostgresStore::import(url.as_str(), from).await?),
+            Self::Postgres(url) => Ok(url),
         }
     }
 

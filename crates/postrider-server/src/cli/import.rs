@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::path::PathBuf;
 
+use postrider::PostgresStore;
 use serde_json::json;
 
 use super::moving::{self, STANDARD};
@@ -24,8 +25,9 @@ pub(crate) struct ImportArgs {
 }
 
 pub(super) async fn run(arguments: ImportArgs, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+    let target = url.import_target()?;
     let (from, bytes) = open(arguments.file)?;
-    let moved = url.import(moving::bar(bytes, output).wrap_read(from)).await?;
+    let moved = PostgresStore::import(target.as_str(), moving::bar(bytes, output).wrap_read(from)).await?;
     output.document(
         || json!({ "store": moved.store, "url": url.to_string(), "rows": moved.rows }).to_string(),
         || {
