@@ -76,7 +76,7 @@ impl World {
         let status = match number % 20 {
             13 => 400,
             _ if !moved && is_held(number) => 0,
-            _ if !moved && number % 3 == 0 && attempt == 1 => 503,
+            _ if !moved && number.is_multiple_of(3) && attempt == 1 => 503,
             _ => 200,
         };
         let id = received.header("webhook-id").to_owned();
@@ -86,12 +86,10 @@ impl World {
             number,
             accepted: status == 200,
         });
-        while status == 0 {
+        if status == 0 {
             // Its node is killed in the meantime.
-            std::thread::sleep(Duration::from_millis(50));
-            if self.moved.load(Ordering::SeqCst) {
-                return None;
-            }
+            eventually(PATIENCE, "the store moves", || self.moved.load(Ordering::SeqCst).then_some(()));
+            return None;
         }
         Some(status)
     }

@@ -10,7 +10,7 @@ use tokio_postgres::binary_copy::BinaryCopyInWriter;
 
 use super::errors::store_error;
 use super::row::{Anything, Span};
-use crate::error::Invalid;
+use crate::error::{Invalid, StoreError};
 use crate::store::Result;
 use crate::store::moving::{Kind, Section, Value};
 
@@ -42,14 +42,27 @@ impl Copy {
             if let Err(error) = written {
                 // Why the server hung up is what it says at the end.
                 let said = self.writer.as_mut().finish().await.err();
-                return Err(store_error(said.unwrap_or(error)));
+                return Err(refused(self.section, said.unwrap_or(error)));
             }
         }
         Ok(())
     }
 
     pub(super) async fn finish(mut self) -> Result<()> {
-        self.writer.as_mut().finish().await.map(drop).map_err(store_error)
+        self.writer.as_mut().finish().await.map(drop).map_err(|error| refused(self.section, error))
+    }
+}
+
+/// A value that SQLite keeps and PostgreSQL does not: trying again would not help.
+fn refused(section: &Section, error: tokio_postgres::Error) -> StoreError {
+    match error.as_db_error() {
+        Some(said) if matches!(&said.code().code()[..2], "22" | "23") => StoreError::Conflict(format!(
+            "PostgreSQL does not take a {}: {} ({})",
+            section.name,
+            said.message(),
+            said.where_().unwrap_or_default()
+        )),
+        _ => store_error(error),
     }
 }
 

@@ -17,7 +17,7 @@ mod transactions;
 mod isolation;
 mod wakeups;
 mod migrations;
-mod engine;
+pub(crate) mod engine;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,

@@ -15,6 +15,7 @@ use tempfile::TempDir;
 use test_servers::Database;
 use tokio::time::Instant;
 
+use super::super::postgres::engine::until_empty;
 use super::super::postgres::migrated;
 use super::super::world::{due, join};
 use super::export;
@@ -74,18 +75,6 @@ impl Post {
 async fn start(store: Arc<PostgresStore>, file_root: &Path) -> Engine {
     let environment = Environment { file_root: Some(file_root.to_owned()), ..Environment::default() };
     Engine::start(store, EngineOptions { environment, ..EngineOptions::default() }).await.unwrap()
-}
-
-async fn until_empty(store: &impl Operate) {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let status = store.status().await.unwrap();
-        if status.pending + status.processing == 0 {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{status:?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 #[tokio::test]

@@ -1,5 +1,9 @@
 //! What is not imported, and that nothing has changed then.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use postrider::store::NoDirectClaims;
 use postrider::store::moving::MoveError;
 use postrider::{NewEndpoint, NewMessage, Operate, Store, StoreError};
 use rand::{RngExt, SeedableRng};
@@ -9,8 +13,6 @@ use super::super::postgres::Postgres;
 use super::super::sqlite::Sqlite;
 use super::super::world::{Harness, World, join, new_endpoint, to};
 use super::{import, taken};
-use postrider::store::NoDirectClaims;
-use std::sync::Arc;
 
 /// A few of everything, with payloads of both forms.
 async fn stream() -> Vec<u8> {
@@ -158,7 +160,7 @@ async fn one_that_was_killed_is_waited_for() {
     let postgres = Postgres::new().await;
     join(&postgres.open().await, Arc::new(NoDirectClaims)).await;
     refused(&postgres, "nodes are running").await;
-    postgres.advance(std::time::Duration::from_secs(16));
+    postgres.advance(Duration::from_secs(16));
     import(&postgres, stream().await).await.unwrap();
 }
 
@@ -176,6 +178,19 @@ async fn what_postgresql_cannot_keep_is_named() {
     let MoveError::Store(StoreError::Invalid(invalid)) = error else { panic!("{error:?}") };
     assert_eq!(invalid.field, format!("message {id}: headers"));
     assert!(invalid.rule.contains("U+0000"), "{invalid}");
+    is_still_empty(&postgres).await;
+}
+
+/// SQLite keeps any time, PostgreSQL none before 4713 BC.
+#[tokio::test]
+async fn a_time_before_all_times_is_named() {
+    let world = World::<Sqlite>::start().await;
+    world.send(NewMessage { scheduled_at: Some(jiff::Timestamp::MIN), ..to("a") }).await;
+    let postgres = Postgres::new().await;
+    let error = import(&postgres, taken(&world.die_out()).await).await.unwrap_err();
+    assert!(matches!(error, MoveError::Store(StoreError::Conflict(_))), "{error:?}");
+    assert!(error.to_string().contains("does not take a message: timestamp out of range"), "{error}");
+    assert!(error.to_string().contains("line 1, column scheduled_at"), "{error}");
     is_still_empty(&postgres).await;
 }
 
