@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use postrider::SqliteStore;
 use postrider::store::moving::{MoveError, Moved};
 use serde_json::json;
-use tempfile::NamedTempFile;
+use tempfile::Builder;
 
 use super::moving::{self, STANDARD};
 use crate::failure::Failure;
@@ -45,7 +45,11 @@ pub(super) async fn run(arguments: ExportArgs, url: &StoreUrl, output: Output) -
         true => false,
         false => store.close_for_export(&format!("an export to {}", target.name())).await?,
     };
-    match write(&store, &target, output).await {
+    let written = tokio::select! {
+        written = write(&store, &target, output) => written,
+        _ = tokio::signal::ctrl_c() => Err(Failure::failed("interrupted; the store is as it was")),
+    };
+    match written {
         Ok(moved) => {
             tell(&moved, &target, url, !arguments.leave_open, output);
             Ok(())
@@ -93,7 +97,8 @@ async fn write(store: &SqliteStore, target: &Target, output: Output) -> Result<M
             let unwritable =
                 |error: io::Error| Failure::failed(format!("cannot write {}: {error}", file.display()));
             // Complete or not there. Nobody else may read it.
-            let new = NamedTempFile::new_in(folder(file)).map_err(unwritable)?;
+            let new =
+                Builder::new().prefix(".postrider-export-").tempfile_in(folder(file)).map_err(unwritable)?;
             let to = new.reopen().map_err(unwritable)?;
             let moved = store.export(bar.wrap_write(to)).await.map_err(|error| match error {
                 MoveError::Io(error) => unwritable(error),
@@ -127,7 +132,7 @@ fn tell(moved: &Moved, target: &Target, url: &StoreUrl, closed: bool, output: Ou
                 }
             ),
             false => {
-                format!("{url} was left open; two nodes on two such stores would deliver everything twice")
+                format!("{url} was left as it was; nodes on both stores would deliver everything twice")
             }
         };
         format!(

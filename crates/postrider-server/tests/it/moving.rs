@@ -235,6 +235,21 @@ fn an_export_that_fails_leaves_the_store_as_it_was() {
     home.json(&["send", "shop", "5"]);
 }
 
+/// Into a pipe that nobody reads, so that it lasts until it is told to stop.
+#[test]
+fn an_export_that_is_interrupted_leaves_the_store_as_it_was() {
+    let home = filled(0);
+    send_many(&home);
+    let export = home.command(&["export", "-"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut export = export.expect("it starts");
+    let is_closed = || home.run(&["send", "shop", "{}"]).status.code() == Some(4);
+    eventually(PATIENCE, "the export begins", || is_closed().then_some(()));
+    assert!(home.shell(&format!("kill -INT {}", export.id())).status.success());
+    let output = eventually(PATIENCE, "it ends", || export.try_wait().expect("it is ours"));
+    assert_eq!(output.code(), Some(1));
+    home.json(&["send", "shop", "{}"]);
+}
+
 #[test]
 fn an_export_is_its_owners_and_never_replaces_a_file() {
     let home = filled(1);

@@ -31,7 +31,7 @@ pub(super) fn close(write: &mut Write<'_>, by: &str) -> Result<bool> {
     }
     let refusal = refusal_of(by);
     let quoted = format!("55000 {refusal}").replace('\'', "''");
-    for_each_trigger(|name, event, table| {
+    trigger_statements(|name, event, table| {
         format!("CREATE TRIGGER {name} BEFORE {event} ON {table} BEGIN SELECT RAISE(ABORT, '{quoted}'); END")
     })
     .try_for_each(|sql| write.conn.execute_batch(&sql))
@@ -50,14 +50,14 @@ pub(super) fn reopen(write: &mut Write<'_>) -> Result<bool> {
     if closed == 0 {
         return Ok(false);
     }
-    for_each_trigger(|name, _, _| format!("DROP TRIGGER IF EXISTS {name}"))
+    trigger_statements(|name, _, _| format!("DROP TRIGGER IF EXISTS {name}"))
         .try_for_each(|sql| write.conn.execute_batch(&sql))
         .map_err(storage_error)?;
     events::log(write, "store.reopened", None, &json!({}))?;
     Ok(true)
 }
 
-fn for_each_trigger(sql: impl Fn(&str, &str, &str) -> String) -> impl Iterator<Item = String> {
+fn trigger_statements(sql: impl Fn(&str, &str, &str) -> String) -> impl Iterator<Item = String> {
     CLOSED_TABLES.into_iter().flat_map(move |table| {
         ["INSERT", "UPDATE", "DELETE"].map(|event| sql(&format!("{table}_closed_{event}"), event, table))
     })
