@@ -130,6 +130,13 @@ pub(super) async fn compare_claims(file: &Connection, database: &Address) {
     assert_eq!(there, keyed(here.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap)));
 }
 
+/// What senders are refused by is counted, not guessed.
+pub(super) async fn check_gauge(database: &Address) {
+    let counted = "SELECT g.queued = (SELECT count(*) FROM postrider.queue) AND g.at_id = m.last_value
+                   FROM postrider._gauge g, postrider.message_ids m";
+    assert!(database.connect().await.query_one(counted, &[]).await.unwrap().get::<_, bool>(0));
+}
+
 /// By what tells them apart, which stands first.
 fn keyed(rows: impl Iterator<Item = String>) -> Rows {
     let mut keyed = Rows::new();

@@ -219,7 +219,7 @@ async fn claims(world: &mut World<Sqlite>, endpoint: EndpointId) {
 
 async fn last_message(world: &World<Sqlite>) -> MessageId {
     let file = Connection::open(world.harness().path()).unwrap();
-    let last = "SELECT seq FROM sqlite_sequence WHERE name = '_postrider_queue'";
+    let last = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = '_postrider_queue'";
     MessageId(file.query_row(last, [], |row| row.get(0)).unwrap())
 }
 
@@ -239,6 +239,7 @@ pub(super) async fn moved(world: World<Sqlite>) -> World<Postgres> {
     let file = Connection::open(sqlite.path()).unwrap();
     picture::compare_tables(&file, &postgres.database).await;
     picture::compare_claims(&file, &postgres.database).await;
+    picture::check_gauge(&postgres.database).await;
     World::over(postgres, a).await
 }
 
