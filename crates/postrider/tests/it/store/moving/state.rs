@@ -1,5 +1,6 @@
 //! Every kind of state there is, compared on both sides.
 
+use std::io::Cursor;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +10,11 @@ use postrider::endpoint::{EndpointChange, EndpointId};
 use postrider::rusqlite::Connection;
 use postrider::store::{AttemptOutcome, AttemptRecord, End, Redrive};
 use postrider::verdict::{DeadReason, Verdict};
-use postrider::{MessageId, NewMessage, Operate, State, Store};
+use postrider::{MessageId, NewMessage, Operate, PostgresStore, State, Store};
 use serde_json::json;
+use test_servers::{Binaries, Database};
 
-use super::super::postgres::Postgres;
+use super::super::postgres::{Postgres, migrated};
 use super::super::sqlite::Sqlite;
 use super::super::world::{Harness, Slots, World, due, join, retry_at, short_lived, to};
 use super::picture::{self, Picture};
@@ -257,6 +259,23 @@ async fn everything_comes_over_as_it_was() {
     assert!(State::ALL.iter().all(|state| states.contains(state)), "not every state is there: {states:?}");
     let world = moved(world).await;
     assert!(world.send(to("a")).await > last, "no id is given twice");
+}
+
+/// The oldest and the newest that we promise, where they are there.
+#[tokio::test]
+async fn every_version_of_postgresql_takes_it() {
+    let sqlite = lived_in().await.die_out();
+    let stream = taken(&sqlite).await;
+    let file = Connection::open(sqlite.path()).unwrap();
+    for version in [14, 18] {
+        let Some(binaries) = Binaries::downloaded(version) else { continue };
+        let server = test_servers::Postgres::of(binaries).unwrap();
+        let database = Database::empty_on(&server.url()).await;
+        migrated(&database).await;
+        PostgresStore::import(&database.url(), Cursor::new(stream.clone())).await.unwrap();
+        picture::compare_tables(&file, &database).await;
+        picture::check_gauge(&database).await;
+    }
 }
 
 #[tokio::test]
