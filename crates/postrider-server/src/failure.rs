@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use postrider::store::moving::MoveError;
 use postrider::{Invalid, StoreError};
 use serde::Serialize;
 
@@ -113,6 +114,17 @@ impl From<StoreError> for Failure {
 impl From<Invalid> for Failure {
     fn from(invalid: Invalid) -> Self {
         StoreError::Invalid(invalid).into()
+    }
+}
+
+impl From<MoveError> for Failure {
+    fn from(error: MoveError) -> Self {
+        match error {
+            MoveError::Store(error) => error.into(),
+            MoveError::Damaged(_) => Self::failed(error.to_string())
+                .hint("nothing was imported; copy the file again, or export again"),
+            MoveError::Foreign(_) | MoveError::Io(_) => Self::failed(error.to_string()),
+        }
     }
 }
 

@@ -96,12 +96,33 @@ impl StoreUrl {
     /// For a command beside a running node. A mistyped path must not leave a new store behind.
     pub(crate) async fn open_tool(&self) -> Result<Arc<dyn Operate>, Failure> {
         match self {
-            Self::Sqlite(path) if !path.exists() => {
-                Err(Failure::store(format!("there is no store at {}", path.display()))
-                    .hint("`postrider serve` and `postrider migrate` create one; --store says where it is"))
+            Self::Sqlite(path) => {
+                must_exist(path)?;
+                Ok(Arc::new(open_sqlite(SqliteOptions::tool(path)).await?))
             }
-            Self::Sqlite(path) => Ok(Arc::new(open_sqlite(SqliteOptions::tool(path)).await?)),
             Self::Postgres(url) => Ok(Arc::new(open_postgres(url, false).await?)),
+        }
+    }
+
+    /// For an export: nobody else runs on the file meanwhile.
+    pub(crate) async fn open_export(&self) -> Result<SqliteStore, Failure> {
+        match self {
+            Self::Sqlite(path) => {
+                must_exist(path)?;
+                open_sqlite(SqliteOptions::node(path)).await
+            }
+            Self::Postgres(_) => Err(Failure::usage("only a SQLite store can be exported: --store sqlite:PATH")
+                .hint("to copy a PostgreSQL store, use pg_dump; then `postrider migrate --new-store-id` on the copy")),
+        }
+    }
+
+    /// What a store can be imported into.
+    pub(crate) fn import_target(&self) -> Result<&Url, Failure> {
+        match self {
+            Self::Sqlite(_) => Err(Failure::usage(
+                "a store can only be imported into PostgreSQL: --store postgres://user:password@host/database",
+            )),
+            Self::Postgres(url) => Ok(url),
         }
     }
 
@@ -133,6 +154,14 @@ impl StoreUrl {
             }
         }
     }
+}
+
+fn must_exist(path: &Path) -> Result<(), Failure> {
+    if path.exists() {
+        return Ok(());
+    }
+    Err(Failure::store(format!("there is no store at {}", path.display()))
+        .hint("`postrider serve` and `postrider migrate` create one; --store says where it is"))
 }
 
 async fn open_sqlite(options: SqliteOptions) -> Result<SqliteStore, Failure> {

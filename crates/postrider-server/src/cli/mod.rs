@@ -12,7 +12,10 @@ use crate::store_url::StoreUrl;
 use crate::{bench, demo, logging, serve};
 
 mod endpoint;
+mod export;
+mod import;
 mod migrate;
+mod moving;
 mod send;
 mod status;
 
@@ -70,6 +73,12 @@ enum Command {
     Endpoint(endpoint::EndpointCommand),
     /// Show what is queued and how the endpoints are
     Status,
+    /// Write a whole SQLite store to a file, to move it to PostgreSQL
+    #[command(after_help = export::HELP)]
+    Export(export::ExportArgs),
+    /// Read a whole store from such a file into an empty PostgreSQL store, with the same ids
+    #[command(after_help = import::HELP)]
+    Import(import::ImportArgs),
     /// The other process of `bench`: counts what arrives, and generates load
     #[command(hide = true)]
     BenchReceiver,
@@ -149,6 +158,8 @@ async fn dispatch(cli: Cli, file: RawConfig) -> Result<(), Failure> {
                 }
                 Command::Send(arguments) => send::run(arguments, &store()?, output).await,
                 Command::Endpoint(command) => endpoint::run(command, &store()?, output).await,
+                Command::Export(arguments) => export::run(arguments, &store()?, output).await,
+                Command::Import(arguments) => import::run(arguments, &store()?, output).await,
                 Command::Status => status::run(&store()?, output).await,
                 Command::Serve(_) | Command::BenchReceiver => unreachable!("handled above"),
             }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::node::Home;
 
-fn told(output: &Output) -> String {
+pub(crate) fn told(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
     let code = output.status.code().map_or("signal".to_owned(), |code| code.to_string());
     format!("exit {code}\n--- stdout\n{}\n--- stderr\n{}", text(&output.stdout), text(&output.stderr))
@@ -23,7 +23,7 @@ fn with_endpoint() -> Home {
 #[test]
 fn help_reads_well() {
     let home = Home::new();
-    let commands: [&[&str]; 7] = [
+    let commands: [&[&str]; 9] = [
         &["--help"],
         &["serve", "--help"],
         &["send", "--help"],
@@ -31,6 +31,8 @@ fn help_reads_well() {
         &["endpoint", "create", "--help"],
         &["demo", "--help"],
         &["bench", "--help"],
+        &["export", "--help"],
+        &["import", "--help"],
     ];
     let text: Vec<String> = commands
         .iter()
@@ -43,7 +45,7 @@ fn help_reads_well() {
 fn errors_say_what_to_do_and_exit_codes_say_which_kind() {
     let empty = Home::new();
     let home = with_endpoint();
-    let cases: [(&Home, &[&str]); 14] = [
+    let cases: [(&Home, &[&str]); 20] = [
         (&home, &["frobnicate"]),
         (&home, &["send", "shop", "{}", "--json", "--nope"]),
         (&empty, &["status"]),
@@ -58,6 +60,12 @@ fn errors_say_what_to_do_and_exit_codes_say_which_kind() {
         (&home, &["endpoint", "alter", "shop"]),
         (&home, &["endpoint", "drop", "nowhere"]),
         (&home, &["status", "--store", "postgres://localhost:1/x"]),
+        (&empty, &["export", "away.jsonl"]),
+        (&home, &["export", "away.jsonl", "--store", "postgres://localhost:1/x"]),
+        (&home, &["export", "away.jsonl", "--reopen"]),
+        (&home, &["import", "away.jsonl", "--store", "postgres://localhost:1/x"]),
+        (&home, &["import", "Cargo.toml"]),
+        (&home, &["import"]),
     ];
     let text: Vec<String> = cases
         .iter()

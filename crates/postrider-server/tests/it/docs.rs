@@ -13,6 +13,8 @@ use crate::receiver::Receiver;
 
 /// Stands for the address of that PostgreSQL.
 const DATABASE: &str = "postgres://shop@localhost/shop";
+/// Stands for an empty database beside it.
+const NEW_DATABASE: &str = "postgres://shop@localhost/new";
 
 struct Example {
     line: usize,
@@ -47,6 +49,7 @@ fn run_all(file: &PathBuf) -> usize {
     let home = Home::new();
     let server = page_needs_a_server(&page).then(|| Postgres::start().expect("a server of its own"));
     let database = server.as_ref().map_or(String::new(), |server| server.url().to_owned());
+    let new_database = server.as_ref().map_or(String::new(), new_database);
     let node = match &server {
         Some(_) => home.start_with(&["--allow-internal", "--migrate", "--store", &database]),
         None => home.start(),
@@ -56,7 +59,8 @@ fn run_all(file: &PathBuf) -> usize {
             .script
             .replace("127.0.0.1:7171", &node.address.to_string())
             .replace("http://127.0.0.1:9000/hook", &receiver.url())
-            .replace(DATABASE, &database);
+            .replace(DATABASE, &database)
+            .replace(NEW_DATABASE, &new_database);
         let at = format!("{}:{}\n{script}", file.display(), example.line);
         let binaries = Path::new(env!("CARGO_BIN_EXE_postrider")).parent().expect("a folder");
         let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap_or_default());
@@ -74,6 +78,13 @@ fn run_all(file: &PathBuf) -> usize {
         }
     }
     examples.len()
+}
+
+fn new_database(server: &Postgres) -> String {
+    server.query("CREATE DATABASE new").expect("a database");
+    let url = server.url();
+    let (address, _) = url.rsplit_once('/').expect("the name of a database");
+    format!("{address}/new")
 }
 
 fn page_needs_a_server(page: &str) -> bool {

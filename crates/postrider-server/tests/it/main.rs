@@ -9,6 +9,7 @@ mod demo;
 mod docs;
 mod full_disk;
 mod http;
+mod moving;
 mod node;
 mod poison;
 mod receiver;

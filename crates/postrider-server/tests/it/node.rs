@@ -55,6 +55,11 @@ impl Home {
         self.command(arguments).output().expect("the binary runs")
     }
 
+    /// By sh, in this folder.
+    pub(crate) fn shell(&self, script: &str) -> Output {
+        self.bare("sh").args(["-c", script]).output().expect("sh runs")
+    }
+
     /// Runs it with `--json` and expects success.
     #[track_caller]
     pub(crate) fn json(&self, arguments: &[&str]) -> Value {

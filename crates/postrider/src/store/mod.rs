@@ -19,10 +19,11 @@ use crate::verdict::{Class, Verdict};
 pub use records::*;
 
 mod records;
+pub mod moving;
 pub mod sqlite;
 pub mod postgres;
 
-pub type Result<T> = std::result::Result<T, StoreError>;
+pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
 /// What the engine needs: claim, settle, and the upkeep around them.
 #[async_trait]

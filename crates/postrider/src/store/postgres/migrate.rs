@@ -31,6 +31,7 @@ const MIGRATIONS: &[&[&str]] = &[&[
     include_str!("sql/replay.sql"),
     include_str!("sql/capture.sql"),
     include_str!("sql/rules.sql"),
+    include_str!("sql/import.sql"),
     include_str!("sql/roles.sql"),
 ]];
 pub(super) const CURRENT: i32 = MIGRATIONS.len() as i32;
@@ -95,6 +96,17 @@ pub(super) async fn check(client: &Client) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// For what writes into tables directly: the version of this build, and no other.
+pub(super) async fn check_current(client: &Client) -> Result<()> {
+    check(client).await?;
+    match version(client).await? {
+        CURRENT => Ok(()),
+        found => Err(StoreError::Unusable(format!(
+            "the store has schema version {found}, newer than this build's {CURRENT}; use a newer postrider"
+        ))),
+    }
 }
 
 /// 0 for a database without our schema.

@@ -3,6 +3,7 @@
 //! Three kinds of connections: one that claims and settles (`exchange.rs`), one that listens (`listen.rs`), and
 //! a pool for everything else. No transaction is ever open while anything but the database is waited for.
 
+use std::io::Read;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
@@ -22,6 +23,7 @@ use self::listen::Ear;
 use self::nodes::Listeners;
 use self::send::Commit;
 use self::time::StoreClock;
+use super::moving::{MoveError, Moved};
 use super::{
     ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, Operate, Redrive, Result,
     Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
@@ -52,6 +54,8 @@ mod endpoints;
 mod dlq;
 mod inspect;
 mod upkeep;
+mod import;
+mod copy;
 
 pub use send::{send_batch_in, send_in};
 
@@ -138,6 +142,13 @@ impl PostgresStore {
         Ok(migrate::version(&client).await? > 0)
     }
 
+    /// Reads all of a store from the stream that [`SqliteStore::export`](crate::SqliteStore::export) wrote, into a
+    /// schema that holds nothing yet: the same ids, the same name, in one transaction.
+    pub async fn import(url: &str, from: impl Read + Send + 'static) -> Result<Moved, MoveError> {
+        let mut client = Server::parse(url)?.client().await?;
+        import::import(&mut client, from).await
+    }
+
     /// Gives the store a new name, after a restore or a clone: ids of the two stores must never be equal.
     pub async fn renew_name(&self) -> Result<()> {
         let name = migrate::renew_name(&**self.shared.client().await?).await?;
@@ -191,6 +202,9 @@ impl Store for PostgresStore {
             *ear = Some(listen::begin(&self.shared).await?);
         }
         let node = nodes::join(&self.shared, &hello.name).await?;
+        // Another store may have been imported since this one was opened; from now on none is.
+        *self.shared.name.lock().expect("nobody panics while naming") =
+            migrate::name(&**self.shared.client().await?).await?.into();
         self.shared.listeners.add(node, hello.arrivals);
         Ok(node)
     }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use tokio_postgres::Row;
 use tokio_postgres::row::RowIndex;
 
-type Anything = Box<dyn std::error::Error + Sync + Send>;
+pub(super) type Anything = Box<dyn std::error::Error + Sync + Send>;
 
 /// A span without days or months.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

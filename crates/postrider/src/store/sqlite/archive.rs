@@ -42,6 +42,10 @@ impl Month {
         Offset::UTC.to_timestamp(first).map_or(i64::MAX, micros_of)
     }
 
+    pub(super) fn first_day(&self) -> String {
+        format!("{:04}-{:02}-01", self.year, self.month)
+    }
+
     pub(super) fn table(self) -> String {
         format!("{TABLE_PREFIX}{:04}_{:02}", self.year, self.month)
     }

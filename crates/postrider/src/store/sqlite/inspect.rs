@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row};
 use super::archive::{self, Month};
 use super::keys::{GLOBAL_SCOPE, Place};
 use super::row::{self, at, optional_at};
-use super::{claim, endpoints, known, schema, storage_error};
+use super::{claim, endpoints, export, known, schema, storage_error};
 use crate::breaker::CircuitState;
 use crate::endpoint::Endpoint;
 use crate::error::StoreError;
@@ -68,7 +68,7 @@ fn why_not_yet(
     due_at: Timestamp,
     scope: Option<i64>,
 ) -> Result<String> {
-    if let Some(reason) = known::paused(conn).map_err(storage_error)? {
+    if let Some(reason) = stopped(conn).map_err(storage_error)? {
         return Ok(format!("everything is paused: {reason}"));
     }
     if endpoint.paused {
@@ -105,6 +105,14 @@ fn why_not_yet(
         }
     }
     Ok("due now".to_owned())
+}
+
+/// Why nothing at all is delivered.
+fn stopped(conn: &Connection) -> rusqlite::Result<Option<String>> {
+    match export::closed(conn)? {
+        Some(refusal) => Ok(Some(refusal)),
+        None => known::paused(conn),
+    }
 }
 
 fn behind_key(conn: &Connection, scope: i64, key: &str, id: MessageId) -> Result<String> {
@@ -234,7 +242,7 @@ pub(super) fn status(conn: &Connection, store: &str) -> Result<StoreStatus> {
     Ok(StoreStatus {
         store: store.to_owned(),
         schema_version: schema::CURRENT,
-        paused: known::paused(conn).map_err(storage_error)?,
+        paused: stopped(conn).map_err(storage_error)?,
         pending: queued.saturating_sub(processing),
         processing,
         dead,

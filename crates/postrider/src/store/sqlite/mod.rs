@@ -1,6 +1,7 @@
 //! The embedded store: one SQLite file, one writer thread with group commit, readers beside it.
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
@@ -17,6 +18,7 @@ use self::lock::FileLock;
 use self::nodes::Listeners;
 use self::syncer::{SyncFile, Syncer};
 use self::writer::{Commit, Write, Writer, WriterHandle};
+use super::moving::{MoveError, Moved};
 use super::{
     ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, Operate, Redrive, Result,
     Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
@@ -36,6 +38,7 @@ mod counts;
 mod dlq;
 mod endpoints;
 mod events;
+mod export;
 mod inspect;
 mod keys;
 mod known;
@@ -174,6 +177,27 @@ impl SqliteStore {
         self.write(Commit::Durable, |write| schema::renew_name(write.conn).map_err(storage_error)).await
     }
 
+    /// Closes the file for good, so that what is exported next is all there will be: no node runs on it, and nothing
+    /// is sent to it or changed in it. Whoever tries is told what closed it. False when it was closed already.
+    pub async fn close_for_export(&self, by: &str) -> Result<bool> {
+        self.owner_only()?;
+        let by = by.to_owned();
+        self.write(Commit::Durable, move |write| export::close(write, &by)).await
+    }
+
+    /// Takes [`SqliteStore::close_for_export`] back; false when the file was not closed.
+    pub async fn reopen(&self) -> Result<bool> {
+        self.owner_only()?;
+        self.write(Commit::Durable, export::reopen).await
+    }
+
+    /// Writes all of the store as one stream, for `PostgresStore::import`.
+    pub async fn export(&self, to: impl io::Write + Send + 'static) -> Result<Moved, MoveError> {
+        self.owner_only()?;
+        let now = self.now();
+        self.read(move |conn| Ok(export::write_all(conn, now, to))).await?
+    }
+
     async fn send_one(&self, commit: Commit, message: NewMessage) -> Result<Sent> {
         let messages = [message];
         let sent = self.write(commit, move |write| send::send(write, &messages)).await?;
@@ -257,6 +281,7 @@ impl Store for SqliteStore {
         let first = self.listeners.is_empty();
         let node = self
             .write(Commit::Durable, move |write| {
+                export::refuse_if_closed(write.conn)?;
                 if first {
                     nodes::bury_earlier_nodes(write)?;
                     archive::make_months_ahead(write)?;
@@ -499,6 +524,9 @@ fn open_connection(path: &Path) -> Result<Connection> {
 /// A database that says no is an expected day, unless it says that it cannot be used at all.
 fn storage_error(error: rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode;
+    if let Some(refusal) = export::refusal(&error) {
+        return refusal;
+    }
     match error.sqlite_error_code() {
         Some(
             ErrorCode::NotADatabase

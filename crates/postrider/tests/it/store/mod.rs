@@ -7,6 +7,7 @@ mod sqlite;
 mod postgres;
 mod fast;
 mod moves;
+mod moving;
 mod outbox;
 mod faults;
 mod upkeep;

@@ -18,7 +18,7 @@ mod transactions;
 mod isolation;
 mod wakeups;
 mod migrations;
-mod engine;
+pub(crate) mod engine;
 mod surface;
 mod refusals;
 mod captures;
@@ -79,7 +79,7 @@ pub(crate) async fn connect(world: &World<Postgres>) -> postrider::tokio_postgre
     world.harness().database.connect().await
 }
 
-async fn migrated(database: &Address) {
+pub(crate) async fn migrated(database: &Address) {
     let options = PostgresOptions { migrate: true, ..PostgresOptions::new(database.url()) };
     PostgresStore::open(options).await.expect("an empty database is migrated");
 }

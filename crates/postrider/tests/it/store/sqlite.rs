@@ -1,5 +1,6 @@
 //! The suite over one SQLite file.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,12 @@ pub(crate) struct Sqlite {
     clock: Arc<ManualClock>,
 }
 
+impl Sqlite {
+    pub(crate) fn path(&self) -> PathBuf {
+        self.folder.path().join("store.db")
+    }
+}
+
 #[async_trait]
 impl Harness for Sqlite {
     type S = SqliteStore;
@@ -30,7 +37,7 @@ impl Harness for Sqlite {
     }
 
     async fn open(&self) -> SqliteStore {
-        let path = self.folder.path().join("store.db");
+        let path = self.path();
         let clock = self.clock.clone();
         SqliteStore::open(SqliteOptions { migrate: true, clock, ..SqliteOptions::node(path) })
             .expect("the file opens")

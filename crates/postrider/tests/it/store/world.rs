@@ -42,12 +42,21 @@ pub(crate) struct World<H: Harness> {
 
 impl<H: Harness> World<H> {
     pub(crate) async fn start() -> Self {
-        let harness = H::new().await;
-        let store = harness.open().await;
-        let (node, arrivals) = join(&store, Arc::new(NoDirectClaims)).await;
-        let mut world = Self { harness, store: Some(store), a: EndpointId(0), node, arrivals, batch: 0 };
+        let mut world = Self::over(H::new().await, EndpointId(0)).await;
         world.a = world.endpoint("a", json!({})).await;
         world
+    }
+
+    /// Where there is data already, and this endpoint `a`.
+    pub(crate) async fn over(harness: H, a: EndpointId) -> Self {
+        let store = harness.open().await;
+        let (node, arrivals) = join(&store, Arc::new(NoDirectClaims)).await;
+        Self { harness, store: Some(store), a, node, arrivals, batch: 0 }
+    }
+
+    /// The process dies without a word; what it leaves behind.
+    pub(crate) fn die_out(self) -> H {
+        self.harness
     }
 
     pub(crate) fn store(&self) -> &H::S {

@@ -27,16 +27,18 @@ const HEARTBEAT_SECONDS: u64 = 5;
 
 /// Runs the operations; panics at the first difference.
 pub(crate) async fn run<H: Harness>(operations: Vec<Operation>) {
+    Pair::<H>::start().await.run(operations).await;
+}
+
+/// The same with a move to another store in the middle.
+pub(crate) async fn run_and_move<H: Harness, G: Harness>(
+    before: Vec<Operation>,
+    to_another: impl AsyncFnOnce(World<H>) -> World<G>,
+    after: Vec<Operation>,
+) {
     let mut pair = Pair::<H>::start().await;
-    for (step, operation) in operations.into_iter().enumerate() {
-        pair.step(operation).await;
-        pair.compare_waiting().await;
-        pair.compare_suspects().await;
-        if step % 32 == 31 {
-            pair.compare().await;
-        }
-    }
-    pair.compare().await;
+    pair.run(before).await;
+    pair.moved(to_another).await.run(after).await;
 }
 
 /// A store and its model.
@@ -61,6 +63,34 @@ impl<H: Harness> Pair<H> {
         }
         let nodes = [world.node, world.another_node().await];
         Self { world, mail: Mail::default(), endpoints, nodes, tickets: Vec::new() }
+    }
+
+    async fn run(&mut self, operations: Vec<Operation>) {
+        for (step, operation) in operations.into_iter().enumerate() {
+            self.step(operation).await;
+            self.compare_waiting().await;
+            self.compare_suspects().await;
+            if step % 32 == 31 {
+                self.compare().await;
+            }
+        }
+        self.compare().await;
+    }
+
+    /// Its nodes died; what they held is lost.
+    async fn moved<G: Harness>(self, to_another: impl AsyncFnOnce(World<H>) -> World<G>) -> Pair<G> {
+        let (world, mut mail) = (to_another(self.world).await, self.mail);
+        for lost in world.store().lost_claims(1000).await.unwrap() {
+            let fence = mail.messages.get_mut(&lost.id).and_then(|message| message.fence.as_mut());
+            let fence = fence.expect("only what was claimed is lost");
+            // Batches are counted anew; the node is the one it was.
+            assert_eq!(lost.fence.node, fence.node);
+            *fence = lost.fence;
+        }
+        let nodes = [world.node, world.another_node().await];
+        let mut pair = Pair { world, mail, endpoints: self.endpoints, nodes, tickets: self.tickets };
+        pair.lose_claims(&self.nodes, false).await;
+        pair
     }
 
     async fn step(&mut self, operation: Operation) {

@@ -53,16 +53,20 @@ impl Post {
     }
 
     async fn until_empty(&self) {
-        let store = self.store().await;
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let status = store.status().await.unwrap();
-            if status.pending + status.processing == 0 {
-                return;
-            }
-            assert!(Instant::now() < deadline, "{status:?}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        until_empty(&*self.store().await).await;
+    }
+}
+
+/// Everything is settled: nothing pending, nothing processing.
+pub(crate) async fn until_empty(store: &impl Operate) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let status = store.status().await.unwrap();
+        if status.pending + status.processing == 0 {
+            return;
         }
+        assert!(Instant::now() < deadline, "{status:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

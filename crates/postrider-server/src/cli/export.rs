@@ -1,0 +1,163 @@
+//! `postrider export`: a whole SQLite store as one stream.
+
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+
+use postrider::SqliteStore;
+use postrider::store::moving::{MoveError, Moved};
+use serde_json::json;
+use tempfile::Builder;
+
+use super::moving::{self, STANDARD};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::store_url::StoreUrl;
+
+pub(super) const HELP: &str = "\
+The store must be a SQLite file, and its node must have stopped. The export closes it: from then
+on no node starts on it and nothing can be sent to it or changed in it, so that no message is
+delivered twice or left behind. If the export fails, the store is as it was.
+
+The file holds everything, payloads and the secrets of endpoints too, so only its owner may read it.
+`postrider import` reads it into PostgreSQL.";
+
+#[derive(clap::Args)]
+pub(crate) struct ExportArgs {
+    /// Where to write it: a new file, or - for stdout (also when it is left out)
+    file: Option<PathBuf>,
+
+    /// Do not close the store: for a trial, since both stores then hold the same messages
+    #[arg(long)]
+    leave_open: bool,
+
+    /// Take an export back: let the store that it closed go on
+    #[arg(long, conflicts_with_all = ["file", "leave_open"])]
+    reopen: bool,
+}
+
+pub(super) async fn run(arguments: ExportArgs, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+    let store = url.open_export().await?;
+    if arguments.reopen {
+        return reopen(&store, url, output).await;
+    }
+    let target = Target::of(arguments.file)?;
+    let closed = match arguments.leave_open {
+        true => false,
+        false => store.close_for_export(&format!("an export to {}", target.name())).await?,
+    };
+    let written = tokio::select! {
+        written = write(&store, &target, output) => written,
+        _ = tokio::signal::ctrl_c() => Err(Failure::failed("interrupted; the store is as it was")),
+    };
+    match written {
+        Ok(moved) => {
+            tell(&moved, &target, url, !arguments.leave_open, output);
+            Ok(())
+        }
+        Err(failure) => {
+            if closed {
+                store.reopen().await?;
+            }
+            Err(failure)
+        }
+    }
+}
+
+enum Target {
+    Stdout,
+    File(PathBuf),
+}
+
+impl Target {
+    fn of(file: Option<PathBuf>) -> Result<Self, Failure> {
+        match file.filter(|file| file.as_os_str() != STANDARD) {
+            Some(file) if file.exists() => Err(Failure::usage(format!("{} exists already", file.display()))
+                .hint("an export is never written over something else; choose another name")),
+            Some(file) => Ok(Self::File(file)),
+            None if io::stdout().is_terminal() => {
+                Err(Failure::usage("an export is nothing to look at: give a FILE, or pipe it somewhere"))
+            }
+            None => Ok(Self::Stdout),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Stdout => "standard output".to_owned(),
+            Self::File(file) => file.display().to_string(),
+        }
+    }
+}
+
+async fn write(store: &SqliteStore, target: &Target, output: Output) -> Result<Moved, Failure> {
+    let bar = moving::bar(None, output);
+    match target {
+        Target::Stdout => Ok(store.export(bar.wrap_write(io::stdout())).await?),
+        Target::File(file) => {
+            let unwritable =
+                |error: io::Error| Failure::failed(format!("cannot write {}: {error}", file.display()));
+            // Complete or not there. Nobody else may read it.
+            let new =
+                Builder::new().prefix(".postrider-export-").tempfile_in(folder(file)).map_err(unwritable)?;
+            let to = new.reopen().map_err(unwritable)?;
+            let moved = store.export(bar.wrap_write(to)).await.map_err(|error| match error {
+                MoveError::Io(error) => unwritable(error),
+                other => other.into(),
+            })?;
+            new.as_file().sync_all().map_err(unwritable)?;
+            new.persist_noclobber(file).map_err(|error| unwritable(error.error))?;
+            Ok(moved)
+        }
+    }
+}
+
+fn folder(file: &Path) -> &Path {
+    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn tell(moved: &Moved, target: &Target, url: &StoreUrl, closed: bool, output: Output) {
+    let json = || {
+        let (store, rows) = (&moved.store, &moved.rows);
+        json!({ "store": store, "url": url.to_string(), "file": target.name(), "closed": closed, "rows": rows }).to_string()
+    };
+    let text = || {
+        let next = match closed {
+            true => format!(
+                "{url} is closed now: nothing is delivered from it or sent to it any more.\n\
+                 Next: postrider import --store postgres://… {}\n\
+                 Not wanted after all: postrider export --reopen --store {url}",
+                match target {
+                    Target::Stdout => "FILE".to_owned(),
+                    Target::File(file) => file.display().to_string(),
+                }
+            ),
+            false => {
+                format!("{url} was left as it was; nodes on both stores would deliver everything twice")
+            }
+        };
+        format!(
+            "exported store {} to {}: {}\n{next}",
+            moved.store,
+            target.name(),
+            moving::counts(&moved.rows)
+        )
+    };
+    match target {
+        // Where the stream went is no place for words.
+        Target::Stdout if output.json => eprintln!("{}", json()),
+        Target::Stdout => eprintln!("{}", text()),
+        Target::File(_) => output.document(json, text),
+    }
+}
+
+async fn reopen(store: &SqliteStore, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+    let reopened = store.reopen().await?;
+    output.document(
+        || json!({ "url": url.to_string(), "reopened": reopened }).to_string(),
+        || match reopened {
+            true => format!("{url} is open again; make sure that no node runs on what was imported from it"),
+            false => format!("{url} was not closed"),
+        },
+    );
+    Ok(())
+}

@@ -1,0 +1,65 @@
+-- A whole store comes in: only where there is none yet, and only as a whole.
+
+-- Refuses a store that holds anything, or that a node is running on: it would go on under the store's old name.
+CREATE FUNCTION postrider._check_empty() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_live text := (SELECT string_agg(name, ', ' ORDER BY id) FROM postrider.nodes
+                  WHERE state = 'live' AND lease_until > postrider._now());
+  v_found text := concat_ws(', ',
+    CASE WHEN EXISTS (SELECT FROM postrider.endpoints) THEN 'endpoints' END,
+    CASE WHEN EXISTS (SELECT FROM postrider.queue) THEN 'queued messages' END,
+    CASE WHEN EXISTS (SELECT FROM postrider.dlq) THEN 'dead letters' END,
+    CASE WHEN EXISTS (SELECT FROM postrider.archive) THEN 'archived messages' END,
+    CASE WHEN EXISTS (SELECT FROM postrider.attempts) THEN 'attempts' END,
+    CASE WHEN EXISTS (SELECT FROM postrider._reservations) THEN 'reserved idempotency keys' END,
+    CASE WHEN EXISTS (SELECT FROM postrider.event_types) THEN 'event types' END,
+    CASE WHEN EXISTS (SELECT FROM postrider.settings) THEN 'changed settings' END);
+BEGIN
+  IF v_live IS NOT NULL THEN
+    PERFORM postrider._conflict(format(
+      'nodes are running on this store: %s; stop them, or wait for the lease of one that was killed, and import again',
+      v_live));
+  END IF;
+  IF v_found <> '' THEN
+    PERFORM postrider._conflict(format(
+      'this store is not empty, it has %s; import into another database, or make this one new: '
+      'DROP SCHEMA postrider CASCADE, then `postrider migrate`', v_found));
+  END IF;
+END $$;
+
+-- Until the import has ended nobody else gets in. A node that is started meanwhile waits, and finds it all.
+CREATE FUNCTION postrider._begin_import(p_archive_months text[], p_attempt_months text[]) RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '10s' AS $$
+BEGIN
+  LOCK TABLE postrider._store IN ACCESS EXCLUSIVE MODE;
+  LOCK TABLE postrider.nodes IN EXCLUSIVE MODE;
+  PERFORM postrider._check_empty();
+  -- Of nodes that have ended.
+  DELETE FROM postrider.nodes;
+  DELETE FROM postrider.event_log;
+  -- Before their rows come, which would have to be moved otherwise.
+  PERFORM postrider._make_month('archive', month::timestamp) FROM unnest(p_archive_months) AS month;
+  PERFORM postrider._make_month('attempts', month::timestamp) FROM unnest(p_attempt_months) AS month;
+  -- Letters come as they are.
+  ALTER TABLE postrider.dlq DISABLE TRIGGER dlq_begins_failed;
+END $$;
+
+-- The next id is beyond all that were ever given.
+CREATE FUNCTION postrider._continue_ids(p_sequence text, p_last jsonb) RETURNS void LANGUAGE sql AS $$
+  SELECT setval(p_sequence::regclass, greatest(p_last::bigint, 1), p_last::bigint > 0)
+$$;
+
+CREATE FUNCTION postrider._end_import(p_name text, p_paused text, p_last_ids jsonb, p_rows jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  ALTER TABLE postrider.dlq ENABLE TRIGGER dlq_begins_failed;
+  PERFORM postrider._continue_ids('postrider.message_ids', p_last_ids->'message');
+  PERFORM postrider._continue_ids(pg_get_serial_sequence('postrider.endpoints', 'id'), p_last_ids->'endpoint');
+  PERFORM postrider._continue_ids(pg_get_serial_sequence('postrider.nodes', 'id'), p_last_ids->'node');
+  PERFORM postrider._continue_ids(pg_get_serial_sequence('postrider.dlq', 'id'), p_last_ids->'dead_letter');
+  PERFORM postrider._continue_ids(pg_get_serial_sequence('postrider.event_log', 'id'), p_last_ids->'event');
+  UPDATE postrider._store SET name = p_name, paused_because = p_paused;
+  PERFORM postrider._refresh_limits();
+  PERFORM postrider._recount_queue();
+  PERFORM postrider._changed('store.imported', NULL, p_rows);
+END $$;
