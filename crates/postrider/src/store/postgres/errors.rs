@@ -1,7 +1,7 @@
 //! What PostgreSQL says, as a store error. The functions of `sql/errors.sql` put field and name into the
 //! error's own fields, so nothing is read out of sentences.
 
-use deadpool_postgres::PoolError;
+use deadpool::managed::PoolError;
 use serde::Deserialize;
 use tokio_postgres::error::DbError;
 
@@ -21,9 +21,9 @@ pub(super) fn store_error(error: tokio_postgres::Error) -> StoreError {
     }
 }
 
-pub(super) fn pool_error(error: PoolError) -> StoreError {
+pub(super) fn pool_error(error: PoolError<StoreError>) -> StoreError {
     match error {
-        PoolError::Backend(error) => store_error(error),
+        PoolError::Backend(error) => error,
         other => StoreError::Unavailable(other.to_string()),
     }
 }

@@ -51,7 +51,7 @@ pub(super) async fn send(shared: &Shared, commit: Commit, message: &NewMessage) 
         Commit::Durable => SEND,
         Commit::Fast => SEND_FAST,
     };
-    let client = shared.client().await?;
+    let client = shared.pool.client().await?;
     let statement = client.prepare_typed_cached(sql, &TYPES).await.map_err(store_error)?;
     client.query_one(&statement, &arguments.values()).await.map(|row| sent(&row)).map_err(store_error)
 }
@@ -62,7 +62,7 @@ pub(super) async fn send_batch(
     commit: Commit,
     messages: &[NewMessage],
 ) -> Result<Vec<Sent>> {
-    let mut client = shared.client().await?;
+    let mut client = shared.pool.client().await?;
     let transaction = client.transaction().await.map_err(store_error)?;
     if commit == Commit::Fast {
         transaction.batch_execute("SET LOCAL synchronous_commit = off").await.map_err(store_error)?;
