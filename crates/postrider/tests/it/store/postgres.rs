@@ -18,6 +18,7 @@ mod isolation;
 mod wakeups;
 mod migrations;
 mod engine;
+mod failover;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,
