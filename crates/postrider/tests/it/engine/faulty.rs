@@ -13,12 +13,17 @@ use postrider::store::{
 };
 use postrider::{SqliteStore, Store, StoreError};
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 pub(super) struct Faulty {
     store: Arc<SqliteStore>,
     pub(super) failing: AtomicBool,
     /// Heartbeats that are still to be refused.
     pub(super) refused_heartbeats: AtomicU32,
+    /// Settles that are still to be refused.
+    pub(super) refused_settles: AtomicU32,
+    /// When it was asked to settle. Time stands still from the first refusal on, but for what is waited for.
+    pub(super) asked_to_settle: std::sync::Mutex<Vec<Instant>>,
     /// Questions it refused.
     pub(super) refused: AtomicUsize,
     /// Whoever leaves waits for this one afterwards.
@@ -32,6 +37,8 @@ impl Faulty {
             store: store.clone(),
             failing: AtomicBool::new(false),
             refused_heartbeats: AtomicU32::new(0),
+            refused_settles: AtomicU32::new(0),
+            asked_to_settle: std::sync::Mutex::default(),
             refused: AtomicUsize::new(0),
             leaving: Mutex::default(),
             left: AtomicUsize::new(0),
@@ -51,6 +58,10 @@ impl Faulty {
     }
 }
 
+fn one_of(left: &AtomicU32) -> bool {
+    left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok()
+}
+
 #[async_trait]
 impl Store for Faulty {
     fn name(&self) -> Arc<str> {
@@ -66,8 +77,7 @@ impl Store for Faulty {
     }
 
     async fn heartbeat(&self, node: NodeId) -> Result<()> {
-        let refuse = |left: u32| left.checked_sub(1);
-        if self.refused_heartbeats.fetch_update(SeqCst, SeqCst, refuse).is_ok() {
+        if one_of(&self.refused_heartbeats) {
             return Err(StoreError::Unavailable("no heartbeat today".to_owned()));
         }
         self.ask()?.heartbeat(node).await
@@ -93,6 +103,14 @@ impl Store for Faulty {
     }
 
     async fn settle(&self, settlements: Vec<Settlement>) -> Result<Vec<Settled>> {
+        let refused = one_of(&self.refused_settles);
+        self.asked_to_settle.lock().unwrap().push(Instant::now());
+        if refused {
+            if self.asked_to_settle.lock().unwrap().len() == 1 {
+                tokio::time::pause();
+            }
+            return Err(StoreError::Unavailable("no settling today".to_owned()));
+        }
         self.ask()?.settle(settlements).await
     }
 

@@ -38,6 +38,26 @@ async fn attempts_that_end_while_the_store_fails_are_settled_when_it_is_back() {
 }
 
 #[tokio::test]
+async fn a_refused_settle_is_made_again_as_soon_as_its_pause_is_over() {
+    let world = World::new().await;
+    world.endpoint("a").await;
+    let faulty = Faulty::over(&world.store);
+    faulty.refused_settles.store(4, SeqCst);
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    let id = world.send("a", 1).await;
+    world.until_state(id, State::Completed).await;
+    let asked = faulty.asked_to_settle.lock().unwrap().clone();
+    let pauses: Vec<Duration> = asked.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(pauses.len(), 4);
+    for (pause, millis) in pauses.iter().zip([50, 100, 200, 400]) {
+        // Timers are of whole milliseconds.
+        let about = Duration::from_millis(millis)..Duration::from_millis(millis + 3);
+        assert!(about.contains(pause), "{pauses:?}");
+    }
+    engine.stop().await;
+}
+
+#[tokio::test]
 async fn a_circuit_that_cannot_move_is_left_alone_between_tries() {
     let (world, clock) = World::standing_still().await;
     world.configure("circuit_breaker_threshold", "1").await;
