@@ -20,8 +20,8 @@ use crate::store::Result;
 
 /// For each host, from the first packet to the server's welcome.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A server that is gone without a word is noticed after about this long.
-pub(super) const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// A server that is gone without a word is noticed after about this long; `tcp_user_timeout` says otherwise.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 pub(super) type ServerConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 pub(super) type Pool = managed::Pool<Server>;
@@ -33,7 +33,7 @@ pub(super) struct Server {
     hosts: Arc<[Host]>,
     tls: MakeRustlsConnect,
     /// The host that took the last connection is asked first.
-    found_at: Arc<AtomicUsize>,
+    ask_first: Arc<AtomicUsize>,
     hang_up: Arc<Notify>,
 }
 
@@ -53,17 +53,19 @@ impl Server {
             .map(|(name, url)| Ok(Host { name, config: configure(&url, asked.mode, several)? }))
             .collect();
         let tls = MakeRustlsConnect::new(tls::client_config(asked.trust, asked.root_file.as_deref())?);
-        Ok(Self { hosts: hosts?.into(), tls, found_at: Arc::default(), hang_up: Arc::default() })
+        Ok(Self { hosts: hosts?.into(), tls, ask_first: Arc::default(), hang_up: Arc::default() })
     }
 
     /// Whoever asks drives the connection.
     pub(super) async fn connect(&self) -> Result<(Client, ServerConnection)> {
-        let first = self.found_at.load(Relaxed);
+        let (first, count) = (self.ask_first.load(Relaxed), self.hosts.len());
         let mut failures = Vec::new();
-        for place in (first..self.hosts.len()).chain(0..first) {
+        for place in (first..count).chain(0..first) {
+            // Until it answers: whoever does not wait for that asks the next one next time.
+            self.ask_first.store((place + 1) % count, Relaxed);
             match self.connect_to(&self.hosts[place].config).await {
                 Ok(connected) => {
-                    self.found_at.store(place, Relaxed);
+                    self.ask_first.store(place, Relaxed);
                     return Ok(connected);
                 }
                 Err(error) => failures.push((&*self.hosts[place].name, error)),
@@ -97,6 +99,11 @@ impl Server {
             }
         });
         Ok((client, driving))
+    }
+
+    /// How long a question that takes no time may go unanswered.
+    pub(super) fn silence_max(&self) -> Duration {
+        self.hosts[0].config.get_tcp_user_timeout().copied().unwrap_or(SILENCE_MAX)
     }
 
     /// Ends every connection, and with it whatever waits for an answer.
@@ -145,8 +152,9 @@ fn configure(url: &str, mode: SslMode, several_hosts: bool) -> Result<Config> {
     };
     let mut config: Config = url.parse().map_err(unreadable)?;
     config.ssl_mode(mode);
-    config.tcp_user_timeout(SILENCE_MAX).keepalives_idle(SILENCE_MAX);
-    config.keepalives_interval(SILENCE_MAX / 2).keepalives_retries(2);
+    let silence_max = config.get_tcp_user_timeout().copied().unwrap_or(SILENCE_MAX);
+    config.tcp_user_timeout(silence_max).keepalives_idle(silence_max);
+    config.keepalives_interval((silence_max / 2).max(Duration::from_secs(1))).keepalives_retries(2);
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(CONNECT_TIMEOUT);
     }

@@ -14,7 +14,7 @@ use tokio_postgres::{Client, Row};
 
 use self::batches::Batches;
 use self::claim::UnderWay;
-use self::connect::{Pool, PooledClient, SILENCE_MAX, Server};
+use self::connect::{Pool, PooledClient, Server};
 use self::cursors::Cursors;
 use self::errors::{pool_error, store_error};
 use self::exchange::Exchange;
@@ -200,11 +200,12 @@ impl Shared {
     /// What takes no time is answered soon, or there is nobody any more who would: a server that froze, or that another
     /// one took the place of. Then all connections end, so that whoever waits for an answer connects again.
     async fn in_time<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
-        match tokio::time::timeout(SILENCE_MAX, asked).await {
+        let patience = self.server.silence_max();
+        match tokio::time::timeout(patience, asked).await {
             Ok(answered) => answered,
             Err(_) => {
                 self.server.hang_up();
-                Err(StoreError::Unavailable(format!("the server did not answer within {SILENCE_MAX:?}")))
+                Err(StoreError::Unavailable(format!("the server did not answer within {patience:?}")))
             }
         }
     }

@@ -17,7 +17,11 @@ mod transactions;
 mod isolation;
 mod wakeups;
 mod migrations;
+mod post;
+mod proxy;
 mod engine;
+mod many_nodes;
+mod cut_off;
 mod failover;
 
 pub(crate) struct Postgres {
