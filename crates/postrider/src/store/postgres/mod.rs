@@ -41,6 +41,8 @@ mod migrate;
 mod known_keys;
 mod row;
 mod send;
+#[cfg(feature = "sqlx")]
+pub mod sqlx;
 mod exchange;
 mod claim;
 mod cursors;

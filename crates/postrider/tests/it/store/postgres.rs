@@ -14,6 +14,7 @@ use super::model;
 use super::world::{Harness, World};
 
 mod transactions;
+mod sqlx_transactions;
 mod isolation;
 mod wakeups;
 mod migrations;

@@ -14,7 +14,7 @@ use crate::store::world::{World, to};
 const A_WHILE: Duration = Duration::from_millis(200);
 
 /// Claims and completes all there is, one after the other.
-async fn deliver_all(world: &mut World<Postgres>) -> Vec<MessageId> {
+pub(super) async fn deliver_all(world: &mut World<Postgres>) -> Vec<MessageId> {
     let mut delivered = Vec::new();
     while let Some(ticket) = world.claim(world.a, 1).await.first() {
         delivered.push(ticket.id);
