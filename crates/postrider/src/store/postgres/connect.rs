@@ -43,7 +43,7 @@ struct Host {
 }
 
 impl Server {
-    /// A `postgres://` URL as libpq reads it: several hosts, `sslmode` and `sslrootcert` included.
+    /// A `postgres://` URL as libpq reads it: several hosts, `sslmode` and its files included.
     pub(super) fn parse(url: &str) -> Result<Self> {
         let asked = TlsAsked::split_from(url)?;
         let urls = urls_of_hosts(&asked.url);
@@ -52,7 +52,7 @@ impl Server {
             .into_iter()
             .map(|(name, url)| Ok(Host { name, config: configure(&url, asked.mode, several)? }))
             .collect();
-        let tls = MakeRustlsConnect::new(tls::client_config(asked.trust, asked.root_file.as_deref())?);
+        let tls = MakeRustlsConnect::new(tls::client_config(asked.trust, &asked.files)?);
         Ok(Self { hosts: hosts?.into(), tls, ask_first: Arc::default(), hang_up: Arc::default() })
     }
 
@@ -184,23 +184,25 @@ struct TlsAsked {
     url: String,
     mode: SslMode,
     trust: Trust,
-    root_file: Option<String>,
+    files: tls::Files,
 }
 
 impl TlsAsked {
     fn split_from(url: &str) -> Result<Self> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
-        let (mut mode, mut root_file, mut rest) = (None, None, Vec::new());
+        let (mut mode, mut files, mut rest) = (None, tls::Files::default(), Vec::new());
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
                 Some(("sslmode", value)) => mode = Some(value),
-                Some(("sslrootcert", value)) => root_file = Some(percent_decoded(value)),
-                // Word for it in the driver.
+                Some(("sslrootcert", value)) => files.root = Some(percent_decoded(value)),
+                Some(("sslcert", value)) => files.certificate = Some(percent_decoded(value)),
+                Some(("sslkey", value)) => files.key = Some(percent_decoded(value)),
+                // The driver's word for it.
                 Some(("target_session_attrs", "primary")) => rest.push("target_session_attrs=read-write"),
                 _ => rest.push(pair),
             }
         }
-        let (mode, trust) = match (mode, &root_file) {
+        let (mode, trust) = match (mode, &files.root) {
             (None | Some("prefer"), _) => (SslMode::Prefer, Trust::Anybody),
             (Some("disable"), _) => (SslMode::Disable, Trust::Anybody),
             (Some("require"), None) => (SslMode::Require, Trust::Anybody),
@@ -214,7 +216,7 @@ impl TlsAsked {
             }
         };
         let url = if rest.is_empty() { address.to_owned() } else { format!("{address}?{}", rest.join("&")) };
-        Ok(Self { url, mode, trust, root_file })
+        Ok(Self { url, mode, trust, files })
     }
 }
 

@@ -5,6 +5,7 @@ use deadpool::managed::PoolError;
 use serde::Deserialize;
 use tokio_postgres::error::DbError;
 
+use super::tls;
 use crate::error::{Invalid, StoreError};
 use crate::message::MessageId;
 
@@ -17,7 +18,10 @@ const LIMITS: [&str; 4] = ["max_payload_bytes", "max_headers_bytes", "max_key_by
 pub(super) fn store_error(error: tokio_postgres::Error) -> StoreError {
     match error.as_db_error() {
         Some(said) => Said::from(said).refusal(),
-        None => StoreError::Unavailable(sentence(&error)),
+        None => match tls::advice(&error) {
+            Some(advice) => StoreError::Unusable(advice),
+            None => StoreError::Unavailable(sentence(&error)),
+        },
     }
 }
 

@@ -18,6 +18,7 @@ mod sqlx_transactions;
 mod isolation;
 mod wakeups;
 mod migrations;
+mod tls;
 mod post;
 mod proxy;
 mod engine;

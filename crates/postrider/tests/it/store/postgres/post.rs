@@ -1,5 +1,6 @@
 //! Whole nodes on one database, each with a store of its own, and the receiver that they deliver to.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,10 +41,7 @@ impl Post {
 
     /// Each node writes into a folder of its own.
     pub(super) async fn file_endpoint(&self, name: &str) {
-        let config = json!({"path": "letters"}).as_object().unwrap().clone();
-        let endpoint =
-            NewEndpoint { name: name.into(), protocol: "file".into(), config, ..NewEndpoint::default() };
-        self.store.create_endpoint(endpoint).await.unwrap();
+        create_file_endpoint(&self.store, name, "letters").await;
     }
 
     pub(super) async fn configure(&self, name: &str, value: &str) {
@@ -59,10 +57,7 @@ impl Post {
         let file_root = self.folder.path().join(name);
         std::fs::create_dir_all(&file_root).unwrap();
         let store = PostgresStore::open(PostgresOptions::new(url)).await.unwrap();
-        let environment =
-            Environment { allow_internal: true, file_root: Some(file_root), ..Environment::default() };
-        let options = EngineOptions { node_name: name.into(), environment, ..EngineOptions::default() };
-        Engine::start(Arc::new(store), options).await.unwrap()
+        node_with_files(Arc::new(store), name, file_root).await
     }
 
     /// What a node wrote, in its order.
@@ -102,9 +97,24 @@ impl Post {
 
 /// Time stands still for all of them until it is moved.
 pub(super) async fn node_of(postgres: &Postgres, name: &str) -> Engine {
-    let environment = Environment { allow_internal: true, ..Environment::default() };
+    start(Arc::new(postgres.open().await), name, None).await
+}
+
+pub(super) async fn node_with_files(store: Arc<PostgresStore>, name: &str, root: PathBuf) -> Engine {
+    start(store, name, Some(root)).await
+}
+
+async fn start(store: Arc<PostgresStore>, name: &str, file_root: Option<PathBuf>) -> Engine {
+    let environment = Environment { allow_internal: true, file_root, ..Environment::default() };
     let options = EngineOptions { node_name: name.into(), environment, ..EngineOptions::default() };
-    Engine::start(Arc::new(postgres.open().await), options).await.unwrap()
+    Engine::start(store, options).await.unwrap()
+}
+
+pub(super) async fn create_file_endpoint(store: &PostgresStore, name: &str, path: &str) {
+    let config = json!({ "path": path }).as_object().unwrap().clone();
+    let endpoint =
+        NewEndpoint { name: name.into(), protocol: "file".into(), config, ..NewEndpoint::default() };
+    store.create_endpoint(endpoint).await.unwrap();
 }
 
 pub(super) async fn create_endpoint(store: &PostgresStore, receiver: &Receiver, name: &str, options: Value) {
