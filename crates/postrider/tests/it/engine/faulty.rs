@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 use postrider::breaker::Circuit;
 use postrider::endpoint::EndpointId;
-use postrider::message::{LostClaim, NodeId};
+use postrider::message::{Fence, LostClaim, NodeId};
 use postrider::store::{
     ClaimRequest, Claimed, Hello, Result, Settled, Settlement, Snapshot, Suspect, Waiting,
 };
-use postrider::{SqliteStore, Store, StoreError};
+use postrider::{MessageId, SqliteStore, Store, StoreError};
+use serde_json::Map;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -20,10 +22,13 @@ pub(super) struct Faulty {
     pub(super) failing: AtomicBool,
     /// Heartbeats that are still to be refused.
     pub(super) refused_heartbeats: AtomicU32,
+    pub(super) heartbeats: AtomicUsize,
     /// Settles that are still to be refused.
     pub(super) refused_settles: AtomicU32,
     /// When it was asked to settle. Time stands still from the first refusal on, but for what is waited for.
     pub(super) asked_to_settle: std::sync::Mutex<Vec<Instant>>,
+    /// However many lost claims are judged, there are more of them.
+    pub(super) endless_losses: AtomicBool,
     /// Questions it refused.
     pub(super) refused: AtomicUsize,
     /// Whoever leaves waits for this one afterwards.
@@ -37,8 +42,10 @@ impl Faulty {
             store: store.clone(),
             failing: AtomicBool::new(false),
             refused_heartbeats: AtomicU32::new(0),
+            heartbeats: AtomicUsize::new(0),
             refused_settles: AtomicU32::new(0),
             asked_to_settle: std::sync::Mutex::default(),
+            endless_losses: AtomicBool::new(false),
             refused: AtomicUsize::new(0),
             leaving: Mutex::default(),
             left: AtomicUsize::new(0),
@@ -55,6 +62,22 @@ impl Faulty {
             return Err(StoreError::Unavailable("the disk is full".to_owned()));
         }
         Ok(&self.store)
+    }
+}
+
+/// Of an endpoint that is not there.
+fn lost_claim() -> LostClaim {
+    LostClaim {
+        id: MessageId(1),
+        endpoint: EndpointId(-1),
+        fence: Fence { node: NodeId(-1), batch: 1 },
+        attempt: 1,
+        attempts_before: 0,
+        losses: 0,
+        alone: false,
+        started_at: Timestamp::UNIX_EPOCH,
+        expires_at: None,
+        options: Map::new(),
     }
 }
 
@@ -77,6 +100,7 @@ impl Store for Faulty {
     }
 
     async fn heartbeat(&self, node: NodeId) -> Result<()> {
+        self.heartbeats.fetch_add(1, SeqCst);
         if one_of(&self.refused_heartbeats) {
             return Err(StoreError::Unavailable("no heartbeat today".to_owned()));
         }
@@ -119,6 +143,10 @@ impl Store for Faulty {
     }
 
     async fn lost_claims(&self, limit: usize) -> Result<Vec<LostClaim>> {
+        if self.endless_losses.load(SeqCst) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            return Ok((0..limit).map(|_| lost_claim()).collect());
+        }
         self.ask()?.lost_claims(limit).await
     }
 

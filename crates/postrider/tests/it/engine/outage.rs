@@ -136,6 +136,23 @@ async fn two_lost_heartbeats_do_not_cost_the_lease() {
 }
 
 #[tokio::test]
+async fn a_node_that_judges_many_lost_claims_keeps_its_own_lease() {
+    let world = World::new().await;
+    world.configure("node_lease", "5").await;
+    let faulty = Faulty::over(&world.store);
+    faulty.endless_losses.store(true, SeqCst);
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    let deadline = Instant::now() + super::PATIENCE;
+    while faulty.heartbeats.load(SeqCst) < 3 {
+        assert!(Instant::now() < deadline, "too busy with others to confirm it");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(engine.is_progressing());
+    faulty.endless_losses.store(false, SeqCst);
+    engine.stop().await;
+}
+
+#[tokio::test]
 async fn a_node_whose_disk_refuses_to_sync_loses_its_lease() {
     let refuses = Arc::new(AtomicBool::new(false));
     let refused = refuses.clone();

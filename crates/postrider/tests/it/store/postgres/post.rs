@@ -95,7 +95,7 @@ impl Post {
     }
 }
 
-/// Time stands still for all of them until it is moved.
+/// For it time stands still until it is moved.
 pub(super) async fn node_of(postgres: &Postgres, name: &str) -> Engine {
     start(Arc::new(postgres.open().await), name, None).await
 }
@@ -118,8 +118,10 @@ pub(super) async fn create_file_endpoint(store: &PostgresStore, name: &str, path
 }
 
 pub(super) async fn create_endpoint(store: &PostgresStore, receiver: &Receiver, name: &str, options: Value) {
+    // Longer than anybody is held up here.
+    let config = json!({ "url": receiver.url(name), "timeout": 60 });
     let endpoint = json!({
-        "name": name, "protocol": "http", "config": { "url": receiver.url(name) }, "options": options,
+        "name": name, "protocol": "http", "config": config, "options": options,
         "retry_policy": { "backoff": "fixed", "base_delay_seconds": 0.05 },
     });
     store.create_endpoint(serde_json::from_value(endpoint).unwrap()).await.unwrap();
