@@ -36,7 +36,7 @@ impl Post {
 
     /// An HTTP endpoint at the receiver, at the path of its name, that tries again at once.
     pub(super) async fn endpoint(&self, name: &str, options: Value) {
-        create_endpoint(&*self.store, &self.receiver, name, options).await;
+        create_endpoint(&self.store, &self.receiver, name, options).await;
     }
 
     /// Each node writes into a folder of its own.

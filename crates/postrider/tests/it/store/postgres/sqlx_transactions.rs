@@ -6,9 +6,9 @@ use postrider::store::postgres;
 use postrider::store::postgres::sqlx::{send_batch_in, send_in};
 use postrider::{NewMessage, Operate, State, StoreError};
 use serde_json::json;
-use test_servers::PgBouncer;
 
 use super::Postgres;
+use super::transactions::{behind_pgbouncer, deliver_all};
 use crate::store::world::{World, new_endpoint, to};
 
 async fn connect(url: &str) -> PgConnection {
@@ -124,9 +124,7 @@ async fn every_refusal_is_the_same_typed_error() {
 #[tokio::test]
 async fn senders_behind_pgbouncer_share_connections() {
     let mut world = World::<Postgres>::start().await;
-    let database = &world.harness().database;
-    let bouncer = PgBouncer::before(database.port()).expect("a PgBouncer");
-    let url = bouncer.url(database.owner(), database.name());
+    let (_bouncer, url) = behind_pgbouncer(&world);
     let mut apps = Vec::new();
     for _ in 0..4 {
         apps.push(connect(&url).await);
@@ -140,5 +138,5 @@ async fn senders_behind_pgbouncer_share_connections() {
         sent.extend(send_batch_in(&mut transaction, &batch).await.unwrap().iter().map(|sent| sent.id));
         transaction.commit().await.unwrap();
     }
-    assert_eq!(super::transactions::deliver_all(&mut world).await, sent);
+    assert_eq!(deliver_all(&mut world).await, sent);
 }

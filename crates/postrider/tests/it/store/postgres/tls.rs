@@ -105,7 +105,7 @@ async fn a_server_without_tls_serves_who_does_not_insist() {
     let url = test_servers::postgres::shared();
     PostgresStore::connect(&format!("{url}?sslmode=prefer")).await.expect("it does not insist");
     let insists = PostgresStore::connect(&format!("{url}?sslmode=require")).await;
-    let why = insists.err().expect("there is no TLS").to_string();
+    let why = insists.expect_err("there is no TLS").to_string();
     assert!(why.contains("does not support TLS"), "{why}");
 }
 
