@@ -3,6 +3,9 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+/// What cargo sets for a program that it runs.
+const OWN: [&str; 2] = ["CARGO_MANIFEST_", "CARGO_PKG_"];
+
 /// Variables that a command gets besides ours.
 pub(crate) type Environment = [(&'static str, String)];
 
@@ -15,7 +18,13 @@ pub(crate) fn run(program: &str, arguments: &[&str], environment: &Environment) 
     let name = Path::new(program).file_name().map_or(program.into(), |name| name.to_string_lossy());
     eprintln!("\n$ {name} {}", arguments.join(" "));
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is inside the workspace");
-    let status = Command::new(program)
+    let mut command = Command::new(program);
+    // What cargo tells this program about itself would make it build much of a workspace anew.
+    let ours = std::env::vars_os().map(|(name, _)| name);
+    ours.filter(|name| OWN.iter().any(|own| name.to_string_lossy().starts_with(own))).for_each(|name| {
+        command.env_remove(name);
+    });
+    let status = command
         .args(arguments)
         .envs(environment.iter().cloned())
         .current_dir(root)

@@ -1,13 +1,20 @@
 //! What the tests need of the machine besides Rust and a C compiler, installed when it is missing.
 
-use std::path::Path;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use test_servers::{Binaries, pgbouncer};
 
-use crate::command::{has, run};
+use crate::command::{Environment, has, run};
 
 /// Another process may be installing: wait for it instead of failing.
 const APT: [&str; 4] = ["-o", "DPkg::Lock::Timeout=900", "-y", "-q"];
+/// Whoever else updates the lists is not waited for by apt itself; a machine that was just started does.
+const UPDATE_TRIES: u32 = 10;
+const UPDATE_PAUSE: Duration = Duration::from_secs(3);
 
 pub(crate) fn prepare() -> Result<(), String> {
     let missing: Vec<&str> =
@@ -15,14 +22,27 @@ pub(crate) fn prepare() -> Result<(), String> {
     if missing.is_empty() {
         return Ok(());
     }
-    if !has("apt-get", &["--version"]) {
-        return Err(format!("please install {}", missing.join(", ")));
+    if !has("apt-get", &["--version"]) || !is_root() {
+        return Err(format!("please install {}, as root", missing.join(", ")));
     }
     let quietly = [("DEBIAN_FRONTEND", "noninteractive".to_owned())];
-    run("apt-get", &[&APT[..], &["update"]].concat(), &quietly)?;
-    without_a_cluster_of_its_own(|| {
-        run("apt-get", &[&APT[..], &["install", "--no-install-recommends"], &missing].concat(), &quietly)
-    })
+    update(&quietly);
+    let _asleep = Asleep::begin()?;
+    run("apt-get", &[&APT[..], &["install", "--no-install-recommends"], &missing].concat(), &quietly)
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
+
+/// Installing says what is wrong, if old lists or none are not good enough.
+fn update(quietly: &Environment) {
+    for _ in 0..UPDATE_TRIES {
+        if run("apt-get", &[&APT[..], &["update"]].concat(), quietly).is_ok() {
+            return;
+        }
+        thread::sleep(UPDATE_PAUSE);
+    }
 }
 
 /// Debian packages, and whether what they bring is there.
@@ -35,16 +55,45 @@ fn needed() -> [(&'static str, bool); 4] {
     ]
 }
 
-/// Debian's package would make a cluster and start it; ours are private.
-fn without_a_cluster_of_its_own(install: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
-    let folder = Path::new("/etc/postgresql-common/createcluster.d");
-    let wish = folder.join("postrider-tests.conf");
-    let _ = std::fs::create_dir_all(folder);
-    let _ = std::fs::write(&wish, "create_main_cluster = false\n");
-    let installed = install();
-    let _ = std::fs::remove_file(&wish);
-    installed
+/// While this is, Debian's packages make no cluster and start no server on their usual ports; ours are private.
+struct Asleep(Vec<PathBuf>);
+
+impl Asleep {
+    fn begin() -> Result<Self, String> {
+        let mut wishes = Self(Vec::new());
+        let clusters = Path::new("/etc/postgresql-common/createcluster.d");
+        fs::create_dir_all(clusters).map_err(|error| format!("{}: {error}", clusters.display()))?;
+        wishes.write(clusters.join("postrider-tests.conf"), "create_main_cluster = false\n", 0o644)?;
+        let services = Path::new("/usr/sbin/policy-rc.d");
+        // Whoever has one knows what may be started.
+        if !services.exists() {
+            wishes.write(services.to_owned(), NO_SERVERS, 0o755)?;
+        }
+        Ok(wishes)
+    }
+
+    fn write(&mut self, file: PathBuf, text: &str, mode: u32) -> Result<(), String> {
+        let written = fs::write(&file, text)
+            .and_then(|()| fs::set_permissions(&file, Permissions::from_mode(mode)))
+            .map_err(|error| format!("cannot write {}: {error}", file.display()));
+        self.0.push(file);
+        written
+    }
 }
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        for file in &self.0 {
+            let _ = fs::remove_file(file);
+        }
+    }
+}
+
+/// Only of ours, should it ever be left behind.
+const NO_SERVERS: &str = "#!/bin/sh
+case \"$1\" in postgresql*|pgbouncer*) exit 101 ;; esac
+exit 0
+";
 
 /// rustup leaves out what a minimal profile does not have.
 pub(crate) fn components() -> Result<(), String> {

@@ -12,6 +12,7 @@ mod logging;
 mod output;
 mod send_values;
 mod serve;
+mod postgres_url;
 mod store_url;
 mod view;
 

@@ -33,7 +33,14 @@ pub use rusqlite;
 /// The driver that the PostgreSQL store is built with, for the same reason.
 pub use tokio_postgres;
 
-/// The examples of the README are doc tests.
+#[cfg(feature = "sqlx")]
+pub use sqlx;
+
+/// The examples of the README and of docs/ are doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+#[cfg(all(doctest, feature = "sqlx"))]
+#[doc = include_str!("../../../docs/postgresql.md")]
+struct PostgresqlPage;

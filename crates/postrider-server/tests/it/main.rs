@@ -14,6 +14,7 @@ mod node;
 mod poison;
 mod receiver;
 mod serve;
+mod sql_load;
 
 use std::time::{Duration, Instant};
 

@@ -4,6 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::json;
+use test_servers::postgres::Postgres;
 
 use crate::node::Home;
 use crate::receiver::Receiver;
@@ -130,6 +131,26 @@ fn a_store_of_an_older_version_waits_for_a_migration() {
         .query_row("SELECT value FROM _postrider_meta WHERE name = 'schema_version'", [], |row| row.get(0))
         .expect("the version");
     assert_eq!(version, -1, "nothing was changed");
+}
+
+#[test]
+fn nodes_that_start_at_once_on_a_new_database_make_one_store() {
+    let server = Postgres::start().expect("a server of its own");
+    let (home, url) = (Home::new(), server.url());
+    let start = || home.start_with(&["--migrate", "--store", &url]);
+    let nodes = std::thread::scope(|scope| {
+        let starting = [scope.spawn(start), scope.spawn(start), scope.spawn(start)];
+        starting.map(|node| node.join().expect("a node that is ready"))
+    });
+    let live = "SELECT count(*) FROM postrider.get_worker_status() WHERE state = 'live'";
+    assert_eq!(server.query(live).expect("a count"), "3");
+    drop(nodes);
+    server.query("UPDATE postrider._store SET schema_version = 99").expect("a later version");
+    let (code, why) = refused(&home, &["--store", &url]);
+    assert!(
+        code == Some(3) && why.contains("schema version 99") && why.contains("newer postrider"),
+        "{code:?} {why}"
+    );
 }
 
 #[test]

@@ -83,8 +83,9 @@ pub(super) struct LeaseKeeper {
 impl LeaseKeeper {
     pub(super) async fn run(mut self, stop: CancellationToken) {
         loop {
+            let began = Instant::now();
             let lease = self.snapshot.settings.node_lease;
-            let pause = match self.turn().await {
+            let pause = match self.turn(began + lease / HEARTBEATS_PER_LEASE).await {
                 Ok(()) => lease / HEARTBEATS_PER_LEASE,
                 Err(error) => {
                     tracing::warn!(%error, "the store did not confirm the lease; trying again");
@@ -93,17 +94,17 @@ impl LeaseKeeper {
             };
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep_until(began + pause) => {}
             }
         }
     }
 
-    async fn turn(&mut self) -> Result<(), StoreError> {
+    async fn turn(&mut self, next_heartbeat: Instant) -> Result<(), StoreError> {
         if let Some(snapshot) = self.store.snapshot(Some(self.snapshot.version)).await? {
             self.snapshot = snapshot;
         }
         self.heartbeat().await?;
-        self.judge_lost_claims().await
+        self.judge_lost_claims(next_heartbeat).await
     }
 
     async fn heartbeat(&self) -> Result<(), StoreError> {
@@ -131,8 +132,9 @@ impl LeaseKeeper {
         Hello { name: self.name.clone(), arrivals: self.arrivals.clone(), direct: self.slots.clone() }
     }
 
-    /// A lost claim goes through the same decision as a failed attempt.
-    async fn judge_lost_claims(&self) -> Result<(), StoreError> {
+    /// A lost claim goes through the same decision as a failed attempt. However many there are, the node's own
+    /// lease comes first.
+    async fn judge_lost_claims(&self, until: Instant) -> Result<(), StoreError> {
         loop {
             let lost = self.store.lost_claims(LOST_CLAIMS_MAX).await?;
             if lost.is_empty() {
@@ -150,7 +152,7 @@ impl LeaseKeeper {
                 let _ = settled.unblocked.map(|endpoint| self.arrivals.send(Arrival::Pending(endpoint)));
             }
             self.suspects.notify_one();
-            if !more {
+            if !more || Instant::now() >= until {
                 return Ok(());
             }
         }

@@ -1,3 +1,4 @@
+mod authority;
 mod domain;
 mod store;
 mod sinks;

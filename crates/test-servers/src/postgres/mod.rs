@@ -2,6 +2,7 @@
 
 mod binaries;
 mod standby;
+mod tls;
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -10,6 +11,7 @@ use std::process::Child;
 use std::sync::LazyLock;
 
 pub use binaries::Binaries;
+pub use tls::Tls;
 
 use crate::ground::Folder;
 use crate::port;

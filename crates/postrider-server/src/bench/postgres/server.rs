@@ -1,17 +1,18 @@
 //! The server that is measured, and databases on it that nothing else uses.
 
-use tokio_postgres::{Client, NoTls};
-use url::Url;
+use postrider::PostgresStore;
+use tokio_postgres::Client;
 
 use crate::failure::Failure;
+use crate::postgres_url::PostgresUrl;
 use crate::store_url::StoreUrl;
 
 pub(in crate::bench) struct Server {
-    url: Url,
+    url: PostgresUrl,
 }
 
 impl Server {
-    pub(in crate::bench) fn at(url: Url) -> Self {
+    pub(in crate::bench) fn at(url: PostgresUrl) -> Self {
         Self { url }
     }
 
@@ -19,24 +20,19 @@ impl Server {
         let name = format!("postrider_bench_{}_{number}", std::process::id());
         let client = connect(&self.url).await?;
         client.batch_execute(&format!("CREATE DATABASE {name}")).await.map_err(failed)?;
-        let mut url = self.url.clone();
-        url.set_path(&name);
-        Ok(StoreUrl::Postgres(url))
+        Ok(StoreUrl::Postgres(self.url.with_database(&name)))
     }
 
-    pub(in crate::bench) async fn drop_database(&self, url: &Url) -> Result<(), Failure> {
-        let name = url.path().trim_start_matches('/');
+    pub(in crate::bench) async fn drop_database(&self, url: &PostgresUrl) -> Result<(), Failure> {
+        let name = url.database();
         let client = connect(&self.url).await?;
         client.batch_execute(&format!("DROP DATABASE {name} WITH (FORCE)")).await.map_err(failed)
     }
 }
 
 /// A plain connection, as an application has one.
-pub(super) async fn connect(url: &Url) -> Result<Client, Failure> {
-    let (client, connection) = tokio_postgres::connect(url.as_str(), NoTls).await.map_err(failed)?;
-    // It ends with its client.
-    tokio::spawn(connection);
-    Ok(client)
+pub(super) async fn connect(url: &PostgresUrl) -> Result<Client, Failure> {
+    Ok(PostgresStore::connect(url.as_str()).await?)
 }
 
 pub(super) async fn connect_to(store: &StoreUrl) -> Result<Client, Failure> {

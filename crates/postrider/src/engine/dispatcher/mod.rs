@@ -400,6 +400,8 @@ impl Dispatcher {
             self.suspects.wake_at(),
             // While an exchange is under way, its end is what is waited for.
             self.gather_until.filter(|_| self.exchange.is_none()),
+            // What was refused is asked again then, though nobody else wants anything.
+            Some(self.retry_at).filter(|at| *at > now),
         ];
         let soonest = times.into_iter().flatten().fold(now + TURN_INTERVAL, Instant::min);
         soonest.max(self.retry_at)

@@ -61,7 +61,7 @@ impl Drop for Asking<'_> {
 pub(super) async fn give_back_forgotten(shared: &Shared, node: NodeId) -> Result<()> {
     let held = "SELECT c.batch, q.id, q.endpoint_id
                 FROM postrider._claims c JOIN postrider.queue q ON q.id = ANY (c.ids) WHERE c.node_id = $1";
-    let rows = shared.query(held, &[&node.0]).await?;
+    let rows = shared.own.query(held, &[&node.0]).await?;
     let forgotten: Vec<Settlement> = {
         let under_way = shared.under_way.lock();
         let released = |row: &Row| Settlement {
@@ -239,13 +239,13 @@ fn message(row: &Row) -> Message {
 }
 
 pub(super) async fn waiting(shared: &Shared) -> Result<Vec<Waiting>> {
-    let rows = shared.query("SELECT endpoint_id, due_at FROM postrider._waiting()", &[]).await?;
+    let rows = shared.own.query("SELECT endpoint_id, due_at FROM postrider._waiting()", &[]).await?;
     Ok(rows.iter().map(|row| Waiting { endpoint: EndpointId(row.get(0)), due_at: row.get(1) }).collect())
 }
 
 pub(super) async fn suspects(shared: &Shared, limit: usize) -> Result<Vec<Suspect>> {
     let found = "SELECT id, endpoint_id, losses, due_at, budget_used, options FROM postrider._suspects($1)";
-    let rows = shared.query(found, &[&(limit as i32)]).await?;
+    let rows = shared.own.query(found, &[&(limit as i32)]).await?;
     let suspect = |row: &Row| Suspect {
         id: MessageId(row.get(0)),
         endpoint: EndpointId(row.get(1)),

@@ -1,9 +1,14 @@
 //! Connections: where the server is, and how it is spoken to.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
-use tokio_postgres::config::SslMode;
+use deadpool::managed::{self, Metrics, RecycleError, RecycleResult};
+use deadpool_postgres::ClientWrapper;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{Client, Config, Connection, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -13,63 +18,165 @@ use super::tls::{self, Trust};
 use crate::error::StoreError;
 use crate::store::Result;
 
+/// For each host, from the first packet to the server's welcome.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A server that is gone without a word is noticed after about this long.
+/// A server that is gone without a word is noticed after about this long; `tcp_user_timeout` says otherwise.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 pub(super) type ServerConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
+pub(super) type Pool = managed::Pool<Server>;
+pub(super) type PooledClient = managed::Object<Server>;
 
-/// A server's address, understood.
+/// A server's address, understood: one host, or a primary and its standbys.
 #[derive(Clone)]
 pub(super) struct Server {
-    config: Config,
+    hosts: Arc<[Host]>,
     tls: MakeRustlsConnect,
+    /// The host that took the last connection is asked first.
+    ask_first: Arc<AtomicUsize>,
+    hang_up: Arc<Notify>,
+}
+
+struct Host {
+    name: String,
+    config: Config,
 }
 
 impl Server {
-    /// A `postgres://` URL as libpq reads it, `sslmode` and `sslrootcert` included.
+    /// A `postgres://` URL as libpq reads it: several hosts, `sslmode` and its files included.
     pub(super) fn parse(url: &str) -> Result<Self> {
         let asked = TlsAsked::split_from(url)?;
-        let mut config: Config = asked
-            .url
-            .parse()
-            .map_err(|error: tokio_postgres::Error| StoreError::Unusable(format!("store: {error}")))?;
-        config.ssl_mode(asked.mode);
-        config.tcp_user_timeout(SILENCE_MAX).keepalives_idle(SILENCE_MAX);
-        config.keepalives_interval(SILENCE_MAX / 2).keepalives_retries(2);
-        if config.get_connect_timeout().is_none() {
-            config.connect_timeout(CONNECT_TIMEOUT);
-        }
-        if config.get_application_name().is_none() {
-            config.application_name("postrider");
-        }
-        let tls = MakeRustlsConnect::new(tls::client_config(asked.trust, asked.root_file.as_deref())?);
-        Ok(Self { config, tls })
+        let urls = urls_of_hosts(&asked.url);
+        let several = urls.len() > 1;
+        let hosts: Result<Vec<Host>> = urls
+            .into_iter()
+            .map(|(name, url)| Ok(Host { name, config: configure(&url, asked.mode, several)? }))
+            .collect();
+        let tls = MakeRustlsConnect::new(tls::client_config(asked.trust, &asked.files)?);
+        Ok(Self { hosts: hosts?.into(), tls, ask_first: Arc::default(), hang_up: Arc::default() })
     }
 
     /// Whoever asks drives the connection.
     pub(super) async fn connect(&self) -> Result<(Client, ServerConnection)> {
-        self.config.connect(self.tls.clone()).await.map_err(store_error)
+        let (first, count) = (self.ask_first.load(Relaxed), self.hosts.len());
+        let mut failures = Vec::new();
+        for place in (first..count).chain(0..first) {
+            // Until it answers: whoever does not wait for that asks the next one next time.
+            self.ask_first.store((place + 1) % count, Relaxed);
+            match self.connect_to(&self.hosts[place].config).await {
+                Ok(connected) => {
+                    self.ask_first.store(place, Relaxed);
+                    return Ok(connected);
+                }
+                Err(error) => failures.push((&*self.hosts[place].name, error)),
+            }
+        }
+        Err(none_of(failures))
+    }
+
+    /// The driver's own timeout ends when the network answers, whether or not the server does.
+    async fn connect_to(&self, host: &Config) -> Result<(Client, ServerConnection)> {
+        let patience = host.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
+        let connecting = tokio::time::timeout(patience, host.connect(self.tls.clone()));
+        let silent = |_| StoreError::Unavailable(format!("the server did not answer within {patience:?}"));
+        connecting.await.map_err(silent)?.map_err(store_error)
     }
 
     /// Driven by a task that ends with the client.
     pub(super) async fn client(&self) -> Result<Client> {
+        self.driven().await.map(|(client, _)| client)
+    }
+
+    async fn driven(&self) -> Result<(Client, JoinHandle<()>)> {
         let (client, connection) = self.connect().await?;
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection to PostgreSQL ended");
+        let server = self.clone();
+        let driving = tokio::spawn(async move {
+            tokio::select! {
+                ended = connection => if let Err(error) = ended {
+                    tracing::debug!(%error, "a connection to PostgreSQL ended");
+                },
+                () = server.hung_up() => {}
             }
         });
-        Ok(client)
+        Ok((client, driving))
+    }
+
+    /// How long a question that takes no time may go unanswered.
+    pub(super) fn silence_max(&self) -> Duration {
+        self.hosts[0].config.get_tcp_user_timeout().copied().unwrap_or(SILENCE_MAX)
+    }
+
+    /// Ends every connection, and with it whatever waits for an answer.
+    pub(super) fn hang_up(&self) {
+        self.hang_up.notify_waiters();
+    }
+
+    pub(super) async fn hung_up(&self) {
+        self.hang_up.notified().await;
     }
 
     pub(super) fn pool(&self, connections_max: usize) -> Pool {
-        // Fast: a closed connection is noticed without asking the server.
-        let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let manager = Manager::from_config(self.config.clone(), self.tls.clone(), recycling);
-        let pool = Pool::builder(manager).max_size(connections_max).build();
+        let pool = Pool::builder(self.clone()).max_size(connections_max).build();
         pool.expect("a pool without timeouts of its own needs no runtime")
     }
+}
+
+impl managed::Manager for Server {
+    type Type = ClientWrapper;
+    type Error = StoreError;
+
+    async fn create(&self) -> Result<ClientWrapper> {
+        let (client, driving) = self.driven().await?;
+        Ok(ClientWrapper::new(client, driving))
+    }
+
+    /// Without asking the server: a closed connection is noticed by itself.
+    async fn recycle(&self, client: &mut ClientWrapper, _: &Metrics) -> RecycleResult<StoreError> {
+        if client.is_closed() { Err(RecycleError::message("it was closed")) } else { Ok(()) }
+    }
+}
+
+/// Each host by itself, with its name: so one that says nothing costs no more than its own time.
+fn urls_of_hosts(url: &str) -> Vec<(String, String)> {
+    let Some((scheme, rest)) = url.split_once("://") else { return vec![(String::new(), url.to_owned())] };
+    let (credentials, rest) = rest.split_at(rest.find('@').map_or(0, |at| at + 1));
+    let (hosts, database) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    let alone = |host: &str| (host.to_owned(), format!("{scheme}://{credentials}{host}{database}"));
+    hosts.split(',').map(alone).collect()
+}
+
+fn configure(url: &str, mode: SslMode, several_hosts: bool) -> Result<Config> {
+    let unreadable = |error: tokio_postgres::Error| {
+        let cause = std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string);
+        StoreError::Unusable(format!("store: {cause}"))
+    };
+    let mut config: Config = url.parse().map_err(unreadable)?;
+    config.ssl_mode(mode);
+    let silence_max = config.get_tcp_user_timeout().copied().unwrap_or(SILENCE_MAX);
+    config.tcp_user_timeout(silence_max).keepalives_idle(silence_max);
+    config.keepalives_interval((silence_max / 2).max(Duration::from_secs(1))).keepalives_retries(2);
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(CONNECT_TIMEOUT);
+    }
+    if config.get_application_name().is_none() {
+        config.application_name("postrider");
+    }
+    // Of several hosts all but one are standbys, which are of no use here.
+    if several_hosts && config.get_target_session_attrs() == TargetSessionAttrs::Any {
+        config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+    }
+    Ok(config)
+}
+
+/// A standby that becomes the primary in a moment is worth another try, whatever the other host said.
+fn none_of(mut failures: Vec<(&str, StoreError)>) -> StoreError {
+    if failures.len() == 1 {
+        return failures.remove(0).1;
+    }
+    let hopeless = failures.iter().all(|(_, error)| matches!(error, StoreError::Unusable(_)));
+    let sentences: Vec<String> = failures.iter().map(|(host, error)| format!("{host}: {error}")).collect();
+    let sentence = sentences.join("; ");
+    if hopeless { StoreError::Unusable(sentence) } else { StoreError::Unavailable(sentence) }
 }
 
 /// The part of a URL that says how much TLS is wanted; the driver knows only half of the words.
@@ -77,21 +184,25 @@ struct TlsAsked {
     url: String,
     mode: SslMode,
     trust: Trust,
-    root_file: Option<String>,
+    files: tls::Files,
 }
 
 impl TlsAsked {
     fn split_from(url: &str) -> Result<Self> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
-        let (mut mode, mut root_file, mut rest) = (None, None, Vec::new());
+        let (mut mode, mut files, mut rest) = (None, tls::Files::default(), Vec::new());
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
                 Some(("sslmode", value)) => mode = Some(value),
-                Some(("sslrootcert", value)) => root_file = Some(percent_decoded(value)),
+                Some(("sslrootcert", value)) => files.root = Some(percent_decoded(value)),
+                Some(("sslcert", value)) => files.certificate = Some(percent_decoded(value)),
+                Some(("sslkey", value)) => files.key = Some(percent_decoded(value)),
+                // The driver's word for it.
+                Some(("target_session_attrs", "primary")) => rest.push("target_session_attrs=read-write"),
                 _ => rest.push(pair),
             }
         }
-        let (mode, trust) = match (mode, &root_file) {
+        let (mode, trust) = match (mode, &files.root) {
             (None | Some("prefer"), _) => (SslMode::Prefer, Trust::Anybody),
             (Some("disable"), _) => (SslMode::Disable, Trust::Anybody),
             (Some("require"), None) => (SslMode::Require, Trust::Anybody),
@@ -105,7 +216,7 @@ impl TlsAsked {
             }
         };
         let url = if rest.is_empty() { address.to_owned() } else { format!("{address}?{}", rest.join("&")) };
-        Ok(Self { url, mode, trust, root_file })
+        Ok(Self { url, mode, trust, files })
     }
 }
 

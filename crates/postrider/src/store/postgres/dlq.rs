@@ -31,6 +31,7 @@ pub(super) async fn list(shared: &Shared, filter: &DlqFilter) -> Result<Vec<Dead
     let (after, message) = (filter.after.unwrap_or(0), filter.message.map(|id| id.0));
     let status = filter.status.map(DlqStatus::as_str);
     let rows = shared
+        .pool
         .query(list, &[&after, &filter.id, &message, &endpoint, &status, &filter.reason, &limit])
         .await?;
     Ok(rows.iter().map(dead_letter).collect())
@@ -62,7 +63,7 @@ fn dead_letter(row: &Row) -> DeadLetter {
 
 pub(super) async fn summary(shared: &Shared) -> Result<Vec<DlqSummary>> {
     let summary = "SELECT endpoint, failed, redriven, discarded, oldest_failed FROM postrider.dlq_summary()";
-    let rows = shared.query(summary, &[]).await?;
+    let rows = shared.pool.query(summary, &[]).await?;
     let of_endpoint = |row: &Row| DlqSummary {
         endpoint: row.get(0),
         failed: big_count(row, 1),
@@ -103,7 +104,7 @@ impl Plan {
         let filter = match selection {
             Redrive::One(id) => {
                 // It is said why it cannot be put back.
-                shared.call("SELECT postrider._check_redrivable($1)", &[&id]).await?;
+                shared.pool.call("SELECT postrider._check_redrivable($1)", &[&id]).await?;
                 DlqFilter { id: Some(id), ..DlqFilter::default() }
             }
             Redrive::Endpoint(name) => DlqFilter { endpoint: Some(name), ..DlqFilter::default() },
@@ -114,13 +115,14 @@ impl Plan {
         let (message, status) = (filter.message.map(|id| id.0), filter.status.map(DlqStatus::as_str));
         let limit = filter.limit as i64;
         let rows = shared
+            .pool
             .query(
                 plan,
                 &[&filter.id, &message, &filter.endpoint, &status, &filter.reason, &filter.after, &limit],
             )
             .await?;
         let letters = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-        let due_at = shared.query_one("SELECT postrider._now()", &[]).await?.get(0);
+        let due_at = shared.pool.query_one("SELECT postrider._now()", &[]).await?.get(0);
         Ok(Self { letters, selection: words, due_at })
     }
 
@@ -134,7 +136,7 @@ impl Plan {
 
     async fn step(&self, shared: &Shared, progress: &mut Progress) -> Result<()> {
         let ids = self.next_step(progress.looked_at);
-        let mut client = shared.client().await?;
+        let mut client = shared.pool.client().await?;
         let transaction = client.transaction().await.map_err(store_error)?;
         if progress.looked_at == 0 {
             let all: Vec<i64> = self.letters.iter().map(|(id, _)| *id).collect();

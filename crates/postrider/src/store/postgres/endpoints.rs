@@ -6,8 +6,8 @@ use postgres_types::Json;
 use serde_json::{Map, Value, json};
 use tokio_postgres::Row;
 
-use super::Shared;
 use super::row::object;
+use super::{Connections, Shared};
 use crate::breaker::{Circuit, CircuitState, Probe};
 use crate::endpoint::{DisabledBy, Endpoint, EndpointChange, EndpointId, EndpointOptions, NewEndpoint};
 use crate::error::{Invalid, StoreError};
@@ -33,21 +33,21 @@ macro_rules! select {
 
 /// The version first: what changes while the rest is read is read again.
 pub(super) async fn snapshot(shared: &Shared, known: Option<i64>) -> Result<Option<Arc<Snapshot>>> {
-    let version = shared.query_one("SELECT version, paused_because FROM postrider._store", &[]).await?;
+    let version = shared.own.query_one("SELECT version, paused_because FROM postrider._store", &[]).await?;
     if known == Some(version.get(0)) {
         return Ok(None);
     }
-    let rows = shared.query(select!(""), &[]).await?;
+    let rows = shared.own.query(select!(""), &[]).await?;
     Ok(Some(Arc::new(Snapshot {
         version: version.get(0),
-        settings: Arc::new(settings(shared).await?),
+        settings: Arc::new(settings(&shared.own).await?),
         paused: version.get(1),
         endpoints: rows.iter().map(|row| endpoint(row).map(Arc::new)).collect::<Result<_>>()?,
     })))
 }
 
-pub(super) async fn settings(shared: &Shared) -> Result<Settings> {
-    let rows = shared.query("SELECT name, value FROM postrider.settings", &[]).await?;
+pub(super) async fn settings(connections: &Connections) -> Result<Settings> {
+    let rows = connections.query("SELECT name, value FROM postrider.settings", &[]).await?;
     let mut settings = Settings::default();
     for row in rows {
         // Of a newer version, when it is not known.
@@ -58,23 +58,23 @@ pub(super) async fn settings(shared: &Shared) -> Result<Settings> {
 
 /// All or none.
 pub(super) async fn configure(shared: &Shared, changes: &[(String, String)]) -> Result<()> {
-    let mut checked = settings(shared).await?;
+    let mut checked = settings(&shared.pool).await?;
     for (name, value) in changes {
         checked.apply(name, value)?;
     }
     let changes: Map<String, Value> =
         changes.iter().map(|(name, value)| (name.clone(), Value::String(value.clone()))).collect();
-    shared.call("SELECT postrider._configure($1)", &[&Json(changes)]).await
+    shared.pool.call("SELECT postrider._configure($1)", &[&Json(changes)]).await
 }
 
 pub(super) async fn by_name(shared: &Shared, name: &str) -> Result<Endpoint> {
-    let rows = shared.query(select!("AND name = $1"), &[&name]).await?;
+    let rows = shared.pool.query(select!("AND name = $1"), &[&name]).await?;
     endpoint(rows.first().ok_or_else(|| StoreError::unknown_endpoint(name))?)
 }
 
 pub(super) async fn list(shared: &Shared, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {
     let page = select!("AND name COLLATE \"C\" > $1 ORDER BY name COLLATE \"C\" LIMIT $2");
-    let rows = shared.query(page, &[&after.unwrap_or(""), &(limit as i64)]).await?;
+    let rows = shared.pool.query(page, &[&after.unwrap_or(""), &(limit as i64)]).await?;
     rows.iter().map(endpoint).collect()
 }
 
@@ -117,10 +117,13 @@ fn circuit(row: &Row) -> Circuit {
 
 /// Checked here too: the program knows URLs and certificates better than SQL does.
 pub(super) async fn create(shared: &Shared, new: NewEndpoint) -> Result<Endpoint> {
-    let checked = new.check(&settings(shared).await?)?;
+    let checked = new.check(&settings(&shared.pool).await?)?;
     let create = "SELECT postrider.create_endpoint($1, $2, $3, $4, $5)";
     let (config, retry, options) = (Json(&checked.config), Json(&checked.retry), Json(&checked.options));
-    shared.query(create, &[&checked.name, &checked.protocol.as_str(), &config, &retry, &options]).await?;
+    shared
+        .pool
+        .query(create, &[&checked.name, &checked.protocol.as_str(), &config, &retry, &options])
+        .await?;
     by_name(shared, &checked.name).await
 }
 
@@ -134,11 +137,12 @@ pub(super) async fn alter(shared: &Shared, name: &str, change: EndpointChange) -
         retry_policy: Some(change.retry_policy.unwrap_or_else(|| json!(current.retry))),
         options: Some(change.options.unwrap_or_else(|| json!(current.options))),
     }
-    .check(&settings(shared).await?)?;
+    .check(&settings(&shared.pool).await?)?;
     let config = given.0.then_some(Json(&checked.config));
     let retry = given.1.then_some(Json(&checked.retry));
     let options = given.2.then_some(Json(&checked.options));
     shared
+        .pool
         .query("SELECT postrider.alter_endpoint($1, $2, $3, $4)", &[&name, &config, &retry, &options])
         .await?;
     by_name(shared, name).await
@@ -146,7 +150,7 @@ pub(super) async fn alter(shared: &Shared, name: &str, change: EndpointChange) -
 
 pub(super) async fn drop(shared: &Shared, name: &str, force: bool) -> Result<()> {
     let step = "SELECT postrider._drop_endpoint($1, $2, $3)";
-    while !shared.query_one(step, &[&name, &force, &DROP_BATCH]).await?.get::<_, bool>(0) {}
+    while !shared.pool.query_one(step, &[&name, &force, &DROP_BATCH]).await?.get::<_, bool>(0) {}
     Ok(())
 }
 
@@ -163,6 +167,6 @@ pub(super) async fn move_circuit(
     };
     let swap = "SELECT postrider._move_circuit($1, $2, $3, $4, $5, $6)";
     let state = to.state.name().as_str();
-    let row = shared.query_one(swap, &[&id.0, &from_epoch, &state, &to.epoch, &until, &probe]).await?;
+    let row = shared.own.query_one(swap, &[&id.0, &from_epoch, &state, &to.epoch, &until, &probe]).await?;
     Ok(row.get(0))
 }

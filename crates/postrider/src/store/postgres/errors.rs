@@ -1,10 +1,11 @@
 //! What PostgreSQL says, as a store error. The functions of `sql/errors.sql` put field and name into the
 //! error's own fields, so nothing is read out of sentences.
 
-use deadpool_postgres::PoolError;
+use deadpool::managed::PoolError;
 use serde::Deserialize;
 use tokio_postgres::error::DbError;
 
+use super::tls;
 use crate::error::{Invalid, StoreError};
 use crate::message::MessageId;
 
@@ -17,14 +18,17 @@ const LIMITS: [&str; 5] =
 
 pub(super) fn store_error(error: tokio_postgres::Error) -> StoreError {
     match error.as_db_error() {
-        Some(said) => refusal(said),
-        None => StoreError::Unavailable(sentence(&error)),
+        Some(said) => Said::from(said).refusal(),
+        None => match tls::advice(&error) {
+            Some(advice) => StoreError::Unusable(advice),
+            None => StoreError::Unavailable(sentence(&error)),
+        },
     }
 }
 
-pub(super) fn pool_error(error: PoolError) -> StoreError {
+pub(super) fn pool_error(error: PoolError<StoreError>) -> StoreError {
     match error {
-        PoolError::Backend(error) => store_error(error),
+        PoolError::Backend(error) => error,
         other => StoreError::Unavailable(other.to_string()),
     }
 }
@@ -37,51 +41,86 @@ fn sentence(error: &tokio_postgres::Error) -> String {
     }
 }
 
-fn refusal(said: &DbError) -> StoreError {
-    let (column, constraint) = (said.column(), said.constraint());
-    let named = |what| StoreError::Unknown { what, name: constraint.unwrap_or_default().to_owned() };
-    match said.code().code() {
-        "22023" if column.is_some() => invalid(said).into(),
-        "42704" if column.is_some() => named(known(&THINGS, column)),
-        "42710" if column.is_some() => StoreError::Exists {
-            what: known(&THINGS, column),
-            name: constraint.unwrap_or_default().to_owned(),
-        },
-        "22021" | "22P05" => {
-            Invalid::new("text", "must not contain U+0000, which PostgreSQL cannot keep").into()
+/// An error of the server, whichever driver brought it.
+pub(super) struct Said<'a> {
+    pub(super) code: &'a str,
+    pub(super) message: &'a str,
+    pub(super) detail: Option<&'a str>,
+    pub(super) column: Option<&'a str>,
+    pub(super) constraint: Option<&'a str>,
+}
+
+impl<'a> From<&'a DbError> for Said<'a> {
+    fn from(said: &'a DbError) -> Self {
+        Self {
+            code: said.code().code(),
+            message: said.message(),
+            detail: said.detail(),
+            column: said.column(),
+            constraint: said.constraint(),
         }
-        "54000" if column.is_some() => too_large(said),
-        "55000" if column == Some("endpoint") => {
-            StoreError::Disabled { endpoint: constraint.unwrap_or_default().to_owned() }
-        }
-        "55000" => StoreError::Conflict(said.message().to_owned()),
-        "23505" if column == Some("idempotency_key") => {
-            let holder = constraint.and_then(|id| id.parse().ok()).unwrap_or_default();
-            StoreError::IdempotencyConflict { holder: MessageId(holder) }
-        }
-        "53400" if said.detail().is_some() => queue_full(said),
-        code => unexpected(code, said),
     }
 }
 
-/// Not ours: the server's own errors.
-fn unexpected(code: &str, said: &DbError) -> StoreError {
-    let message = format!("{} ({code})", said.message());
-    match (&code[..2], code) {
-        (_, "42P01" | "42883" | "3F000") => StoreError::Unusable(format!(
-            "{message}; if this database has no postrider schema yet, run `postrider migrate`"
-        )),
-        // Who may connect, to what, and what is allowed there.
-        ("28", _) | (_, "3D000" | "42501") => StoreError::Unusable(message),
-        _ => StoreError::Unavailable(message),
+impl Said<'_> {
+    pub(super) fn refusal(&self) -> StoreError {
+        let Self { column, constraint, .. } = *self;
+        let name = || constraint.unwrap_or_default().to_owned();
+        match self.code {
+            "22023" if column.is_some() => self.invalid().into(),
+            "42704" if column.is_some() => StoreError::Unknown { what: known(&THINGS, column), name: name() },
+            "42710" if column.is_some() => StoreError::Exists { what: known(&THINGS, column), name: name() },
+            "22021" | "22P05" => {
+                Invalid::new("text", "must not contain U+0000, which PostgreSQL cannot keep").into()
+            }
+            "54000" if column.is_some() => self.too_large(),
+            "55000" if column == Some("endpoint") => StoreError::Disabled { endpoint: name() },
+            "55000" => StoreError::Conflict(self.message.to_owned()),
+            "23505" if column == Some("idempotency_key") => {
+                let holder = constraint.and_then(|id| id.parse().ok()).unwrap_or_default();
+                StoreError::IdempotencyConflict { holder: MessageId(holder) }
+            }
+            "53400" if self.detail.is_some() => self.queue_full(),
+            _ => self.unexpected(),
+        }
     }
-}
 
-/// The message begins with the field.
-fn invalid(said: &DbError) -> Invalid {
-    let field = said.column().unwrap_or_default();
-    let rule = said.message().strip_prefix(field).and_then(|rest| rest.strip_prefix(": "));
-    Invalid::new(field, rule.unwrap_or(said.message()))
+    /// Not ours: the server's own errors.
+    fn unexpected(&self) -> StoreError {
+        let code = self.code;
+        let message = format!("{} ({code})", self.message);
+        match (&code[..2], code) {
+            (_, "42P01" | "42883" | "3F000") => StoreError::Unusable(format!(
+                "{message}; if this database has no postrider schema yet, run `postrider migrate`"
+            )),
+            // Who may connect, to what, and what is allowed there.
+            ("28", _) | (_, "3D000" | "42501") => StoreError::Unusable(message),
+            _ => StoreError::Unavailable(message),
+        }
+    }
+
+    /// The message begins with the field.
+    fn invalid(&self) -> Invalid {
+        let field = self.column.unwrap_or_default();
+        let rule = self.message.strip_prefix(field).and_then(|rest| rest.strip_prefix(": "));
+        Invalid::new(field, rule.unwrap_or(self.message))
+    }
+
+    fn figures(&self) -> Figures {
+        self.detail.and_then(|detail| serde_json::from_str(detail).ok()).unwrap_or_default()
+    }
+
+    fn too_large(&self) -> StoreError {
+        let Figures { size, limit, .. } = self.figures();
+        let (field, setting) = (known(&FIELDS, self.column), known(&LIMITS, self.constraint));
+        StoreError::TooLarge { field, bytes: size, limit, setting }
+    }
+
+    fn queue_full(&self) -> StoreError {
+        let Figures { queued, limit, .. } = self.figures();
+        let endpoint = self.constraint.filter(|name| !name.is_empty()).map(str::to_owned);
+        StoreError::QueueFull { queued, limit, endpoint }
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -90,22 +129,6 @@ struct Figures {
     size: u64,
     queued: u64,
     limit: u64,
-}
-
-fn figures(said: &DbError) -> Figures {
-    said.detail().and_then(|detail| serde_json::from_str(detail).ok()).unwrap_or_default()
-}
-
-fn too_large(said: &DbError) -> StoreError {
-    let Figures { size, limit, .. } = figures(said);
-    let (field, setting) = (known(&FIELDS, said.column()), known(&LIMITS, said.constraint()));
-    StoreError::TooLarge { field, bytes: size, limit, setting }
-}
-
-fn queue_full(said: &DbError) -> StoreError {
-    let Figures { queued, limit, .. } = figures(said);
-    let endpoint = said.constraint().filter(|name| !name.is_empty()).map(str::to_owned);
-    StoreError::QueueFull { queued, limit, endpoint }
 }
 
 /// The program's own word for it; a newer schema may have others.

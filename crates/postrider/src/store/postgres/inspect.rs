@@ -15,10 +15,10 @@ pub(super) async fn story(shared: &Shared, id: MessageId) -> Result<Story> {
                    correlation_id, ordering_key, event_type, created_at, scheduled_at, expires_at, finished_at, due_at,
                    attempt_count, last_error, reason, dlq_id
                  FROM postrider._story($1)";
-    let mut story = told(&shared.query_one(story, &[&id.0]).await?);
+    let mut story = told(&shared.pool.query_one(story, &[&id.0]).await?);
     let attempts = "SELECT number, node_id, started_at, duration, outcome, class, error, status, body
                     FROM postrider._attempts_of($1)";
-    story.attempts = shared.query(attempts, &[&id.0]).await?.iter().map(attempt).collect();
+    story.attempts = shared.pool.query(attempts, &[&id.0]).await?.iter().map(attempt).collect();
     Ok(story)
 }
 
@@ -74,7 +74,7 @@ fn attempt(row: &Row) -> AttemptRecord {
 pub(super) async fn status(shared: &Shared) -> Result<StoreStatus> {
     let status = "SELECT store, schema_version, paused, pending, processing, dead, oldest_pending
                   FROM postrider._status()";
-    let row = shared.query_one(status, &[]).await?;
+    let row = shared.pool.query_one(status, &[]).await?;
     Ok(StoreStatus {
         store: row.get(0),
         schema_version: i64::from(row.get::<_, i32>(1)),
@@ -91,7 +91,7 @@ async fn endpoint_statuses(shared: &Shared) -> Result<Vec<EndpointStatus>> {
     let statuses =
         "SELECT name, protocol, enabled, paused, circuit, pending, processing, dead, oldest_pending
                     FROM postrider._endpoint_statuses()";
-    let rows = shared.query(statuses, &[]).await?;
+    let rows = shared.pool.query(statuses, &[]).await?;
     let status = |row: &Row| EndpointStatus {
         name: row.get(0),
         protocol: row.get(1),
@@ -113,7 +113,7 @@ async fn endpoint_statuses(shared: &Shared) -> Result<Vec<EndpointStatus>> {
 pub(super) async fn events(shared: &Shared, before: Option<i64>, limit: usize) -> Result<Vec<EventRecord>> {
     let list = "SELECT id, at, kind, subject, detail FROM postrider.event_log
                 WHERE id < $1 ORDER BY id DESC LIMIT $2";
-    let rows = shared.query(list, &[&before.unwrap_or(i64::MAX), &(limit as i64)]).await?;
+    let rows = shared.pool.query(list, &[&before.unwrap_or(i64::MAX), &(limit as i64)]).await?;
     let event = |row: &Row| EventRecord {
         id: row.get(0),
         at: row.get(1),

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_postgres::{AsyncMessage, Client};
 
 use super::Shared;
-use super::connect::ServerConnection;
+use super::connect::{Server, ServerConnection};
 use super::errors::store_error;
 use super::stragglers::{Snapshot, Stragglers};
 use crate::endpoint::EndpointId;
@@ -35,7 +35,8 @@ impl Drop for Ear {
 pub(super) async fn begin(shared: &Arc<Shared>) -> Result<Ear> {
     let (client, connection) = shared.server.connect().await?;
     let (ready, listening) = oneshot::channel();
-    let ear = Ear(tokio::spawn(run(Arc::downgrade(shared), client, connection, ready)));
+    let run = run(Arc::downgrade(shared), shared.server.clone(), client, connection, ready);
+    let ear = Ear(tokio::spawn(run));
     let ended = || Err(StoreError::Unavailable("the connection that listens ended".to_owned()));
     listening.await.unwrap_or_else(|_| ended())?;
     Ok(ear)
@@ -44,13 +45,15 @@ pub(super) async fn begin(shared: &Arc<Shared>) -> Result<Ear> {
 /// Listens, and connects again by itself whenever the connection ends.
 async fn run(
     shared: Weak<Shared>,
+    server: Server,
     client: Client,
     connection: ServerConnection,
     ready: oneshot::Sender<Result<()>>,
 ) {
-    listen(&shared, client, connection, |listening| drop(ready.send(listening))).await;
+    let first = listen(&shared, client, connection, |listening| drop(ready.send(listening)));
+    until_hung_up(&server, first).await;
     let mut pause = RECONNECT_MIN;
-    while let Some(server) = shared.upgrade().map(|shared| shared.server.clone()) {
+    while shared.strong_count() > 0 {
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(RECONNECT_MAX);
         let Ok((client, connection)) = server.connect().await else { continue };
@@ -62,7 +65,14 @@ async fn run(
                 pause = RECONNECT_MIN;
             }
         };
-        listen(&shared, client, connection, look_everywhere).await;
+        until_hung_up(&server, listen(&shared, client, connection, look_everywhere)).await;
+    }
+}
+
+async fn until_hung_up(server: &Server, listening: impl Future<Output = ()>) {
+    tokio::select! {
+        () = listening => {}
+        () = server.hung_up() => {}
     }
 }
 

@@ -1,21 +1,21 @@
 //! The store in PostgreSQL: schema `postrider`, where the rules live in SQL functions, and any number of nodes.
 //!
-//! Three kinds of connections: one that claims and settles (`exchange.rs`), one that listens (`listen.rs`), and
-//! a pool for everything else. No transaction is ever open while anything but the database is waited for.
+//! Four kinds of connections: one that claims and settles (`exchange.rs`), one that listens (`listen.rs`), a few for what
+//! else a node asks, and a pool for senders and tools. No transaction is ever open while anything but the database is
+//! waited for.
 
 use std::io::Read;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use deadpool_postgres::{Client, Pool};
 use jiff::Timestamp;
 use postgres_types::ToSql;
-use tokio_postgres::Row;
+use tokio_postgres::{Client, Row};
 
 use self::batches::Batches;
 use self::claim::UnderWay;
-use self::connect::Server;
+use self::connect::{Pool, PooledClient, Server};
 use self::cursors::Cursors;
 use self::errors::{pool_error, store_error};
 use self::exchange::Exchange;
@@ -31,6 +31,7 @@ use super::{
 use crate::breaker::Circuit;
 use crate::clock::Clock;
 use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
+use crate::error::StoreError;
 use crate::message::{LostClaim, MessageId, NewMessage, NodeId, Sent};
 use crate::settings::Settings;
 
@@ -42,6 +43,8 @@ mod migrate;
 mod known_keys;
 mod row;
 mod send;
+#[cfg(feature = "sqlx")]
+pub mod sqlx;
 mod exchange;
 mod claim;
 mod cursors;
@@ -59,8 +62,11 @@ mod copy;
 
 pub use send::{send_batch_in, send_in};
 
-/// Connections beside the two of a node.
+/// Connections beside those of a node.
 const CONNECTIONS_MAX: usize = 8;
+/// What a node asks beside claiming and settling. Senders may wait for each other as long as they like: the
+/// node's lease does not depend on a connection of theirs.
+const NODE_CONNECTIONS_MAX: usize = 4;
 
 /// How to open a store.
 #[derive(Clone)]
@@ -69,7 +75,7 @@ pub struct PostgresOptions {
     pub url: String,
     /// Make the schema, or bring an older one up to date. Without it an old or missing schema is an error.
     pub migrate: bool,
-    /// For senders and tools; a node has two more.
+    /// For senders and tools; a node has up to six more.
     pub connections_max: usize,
     /// Stands in for the database's clock in tests that move both.
     #[doc(hidden)]
@@ -91,7 +97,10 @@ pub struct PostgresStore {
 /// What the parts of a store share.
 struct Shared {
     server: Server,
-    pool: Pool,
+    /// Of senders and tools.
+    pool: Connections,
+    /// Of the nodes of this process.
+    own: Connections,
     exchange: Exchange,
     name: Mutex<Arc<str>>,
     clock: StoreClock,
@@ -122,7 +131,8 @@ impl PostgresStore {
         migrate::check(&client).await?;
         let name: &str = &migrate::name(&client).await?;
         let shared = Shared {
-            pool: server.pool(options.connections_max),
+            pool: Connections(server.pool(options.connections_max)),
+            own: Connections(server.pool(NODE_CONNECTIONS_MAX)),
             exchange: Exchange::new(server.clone()),
             name: Mutex::new(name.into()),
             clock: StoreClock::new(options.clock, &client).await?,
@@ -134,6 +144,16 @@ impl PostgresStore {
             server,
         };
         Ok(Self { shared: Arc::new(shared), ear: tokio::sync::Mutex::default() })
+    }
+
+    /// Says what is wrong with an address, if anything is, without connecting.
+    pub fn check_url(url: &str) -> Result<()> {
+        Server::parse(url).map(drop)
+    }
+
+    /// A connection for an application of its own, to whichever host takes writes, encrypted as the URL says.
+    pub async fn connect(url: &str) -> Result<Client> {
+        Server::parse(url)?.client().await
     }
 
     /// Whether the database has our schema, of whatever version.
@@ -151,7 +171,7 @@ impl PostgresStore {
 
     /// Gives the store a new name, after a restore or a clone: ids of the two stores must never be equal.
     pub async fn renew_name(&self) -> Result<()> {
-        let name = migrate::renew_name(&**self.shared.client().await?).await?;
+        let name = migrate::renew_name(&**self.shared.pool.client().await?).await?;
         *self.shared.name.lock().expect("nobody panics while naming") = name.into();
         Ok(())
     }
@@ -163,9 +183,12 @@ impl PostgresStore {
     }
 }
 
-impl Shared {
-    async fn client(&self) -> Result<Client> {
-        self.pool.get().await.map_err(pool_error)
+/// Open connections, as many as are needed and not more than allowed.
+struct Connections(Pool);
+
+impl Connections {
+    async fn client(&self) -> Result<PooledClient> {
+        self.0.get().await.map_err(pool_error)
     }
 
     async fn query(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
@@ -183,6 +206,21 @@ impl Shared {
     /// For functions that answer nothing.
     async fn call(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<()> {
         self.query(sql, parameters).await.map(drop)
+    }
+}
+
+impl Shared {
+    /// What takes no time is answered soon, or there is nobody any more who would: a server that froze, or that another
+    /// one took the place of. Then all connections end, so that whoever waits for an answer connects again.
+    async fn in_time<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
+        let patience = self.server.silence_max();
+        match tokio::time::timeout(patience, asked).await {
+            Ok(answered) => answered,
+            Err(_) => {
+                self.server.hang_up();
+                Err(StoreError::Unavailable(format!("the server did not answer within {patience:?}")))
+            }
+        }
     }
 }
 
@@ -204,13 +242,13 @@ impl Store for PostgresStore {
         let node = nodes::join(&self.shared, &hello.name).await?;
         // Another store may have been imported since this one was opened; from now on none is.
         *self.shared.name.lock().expect("nobody panics while naming") =
-            migrate::name(&**self.shared.client().await?).await?.into();
+            migrate::name(&**self.shared.own.client().await?).await?.into();
         self.shared.listeners.add(node, hello.arrivals);
         Ok(node)
     }
 
     async fn heartbeat(&self, node: NodeId) -> Result<()> {
-        nodes::heartbeat(&self.shared, node).await
+        self.shared.in_time(nodes::heartbeat(&self.shared, node)).await
     }
 
     async fn leave(&self, node: NodeId) -> Result<()> {
@@ -219,7 +257,7 @@ impl Store for PostgresStore {
     }
 
     async fn snapshot(&self, known: Option<i64>) -> Result<Option<Arc<Snapshot>>> {
-        endpoints::snapshot(&self.shared, known).await
+        self.shared.in_time(endpoints::snapshot(&self.shared, known)).await
     }
 
     async fn waiting(&self) -> Result<Vec<Waiting>> {
@@ -298,42 +336,42 @@ impl Operate for PostgresStore {
             true => "SELECT postrider.enable_endpoint($1)",
             false => "SELECT postrider.disable_endpoint($1)",
         };
-        self.shared.call(sql, &[&name]).await
+        self.shared.pool.call(sql, &[&name]).await
     }
 
     async fn set_endpoint_paused(&self, name: &str, paused: bool) -> Result<()> {
-        self.shared.call("SELECT postrider._set_paused($1, $2)", &[&name, &paused]).await
+        self.shared.pool.call("SELECT postrider._set_paused($1, $2)", &[&name, &paused]).await
     }
 
     async fn reset_circuit(&self, name: &str) -> Result<()> {
-        self.shared.call("SELECT postrider.reset_circuit_breaker($1)", &[&name]).await
+        self.shared.pool.call("SELECT postrider.reset_circuit_breaker($1)", &[&name]).await
     }
 
     async fn pause(&self, reason: &str) -> Result<()> {
-        self.shared.call("SELECT postrider.pause($1)", &[&reason]).await
+        self.shared.pool.call("SELECT postrider.pause($1)", &[&reason]).await
     }
 
     async fn resume(&self) -> Result<()> {
-        self.shared.call("SELECT postrider.resume()", &[]).await
+        self.shared.pool.call("SELECT postrider.resume()", &[]).await
     }
 
     async fn cancel(&self, id: MessageId) -> Result<()> {
-        self.shared.call("SELECT postrider.cancel_message($1)", &[&id.0]).await
+        self.shared.pool.call("SELECT postrider.cancel_message($1)", &[&id.0]).await
     }
 
     async fn reschedule(&self, id: MessageId, at: Timestamp) -> Result<()> {
-        self.shared.call("SELECT postrider.reschedule_message($1, $2)", &[&id.0, &at]).await?;
+        self.shared.pool.call("SELECT postrider.reschedule_message($1, $2)", &[&id.0, &at]).await?;
         self.shared.cursors.all_returned();
         Ok(())
     }
 
     async fn erase(&self, id: MessageId) -> Result<()> {
-        self.shared.call("SELECT postrider.erase_message($1)", &[&id.0]).await
+        self.shared.pool.call("SELECT postrider.erase_message($1)", &[&id.0]).await
     }
 
     async fn release_key(&self, key: &str, endpoint: Option<&str>) -> Result<u64> {
         let released =
-            self.shared.query_one("SELECT postrider.release_key($1, $2)", &[&key, &endpoint]).await?;
+            self.shared.pool.query_one("SELECT postrider.release_key($1, $2)", &[&key, &endpoint]).await?;
         self.shared.cursors.all_returned();
         Ok(row::big_count(&released, 0))
     }
@@ -353,7 +391,7 @@ impl Operate for PostgresStore {
     }
 
     async fn discard(&self, dlq_id: i64) -> Result<()> {
-        self.shared.call("SELECT postrider.discard_message($1)", &[&dlq_id]).await?;
+        self.shared.pool.call("SELECT postrider.discard_message($1)", &[&dlq_id]).await?;
         self.shared.cursors.all_returned();
         Ok(())
     }
@@ -363,7 +401,7 @@ impl Operate for PostgresStore {
     }
 
     async fn settings(&self) -> Result<Settings> {
-        endpoints::settings(&self.shared).await
+        endpoints::settings(&self.shared.pool).await
     }
 
     async fn configure(&self, changes: Vec<(String, String)>) -> Result<()> {

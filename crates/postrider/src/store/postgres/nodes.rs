@@ -37,17 +37,17 @@ impl Listeners {
 }
 
 pub(super) async fn join(shared: &Shared, name: &str) -> Result<NodeId> {
-    Ok(NodeId(shared.query_one("SELECT postrider._join($1)", &[&name]).await?.get(0)))
+    Ok(NodeId(shared.own.query_one("SELECT postrider._join($1)", &[&name]).await?.get(0)))
 }
 
 pub(super) async fn heartbeat(shared: &Shared, node: NodeId) -> Result<()> {
-    shared.query("SELECT postrider._heartbeat($1)", &[&node.0]).await?;
-    shared.clock.set(&**shared.client().await?).await?;
+    shared.own.query("SELECT postrider._heartbeat($1)", &[&node.0]).await?;
+    shared.clock.set(&**shared.own.client().await?).await?;
     claim::give_back_forgotten(shared, node).await
 }
 
 pub(super) async fn leave(shared: &Shared, node: NodeId) -> Result<()> {
-    shared.query("SELECT postrider._leave_node($1)", &[&node.0]).await?;
+    shared.own.query("SELECT postrider._leave_node($1)", &[&node.0]).await?;
     shared.batches.forget(node);
     shared.cursors.all_returned();
     Ok(())
@@ -57,7 +57,7 @@ pub(super) async fn lost_claims(shared: &Shared, limit: usize) -> Result<Vec<Los
     let lost = "SELECT id, endpoint_id, node_id, batch, attempt, attempts_before, losses, alone, started_at,
                   expires_at, options
                 FROM postrider._lost_claims($1)";
-    let rows = shared.query(lost, &[&(limit as i32)]).await?;
+    let rows = shared.own.query(lost, &[&(limit as i32)]).await?;
     Ok(rows.iter().map(lost_claim).collect())
 }
 

@@ -15,12 +15,12 @@ use crate::error::{Invalid, StoreError};
 use crate::message::{JSON, MessageId, NewMessage, Sent};
 use crate::store::Result;
 
-const SEND: &str =
+pub(super) const SEND: &str =
     "SELECT id, duplicate FROM postrider._program_send($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 /// Commits without waiting for the disk: `synchronous_commit` is set for this transaction alone.
 const SEND_FAST: &str = "SELECT s.id, s.duplicate FROM set_config('synchronous_commit', 'off', true) AS fast,
     postrider._program_send($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS s";
-const SEND_BATCH: &str = "SELECT id, duplicate
+pub(super) const SEND_BATCH: &str = "SELECT id, duplicate
   FROM postrider._program_send_batch($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 const TYPES: [Type; 12] = [
     Type::TEXT,
@@ -51,7 +51,7 @@ pub(super) async fn send(shared: &Shared, commit: Commit, message: &NewMessage) 
         Commit::Durable => SEND,
         Commit::Fast => SEND_FAST,
     };
-    let client = shared.client().await?;
+    let client = shared.pool.client().await?;
     let statement = client.prepare_typed_cached(sql, &TYPES).await.map_err(store_error)?;
     client.query_one(&statement, &arguments.values()).await.map(|row| sent(&row)).map_err(store_error)
 }
@@ -62,7 +62,7 @@ pub(super) async fn send_batch(
     commit: Commit,
     messages: &[NewMessage],
 ) -> Result<Vec<Sent>> {
-    let mut client = shared.client().await?;
+    let mut client = shared.pool.client().await?;
     let transaction = client.transaction().await.map_err(store_error)?;
     if commit == Commit::Fast {
         transaction.batch_execute("SET LOCAL synchronous_commit = off").await.map_err(store_error)?;
@@ -84,14 +84,13 @@ pub async fn send_in<C: GenericClient>(transaction: &C, message: &NewMessage) ->
 
 /// All or nothing, within the caller's own transaction.
 pub async fn send_batch_in<C: GenericClient>(transaction: &C, messages: &[NewMessage]) -> Result<Vec<Sent>> {
-    messages.iter().try_for_each(check_text)?;
-    let columns = Columns::of(messages);
+    let columns = Columns::of(messages)?;
     let rows = transaction.query_typed(SEND_BATCH, &columns.typed()).await.map_err(store_error)?;
     Ok(rows.iter().map(sent).collect())
 }
 
 /// Messages as the arguments of `postrider._program_send_batch`: an array for each column, none where nobody has any.
-struct Columns<'a> {
+pub(super) struct Columns<'a> {
     endpoints: Vec<&'a str>,
     payloads: Vec<&'a [u8]>,
     content_types: Column<&'a str>,
@@ -109,8 +108,9 @@ struct Columns<'a> {
 type Column<T> = Option<Vec<T>>;
 
 impl<'a> Columns<'a> {
-    fn of(messages: &'a [NewMessage]) -> Self {
-        Self {
+    pub(super) fn of(messages: &'a [NewMessage]) -> Result<Self> {
+        messages.iter().try_for_each(check_text)?;
+        Ok(Self {
             endpoints: messages.iter().map(|message| &*message.endpoint).collect(),
             payloads: messages.iter().map(|message| &*message.payload).collect(),
             content_types: column(messages, |message| &*message.content_type, |kind| *kind != JSON),
@@ -123,10 +123,10 @@ impl<'a> Columns<'a> {
             headers: column(messages, headers, Option::is_some),
             options: column(messages, options, Option::is_some),
             event_types: column(messages, |message| message.event_type.as_deref(), Option::is_some),
-        }
+        })
     }
 
-    fn typed(&self) -> [(&(dyn ToSql + Sync), Type); 12] {
+    pub(super) fn typed(&self) -> [(&(dyn ToSql + Sync), Type); 12] {
         [
             (&self.endpoints, Type::TEXT_ARRAY),
             (&self.payloads, Type::BYTEA_ARRAY),
@@ -166,7 +166,7 @@ fn sent(row: &Row) -> Sent {
 }
 
 /// A message as the arguments of `postrider._program_send`.
-struct Arguments<'a> {
+pub(super) struct Arguments<'a> {
     message: &'a NewMessage,
     payload: &'a [u8],
     priority: i16,
@@ -177,7 +177,7 @@ struct Arguments<'a> {
 }
 
 impl<'a> Arguments<'a> {
-    fn of(message: &'a NewMessage) -> Result<Self> {
+    pub(super) fn of(message: &'a NewMessage) -> Result<Self> {
         check_text(message)?;
         Ok(Self {
             message,
@@ -208,7 +208,7 @@ impl<'a> Arguments<'a> {
         ]
     }
 
-    fn typed(&self) -> Vec<(&(dyn ToSql + Sync), Type)> {
+    pub(super) fn typed(&self) -> Vec<(&(dyn ToSql + Sync), Type)> {
         self.values().into_iter().zip(TYPES).collect()
     }
 }

@@ -1,5 +1,6 @@
 //! Settle: one statement for many settlements, and what it says about the rows of their claims.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use jiff::Timestamp;
@@ -159,7 +160,7 @@ struct Attempt<'a> {
     duration: Span,
     outcome: &'static str,
     class: Option<&'static str>,
-    error: Option<&'a str>,
+    error: Option<Cow<'a, str>>,
     status: Option<i32>,
     body: Option<&'a [u8]>,
 }
@@ -212,9 +213,14 @@ impl<'a> Attempt<'a> {
             duration: Span(record.duration),
             outcome: record.outcome.as_str(),
             class: record.class.map(Class::as_str),
-            error: record.error.as_deref(),
+            error: record.error.as_deref().map(without_nul),
             status: record.status.map(i32::from),
             body: record.body.as_deref(),
         }
     }
+}
+
+/// PostgreSQL keeps every character but U+0000. What a receiver says must never keep a message from being settled.
+fn without_nul(text: &str) -> Cow<'_, str> {
+    if text.contains('\0') { text.replace('\0', "\u{fffd}").into() } else { text.into() }
 }

@@ -1,12 +1,13 @@
 //! How far the server's certificate is trusted: what `sslmode` and `sslrootcert` mean to libpq.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
 use crate::error::StoreError;
@@ -20,17 +21,37 @@ pub(super) enum Trust {
     Full,
 }
 
-pub(super) fn client_config(trust: Trust, root_file: Option<&str>) -> Result<ClientConfig, StoreError> {
+/// PEM files that a URL names.
+#[derive(Default)]
+pub(super) struct Files {
+    /// `sslrootcert`: authorities that are trusted instead of the system's.
+    pub(super) root: Option<String>,
+    /// `sslcert` and `sslkey`: what this client proves itself with.
+    pub(super) certificate: Option<String>,
+    pub(super) key: Option<String>,
+}
+
+pub(super) fn client_config(trust: Trust, files: &Files) -> Result<ClientConfig, StoreError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(|error| StoreError::Unusable(format!("TLS cannot be used: {error}")))?;
+    let root = files.root.as_deref();
     let verifier: Arc<dyn ServerCertVerifier> = match trust {
         Trust::Anybody => Arc::new(Unverified(provider)),
-        Trust::AnyName => Arc::new(AnyName(web_verifier(provider, root_file)?)),
-        Trust::Full => web_verifier(provider, root_file)?,
+        Trust::AnyName => Arc::new(AnyName(web_verifier(provider, root)?)),
+        Trust::Full => web_verifier(provider, root)?,
     };
-    Ok(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
+    let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
+    match (&files.certificate, &files.key) {
+        (None, None) => Ok(builder.with_no_client_auth()),
+        (Some(certificate), Some(key)) => {
+            let chain = certificates("sslcert", certificate)?;
+            let secret = PrivateKeyDer::from_pem_file(key).map_err(unreadable("sslkey", key))?;
+            builder.with_client_auth_cert(chain, secret).map_err(unreadable("sslcert", certificate))
+        }
+        _ => Err(StoreError::Unusable("sslcert and sslkey go together: one is missing".to_owned())),
+    }
 }
 
 fn web_verifier(
@@ -43,17 +64,44 @@ fn web_verifier(
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
         Some(path) => {
-            let bad =
-                |error: &dyn std::fmt::Display| StoreError::Unusable(format!("sslrootcert {path}: {error}"));
-            for certificate in CertificateDer::pem_file_iter(path).map_err(|error| bad(&error))? {
-                let certificate = certificate.map_err(|error| bad(&error))?;
-                roots.add(certificate).map_err(|error| bad(&error))?;
+            for certificate in certificates("sslrootcert", path)? {
+                roots.add(certificate).map_err(unreadable("sslrootcert", path))?;
             }
         }
     }
     WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
         .build()
         .map_err(|error| StoreError::Unusable(format!("no certificate can be trusted: {error}")))
+}
+
+fn certificates(option: &str, path: &str) -> Result<Vec<CertificateDer<'static>>, StoreError> {
+    let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    let found: Vec<_> = found.map_err(unreadable(option, path))?;
+    if found.is_empty() {
+        return Err(StoreError::Unusable(format!("{option} {path}: there is no certificate in it")));
+    }
+    Ok(found)
+}
+
+fn unreadable<E: Display>(option: &str, path: &str) -> impl Fn(E) -> StoreError {
+    move |error| StoreError::Unusable(format!("{option} {path}: {error}"))
+}
+
+/// What is wrong with the server's certificate, and what to do about it.
+pub(super) fn advice(error: &tokio_postgres::Error) -> Option<String> {
+    let io = std::error::Error::source(error)?.downcast_ref::<std::io::Error>()?;
+    let Error::InvalidCertificate(wrong) = io.get_ref()?.downcast_ref::<Error>()? else { return None };
+    let what = match wrong {
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            "connect by a name that it is made out to, or trust its authority for any name with sslmode=verify-ca"
+        }
+        // An authority of the same name has another key.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+            "sslrootcert names the file with the authority that signed it"
+        }
+        _ => "the server needs another one",
+    };
+    Some(format!("the server's certificate is not trusted: {wrong}; {what}"))
 }
 
 #[derive(Debug)]

@@ -17,7 +17,7 @@ pub(super) async fn expire(shared: &Shared, limit: usize) -> Result<usize> {
                     ARRAY(SELECT endpoint_id FROM postrider._waiting() WHERE $3 AND due_at <= postrider._now()),
                     postrider._recount_queue() IS NULL";
     let idle = !shared.claimed_lately.swap(false, Relaxed);
-    let row = shared.query_one(expire, &[&(limit as i32), &STALLED_KEYS_MAX, &idle]).await?;
+    let row = shared.own.query_one(expire, &[&(limit as i32), &STALLED_KEYS_MAX, &idle]).await?;
     let (unblocked, waiting): (Vec<i64>, Vec<i64>) = (row.get(1), row.get(2));
     for endpoint in unblocked.iter().chain(&waiting) {
         shared.cursors.returned(EndpointId(*endpoint));
@@ -28,5 +28,5 @@ pub(super) async fn expire(shared: &Shared, limit: usize) -> Result<usize> {
 
 /// One bounded step; true when there is more to do.
 pub(super) async fn clean_up(shared: &Shared, limit: usize) -> Result<bool> {
-    Ok(shared.query_one("SELECT postrider._clean_up($1)", &[&(limit as i32)]).await?.get(0))
+    Ok(shared.own.query_one("SELECT postrider._clean_up($1)", &[&(limit as i32)]).await?.get(0))
 }

@@ -2,23 +2,33 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 use postrider::breaker::Circuit;
 use postrider::endpoint::EndpointId;
-use postrider::message::{LostClaim, NodeId};
+use postrider::message::{Fence, LostClaim, NodeId};
 use postrider::store::{
     ClaimRequest, Claimed, Hello, Result, Settled, Settlement, Snapshot, Suspect, Waiting,
 };
-use postrider::{SqliteStore, Store, StoreError};
+use postrider::{MessageId, SqliteStore, Store, StoreError};
+use serde_json::Map;
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 pub(super) struct Faulty {
     store: Arc<SqliteStore>,
     pub(super) failing: AtomicBool,
     /// Heartbeats that are still to be refused.
     pub(super) refused_heartbeats: AtomicU32,
+    pub(super) heartbeats: AtomicUsize,
+    /// Settles that are still to be refused.
+    pub(super) refused_settles: AtomicU32,
+    /// When it was asked to settle. Time stands still from the first refusal on, but for what is waited for.
+    pub(super) asked_to_settle: std::sync::Mutex<Vec<Instant>>,
+    /// However many lost claims are judged, there are more of them.
+    pub(super) endless_losses: AtomicBool,
     /// Questions it refused.
     pub(super) refused: AtomicUsize,
     /// Whoever leaves waits for this one afterwards.
@@ -32,6 +42,10 @@ impl Faulty {
             store: store.clone(),
             failing: AtomicBool::new(false),
             refused_heartbeats: AtomicU32::new(0),
+            heartbeats: AtomicUsize::new(0),
+            refused_settles: AtomicU32::new(0),
+            asked_to_settle: std::sync::Mutex::default(),
+            endless_losses: AtomicBool::new(false),
             refused: AtomicUsize::new(0),
             leaving: Mutex::default(),
             left: AtomicUsize::new(0),
@@ -51,6 +65,26 @@ impl Faulty {
     }
 }
 
+/// Of an endpoint that is not there.
+fn lost_claim() -> LostClaim {
+    LostClaim {
+        id: MessageId(1),
+        endpoint: EndpointId(-1),
+        fence: Fence { node: NodeId(-1), batch: 1 },
+        attempt: 1,
+        attempts_before: 0,
+        losses: 0,
+        alone: false,
+        started_at: Timestamp::UNIX_EPOCH,
+        expires_at: None,
+        options: Map::new(),
+    }
+}
+
+fn one_of(left: &AtomicU32) -> bool {
+    left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok()
+}
+
 #[async_trait]
 impl Store for Faulty {
     fn name(&self) -> Arc<str> {
@@ -66,8 +100,8 @@ impl Store for Faulty {
     }
 
     async fn heartbeat(&self, node: NodeId) -> Result<()> {
-        let refuse = |left: u32| left.checked_sub(1);
-        if self.refused_heartbeats.fetch_update(SeqCst, SeqCst, refuse).is_ok() {
+        self.heartbeats.fetch_add(1, SeqCst);
+        if one_of(&self.refused_heartbeats) {
             return Err(StoreError::Unavailable("no heartbeat today".to_owned()));
         }
         self.ask()?.heartbeat(node).await
@@ -93,6 +127,14 @@ impl Store for Faulty {
     }
 
     async fn settle(&self, settlements: Vec<Settlement>) -> Result<Vec<Settled>> {
+        let refused = one_of(&self.refused_settles);
+        self.asked_to_settle.lock().unwrap().push(Instant::now());
+        if refused {
+            if self.asked_to_settle.lock().unwrap().len() == 1 {
+                tokio::time::pause();
+            }
+            return Err(StoreError::Unavailable("no settling today".to_owned()));
+        }
         self.ask()?.settle(settlements).await
     }
 
@@ -101,6 +143,10 @@ impl Store for Faulty {
     }
 
     async fn lost_claims(&self, limit: usize) -> Result<Vec<LostClaim>> {
+        if self.endless_losses.load(SeqCst) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            return Ok((0..limit).map(|_| lost_claim()).collect());
+        }
         self.ask()?.lost_claims(limit).await
     }
 

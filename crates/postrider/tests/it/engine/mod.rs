@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-mod receiver;
+pub(crate) mod receiver;
 mod world;
 mod node;
 mod faulty;

@@ -38,6 +38,26 @@ async fn attempts_that_end_while_the_store_fails_are_settled_when_it_is_back() {
 }
 
 #[tokio::test]
+async fn a_refused_settle_is_made_again_as_soon_as_its_pause_is_over() {
+    let world = World::new().await;
+    world.endpoint("a").await;
+    let faulty = Faulty::over(&world.store);
+    faulty.refused_settles.store(4, SeqCst);
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    let id = world.send("a", 1).await;
+    world.until_state(id, State::Completed).await;
+    let asked = faulty.asked_to_settle.lock().unwrap().clone();
+    let pauses: Vec<Duration> = asked.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(pauses.len(), 4);
+    for (pause, millis) in pauses.iter().zip([50, 100, 200, 400]) {
+        // Timers are of whole milliseconds.
+        let about = Duration::from_millis(millis)..Duration::from_millis(millis + 3);
+        assert!(about.contains(pause), "{pauses:?}");
+    }
+    engine.stop().await;
+}
+
+#[tokio::test]
 async fn a_circuit_that_cannot_move_is_left_alone_between_tries() {
     let (world, clock) = World::standing_still().await;
     world.configure("circuit_breaker_threshold", "1").await;
@@ -112,6 +132,23 @@ async fn two_lost_heartbeats_do_not_cost_the_lease() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(faulty.refused_heartbeats.load(SeqCst), 0);
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_judges_many_lost_claims_keeps_its_own_lease() {
+    let world = World::new().await;
+    world.configure("node_lease", "5").await;
+    let faulty = Faulty::over(&world.store);
+    faulty.endless_losses.store(true, SeqCst);
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    let deadline = Instant::now() + super::PATIENCE;
+    while faulty.heartbeats.load(SeqCst) < 3 {
+        assert!(Instant::now() < deadline, "too busy with others to confirm it");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(engine.is_progressing());
+    faulty.endless_losses.store(false, SeqCst);
     engine.stop().await;
 }
 

@@ -20,7 +20,7 @@ use super::PATIENCE;
 
 type Script = dyn Fn(&Arrival) -> Answer + Send + Sync;
 
-pub(super) struct Receiver {
+pub(crate) struct Receiver {
     address: SocketAddr,
     shared: Arc<Shared>,
     accepting: tokio::task::JoinHandle<()>,
@@ -28,24 +28,24 @@ pub(super) struct Receiver {
 
 /// One request, from its last byte in to its answer.
 #[derive(Clone, Debug)]
-pub(super) struct Arrival {
+pub(crate) struct Arrival {
     /// The endpoint's name: every endpoint of a test has a path of its own.
-    pub(super) path: String,
-    pub(super) id: String,
-    pub(super) attempt: u32,
-    pub(super) key: Option<String>,
-    pub(super) payload: String,
-    pub(super) at: Instant,
+    pub(crate) path: String,
+    pub(crate) id: String,
+    pub(crate) attempt: u32,
+    pub(crate) key: Option<String>,
+    pub(crate) payload: String,
+    pub(crate) at: Instant,
     /// Where beginning and end stand among those of all requests.
-    pub(super) began: usize,
-    pub(super) ended: Option<usize>,
+    pub(crate) began: usize,
+    pub(crate) ended: Option<usize>,
     /// None while it runs, and when the connection was closed instead.
-    pub(super) answered: Option<u16>,
+    pub(crate) answered: Option<u16>,
 }
 
 /// What the receiver does with a request.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     status: Option<u16>,
     retry_after: Option<u64>,
     body: &'static str,
@@ -54,33 +54,33 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    pub(super) fn status(status: u16) -> Self {
+    pub(crate) fn status(status: u16) -> Self {
         Self { status: Some(status), retry_after: None, body: "", after: Duration::ZERO, held: false }
     }
 
-    pub(super) fn ok() -> Self {
+    pub(crate) fn ok() -> Self {
         Self::status(200)
     }
 
     /// Hangs up without a word.
-    pub(super) fn close() -> Self {
+    pub(crate) fn close() -> Self {
         Self { status: None, ..Self::ok() }
     }
 
     /// Waits for [`Receiver::release`] first.
-    pub(super) fn held(self) -> Self {
+    pub(crate) fn held(self) -> Self {
         Self { held: true, ..self }
     }
 
-    pub(super) fn after(self, after: Duration) -> Self {
+    pub(crate) fn after(self, after: Duration) -> Self {
         Self { after, ..self }
     }
 
-    pub(super) fn retry_after(self, seconds: u64) -> Self {
+    pub(crate) fn retry_after(self, seconds: u64) -> Self {
         Self { retry_after: Some(seconds), ..self }
     }
 
-    pub(super) fn body(self, body: &'static str) -> Self {
+    pub(crate) fn body(self, body: &'static str) -> Self {
         Self { body, ..self }
     }
 }
@@ -104,7 +104,7 @@ struct Log {
 }
 
 impl Receiver {
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
@@ -117,61 +117,61 @@ impl Receiver {
         Self { address, shared, accepting }
     }
 
-    pub(super) fn url(&self, path: &str) -> String {
+    pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}/{path}", self.address)
     }
 
     /// From now on, also for those held.
-    pub(super) fn script(&self, script: impl Fn(&Arrival) -> Answer + Send + Sync + 'static) {
+    pub(crate) fn script(&self, script: impl Fn(&Arrival) -> Answer + Send + Sync + 'static) {
         *self.shared.script.write().unwrap() = Arc::new(script);
     }
 
-    pub(super) fn answer(&self, answer: Answer) {
+    pub(crate) fn answer(&self, answer: Answer) {
         self.script(move |_| answer.clone());
     }
 
     /// Everybody held, now and later, is answered.
-    pub(super) fn release(&self) {
+    pub(crate) fn release(&self) {
         self.shared.released.send_replace(true);
     }
 
-    pub(super) fn arrivals(&self) -> Vec<Arrival> {
+    pub(crate) fn arrivals(&self) -> Vec<Arrival> {
         self.shared.log.lock().unwrap().arrivals.clone()
     }
 
-    pub(super) fn at(&self, path: &str) -> Vec<Arrival> {
+    pub(crate) fn at(&self, path: &str) -> Vec<Arrival> {
         self.arrivals().into_iter().filter(|arrival| arrival.path == path).collect()
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.shared.log.lock().unwrap().arrivals.len()
     }
 
-    pub(super) fn running(&self, path: &str) -> usize {
+    pub(crate) fn running(&self, path: &str) -> usize {
         self.shared.log.lock().unwrap().running.get(path).copied().unwrap_or(0)
     }
 
-    pub(super) fn running_in_all(&self) -> usize {
+    pub(crate) fn running_in_all(&self) -> usize {
         self.shared.log.lock().unwrap().running_in_all
     }
 
-    pub(super) fn most_running(&self, path: &str) -> usize {
+    pub(crate) fn most_running(&self, path: &str) -> usize {
         self.shared.log.lock().unwrap().most_running.get(path).copied().unwrap_or(0)
     }
 
-    pub(super) fn most_running_in_all(&self) -> usize {
+    pub(crate) fn most_running_in_all(&self) -> usize {
         self.shared.log.lock().unwrap().most_running_in_all
     }
 
     /// Begins a new count of the most that ran at once.
-    pub(super) fn forget_most_running(&self) {
+    pub(crate) fn forget_most_running(&self) {
         let mut log = self.shared.log.lock().unwrap();
         log.most_running = log.running.clone();
         log.most_running_in_all = log.running_in_all;
     }
 
     #[track_caller]
-    pub(super) fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) -> impl Future<Output = ()> {
+    pub(crate) fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) -> impl Future<Output = ()> {
         let caller = std::panic::Location::caller();
         async move {
             let mut moved = self.shared.moved.subscribe();

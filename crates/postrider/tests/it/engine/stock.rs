@@ -145,7 +145,7 @@ async fn an_endpoint_dropped_with_a_stock_takes_no_room_along() {
         _ => Answer::ok().after(Duration::from_millis(20)),
     });
     world.send_many("doomed", 50).await;
-    until_processing(&world, ROOM + AHEAD).await;
+    until_processing(&world, 2 * ROOM).await;
     world.store.drop_endpoint("doomed", true).await.unwrap();
     world.endpoint("stays").await;
     world.receiver.release();

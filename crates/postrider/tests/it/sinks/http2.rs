@@ -5,9 +5,10 @@ use futures_util::future::join_all;
 use http::Version;
 use serde_json::json;
 
-use super::http_tls::{Authority, named_sink, serve};
+use super::http_tls::{named_sink, serve};
 use super::server::{Server, Speaks, header, status};
 use super::support::*;
+use crate::authority::Authority;
 
 async fn plain_http2() -> Server {
     Server::start_at("127.0.0.1:0".parse().unwrap(), Speaks::Http2, None, |_| status(200)).await

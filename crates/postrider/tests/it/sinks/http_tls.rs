@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use postrider::sink::{Sink, connect_with};
 use postrider::verdict::Class;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::{Value, json};
 use tokio_rustls::TlsAcceptor;
@@ -13,25 +12,11 @@ use tokio_rustls::TlsAcceptor;
 use super::gate::Answers;
 use super::server::{Server, Speaks, status};
 use super::support::*;
-
-/// An authority of certificates that nobody but the test trusts.
-pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
+use crate::authority::Authority;
 
 impl Authority {
-    pub(super) fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
-    pub(super) fn pem(&self) -> String {
-        self.0.pem()
-    }
-
     pub(super) fn acceptor(&self, name: &str, protocols: &[&str]) -> TlsAcceptor {
-        let key = KeyPair::generate().unwrap();
-        let certificate =
-            CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.0).unwrap();
+        let (certificate, key) = self.issue(&[name], "");
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = rustls::ServerConfig::builder_with_provider(provider)

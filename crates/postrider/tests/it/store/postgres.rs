@@ -15,10 +15,11 @@ use super::world::{Harness, World};
 
 mod prompt;
 mod transactions;
+mod sqlx_transactions;
 mod isolation;
 mod wakeups;
 mod migrations;
-pub(crate) mod engine;
+mod engine;
 mod surface;
 mod refusals;
 mod captures;
@@ -28,6 +29,12 @@ mod rules;
 mod roles;
 mod looking;
 mod partitions;
+mod tls;
+pub(crate) mod post;
+mod proxy;
+mod many_nodes;
+mod cut_off;
+mod failover;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,

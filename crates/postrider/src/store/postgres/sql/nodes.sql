@@ -1,10 +1,12 @@
 -- Nodes, their leases, and what they are told.
 
--- From when leases may be judged. While no node at all could confirm its lease the store was away, not the nodes:
--- then everybody has one full lease to come back.
+-- From when leases may be judged: one full lease after the store could be reached again, so that everybody has the
+-- time to come back. It was away when no node at all could confirm its lease, or when another server is the store now:
+-- this one was started again, or a standby took its place.
 CREATE TABLE postrider._judgement (
   single boolean PRIMARY KEY DEFAULT true CHECK (single),
-  earliest_at timestamptz NOT NULL
+  earliest_at timestamptz NOT NULL,
+  server_started_at timestamptz NOT NULL
 );
 
 CREATE FUNCTION postrider._node_lease() RETURNS interval LANGUAGE sql STABLE
@@ -14,11 +16,14 @@ AS $$ SELECT postrider._setting('node_lease')::integer * interval '1 second' $$;
 -- three times a lease.
 CREATE FUNCTION postrider._note_sign_of_life(p_now timestamptz, p_lease interval) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF (SELECT max(heartbeat_at) FROM postrider.nodes) > p_now - p_lease / 2 THEN
+  IF (SELECT max(heartbeat_at) FROM postrider.nodes) > p_now - p_lease / 2
+     AND EXISTS (SELECT FROM postrider._judgement WHERE server_started_at = pg_postmaster_start_time()) THEN
     RETURN;
   END IF;
-  INSERT INTO postrider._judgement AS j (earliest_at) VALUES (p_now + p_lease)
-  ON CONFLICT (single) DO UPDATE SET earliest_at = excluded.earliest_at;
+  INSERT INTO postrider._judgement AS j (earliest_at, server_started_at)
+  VALUES (p_now + p_lease, pg_postmaster_start_time())
+  ON CONFLICT (single) DO UPDATE
+    SET earliest_at = excluded.earliest_at, server_started_at = excluded.server_started_at;
 END $$;
 
 CREATE FUNCTION postrider._join(p_name text) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -89,10 +94,10 @@ BEGIN
   PERFORM postrider._end_node(p_node, 'left');
 END $$;
 
--- May a lease be judged now? Not before one full lease after the store was started or reached again.
+-- May a lease be judged now? Not before anybody confirmed one with this server.
 CREATE FUNCTION postrider._may_judge(p_now timestamptz) RETURNS boolean LANGUAGE sql STABLE AS $$
-  SELECT p_now >= coalesce((SELECT earliest_at FROM postrider._judgement), '-infinity')
-     AND p_now NOT BETWEEN pg_postmaster_start_time() AND pg_postmaster_start_time() + postrider._node_lease()
+  SELECT EXISTS (SELECT FROM postrider._judgement
+                 WHERE server_started_at = pg_postmaster_start_time() AND earliest_at <= p_now)
 $$;
 
 -- Claims of nodes whose lease ran out, and claims that nobody settled in time.

@@ -105,6 +105,8 @@ macro_rules! conformance {
                 what_expired_before_it_started_has_no_attempt,
                 a_released_claim_consumes_no_attempt,
                 one_settlement_does_not_touch_its_neighbours,
+                deliveries_of_every_kind_are_settled_together,
+                an_error_of_any_characters_is_recorded,
             }
             fences {
                 a_late_failure_changes_nothing,

@@ -160,3 +160,49 @@ pub(crate) async fn one_settlement_does_not_touch_its_neighbours<H: Harness>(mut
         [State::Completed, State::Pending, State::Dead, State::Pending, State::Completed]
     );
 }
+
+pub(crate) async fn deliveries_of_every_kind_are_settled_together<H: Harness>(mut world: World<H>) {
+    world.configure("attempt_log", "all").await;
+    world.configure("idempotency_retention", "60").await;
+    let plain = world.send(to("a")).await;
+    let head = world.send(to("a").ordering_key("k")).await;
+    let behind = world.send(to("a").ordering_key("k")).await;
+    let unique = world.send(to("a").idempotency_key("i")).await;
+    let late = world.send(to("a")).await;
+    let tickets = world.claim(world.a, 10).await;
+    assert_eq!(tickets.iter().map(|ticket| ticket.id).collect::<Vec<_>>(), [plain, head, unique, late]);
+    world.end(tickets[3], End::Released).await;
+    let now = world.now();
+    let delivered = |ticket: Ticket| Settlement {
+        id: ticket.id,
+        endpoint: ticket.endpoint,
+        fence: ticket.fence,
+        end: ticket.attempted(now, Verdict::Complete),
+        hold_endpoint_until: None,
+    };
+    let order = [0, 3, 1, 0, 2];
+    let settled = world.store().settle(order.map(|n| delivered(tickets[n])).into()).await.unwrap();
+    let completed = Effect::Applied(State::Completed);
+    let effects: Vec<_> = settled.iter().map(|settled| settled.effect).collect();
+    assert_eq!(effects, [completed, completed, completed, Effect::Fenced, completed]);
+    let unblocked: Vec<_> = settled.iter().map(|settled| settled.unblocked).collect();
+    assert_eq!(unblocked, [None, None, Some(world.a), None, None]);
+    for id in [plain, head, unique, late] {
+        let story = world.story(id).await;
+        let statuses: Vec<_> = story.attempts.iter().map(|attempt| attempt.status).collect();
+        assert_eq!(story.state, State::Completed);
+        assert_eq!(statuses[0], Some(200), "{id}");
+    }
+    assert!(world.store().send(to("a").idempotency_key("i")).await.unwrap().duplicate);
+    assert_eq!(world.claim_ids().await, [behind]);
+}
+
+pub(crate) async fn an_error_of_any_characters_is_recorded<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    let End::Attempted { verdict, mut record } = ticket.attempted(world.now(), DEAD) else { unreachable!() };
+    record.error = Some("[PERMANENT] said \u{0}\u{1}\u{fffd}é".into());
+    assert_eq!(world.end(ticket, End::Attempted { verdict, record }).await.effect, Effect::Applied(State::Dead));
+    let error = world.letter_of(id).await.errors[0].error.clone();
+    assert!(error.starts_with("[PERMANENT] said ") && error.ends_with('é'), "{error:?}");
+}

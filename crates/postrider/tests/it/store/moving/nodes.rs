@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use test_servers::Database;
 use tokio::time::Instant;
 
-use super::super::postgres::engine::until_empty;
+use super::super::postgres::post::until_empty;
 use super::super::postgres::migrated;
 use super::super::world::{due, join};
 use super::export;

@@ -1,74 +1,13 @@
 //! Whole nodes on one database, by the real clock.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use postrider::sink::Environment;
-use postrider::store::postgres::{PostgresOptions, send_in};
-use postrider::{Engine, EngineOptions, NewEndpoint, NewMessage, Operate, PostgresStore};
-use serde_json::{Value, json};
-use tempfile::TempDir;
-use test_servers::Database;
+use postrider::NewMessage;
+use postrider::store::postgres::send_in;
 use tokio::time::Instant;
 
-const PATIENCE: Duration = Duration::from_secs(30);
-
-struct Post {
-    database: Database,
-    folder: TempDir,
-}
-
-impl Post {
-    async fn open() -> Self {
-        let recipe = PostgresStore::migration_recipe();
-        let database = Database::copied(&recipe, async |template| super::migrated(template).await).await;
-        let post = Self { database, folder: tempfile::tempdir().unwrap() };
-        let config = json!({"path": "letters"}).as_object().unwrap().clone();
-        let endpoint =
-            NewEndpoint { name: "a".into(), protocol: "file".into(), config, ..NewEndpoint::default() };
-        post.store().await.create_endpoint(endpoint).await.unwrap();
-        post
-    }
-
-    async fn store(&self) -> Arc<PostgresStore> {
-        Arc::new(PostgresStore::open(PostgresOptions::new(self.database.url())).await.unwrap())
-    }
-
-    /// Each node writes into a folder of its own.
-    async fn node(&self, name: &str) -> Engine {
-        let file_root = self.folder.path().join(name);
-        std::fs::create_dir_all(&file_root).unwrap();
-        let environment = Environment { file_root: Some(file_root), ..Environment::default() };
-        let options = EngineOptions { node_name: name.into(), environment, ..EngineOptions::default() };
-        Engine::start(self.store().await, options).await.unwrap()
-    }
-
-    /// What a node wrote, in its order.
-    fn letters(&self, node: &str) -> Vec<Value> {
-        let path: PathBuf = self.folder.path().join(node).join("letters");
-        let text = std::fs::read_to_string(Path::new(&path)).unwrap_or_default();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-
-    async fn until_empty(&self) {
-        until_empty(&*self.store().await).await;
-    }
-}
-
-/// Everything is settled: nothing pending, nothing processing.
-pub(crate) async fn until_empty(store: &impl Operate) {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let status = store.status().await.unwrap();
-        if status.pending + status.processing == 0 {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{status:?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
+use super::post::{PATIENCE, Post};
 
 fn numbered(n: usize) -> NewMessage {
     NewMessage::new("a", format!(r#"{{"n":{n}}}"#)).ordering_key(format!("k{}", n % 10))
@@ -77,6 +16,7 @@ fn numbered(n: usize) -> NewMessage {
 #[tokio::test]
 async fn two_nodes_deliver_everything_once_and_every_key_in_order() {
     let post = Post::open().await;
+    post.file_endpoint("a").await;
     let nodes = [post.node("one").await, post.node("two").await];
     let app = post.database.connect().await;
     for n in 0..300 {
@@ -106,6 +46,7 @@ async fn two_nodes_deliver_everything_once_and_every_key_in_order() {
 #[tokio::test]
 async fn the_first_message_after_a_rest_is_delivered_at_once() {
     let post = Post::open().await;
+    post.file_endpoint("a").await;
     let node = post.node("one").await;
     let app = post.database.connect().await;
     send_in(&app, &numbered(0)).await.unwrap();

@@ -44,6 +44,9 @@ async fn a_node_runs_on_its_own_version_and_the_next_and_no_other() {
     let version = store.status().await.unwrap().schema_version as i32;
     let owner = database.connect().await;
     let set = "UPDATE postrider._store SET schema_version = $1";
+    owner.execute(set, &[&(version - 1)]).await.unwrap();
+    let why = refused(PostgresOptions::new(database.url())).await;
+    assert!(why.contains("run `postrider migrate`, or start with --migrate"), "{why}");
     owner.execute(set, &[&(version + 1)]).await.unwrap();
     PostgresStore::open(PostgresOptions::new(database.url())).await.expect("the next one");
     PostgresStore::open(migrating(&database)).await.expect("which is never marked as an older one");

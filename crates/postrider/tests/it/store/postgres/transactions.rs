@@ -14,7 +14,7 @@ use crate::store::world::{World, to};
 const A_WHILE: Duration = Duration::from_millis(200);
 
 /// Claims and completes all there is, one after the other.
-async fn deliver_all(world: &mut World<Postgres>) -> Vec<MessageId> {
+pub(super) async fn deliver_all(world: &mut World<Postgres>) -> Vec<MessageId> {
     let mut delivered = Vec::new();
     while let Some(ticket) = world.claim(world.a, 1).await.first() {
         delivered.push(ticket.id);
@@ -145,12 +145,18 @@ async fn an_open_transaction_that_cancels_a_message_holds_up_no_claim() {
     assert_eq!(deliver_all(&mut world).await, keyed[1..]);
 }
 
-#[tokio::test]
-async fn senders_behind_pgbouncer_share_connections() {
-    let mut world = World::<Postgres>::start().await;
+/// The database by way of a PgBouncer in transaction mode, as long as that is kept.
+pub(super) fn behind_pgbouncer(world: &World<Postgres>) -> (PgBouncer, String) {
     let database = &world.harness().database;
     let bouncer = PgBouncer::before(database.port()).expect("a PgBouncer");
     let url = bouncer.url(database.owner(), database.name());
+    (bouncer, url)
+}
+
+#[tokio::test]
+async fn senders_behind_pgbouncer_share_connections() {
+    let mut world = World::<Postgres>::start().await;
+    let (_bouncer, url) = behind_pgbouncer(&world);
     let mut apps = Vec::new();
     for _ in 0..5 {
         let no_tls = postrider::tokio_postgres::NoTls;
