@@ -202,7 +202,10 @@ pub(crate) async fn an_error_of_any_characters_is_recorded<H: Harness>(mut world
     let ticket = world.claim_one().await;
     let End::Attempted { verdict, mut record } = ticket.attempted(world.now(), DEAD) else { unreachable!() };
     record.error = Some("[PERMANENT] said \u{0}\u{1}\u{fffd}é".into());
-    assert_eq!(world.end(ticket, End::Attempted { verdict, record }).await.effect, Effect::Applied(State::Dead));
+    assert_eq!(
+        world.end(ticket, End::Attempted { verdict, record }).await.effect,
+        Effect::Applied(State::Dead)
+    );
     let error = world.letter_of(id).await.errors[0].error.clone();
     assert!(error.starts_with("[PERMANENT] said ") && error.ends_with('é'), "{error:?}");
 }

@@ -15,8 +15,8 @@ use tempfile::TempDir;
 use test_servers::Database;
 use tokio::time::Instant;
 
-use super::super::postgres::post::until_empty;
 use super::super::postgres::migrated;
+use super::super::postgres::post::until_empty;
 use super::super::world::{due, join};
 use super::export;
 
