@@ -166,21 +166,13 @@ impl Asked {
             }
             let when = next_due(row);
             if matches!(asked.pick, Pick::Due) {
-                let end =
-                    ends.get(&want).copied().filter(|_| when == NextDue::Now && !has_key(&claims, asked));
+                let end = ends.get(&want).copied().filter(|_| when == NextDue::Now);
                 shared.cursors.ended(asked.endpoint, *start, end);
             }
             next[*place] = Some((asked.endpoint, when));
         }
         Claimed { claims, next: next.into_iter().flatten().collect() }
     }
-}
-
-/// The next one of a key comes to stand in its old place when the one before it is settled, so cursors do not
-/// go together with keys.
-fn has_key(claims: &[Claim], asked: &Want) -> bool {
-    let of_it = claims.iter().rev().take_while(|claim| claim.message.endpoint == asked.endpoint);
-    of_it.into_iter().any(|claim| claim.message.ordering_key.is_some())
 }
 
 fn pick_name(pick: &Pick) -> &'static str {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use deadpool::managed::{self, Metrics, RecycleError, RecycleResult};
+use deadpool::managed::{self, Metrics, QueueMode, RecycleError, RecycleResult};
 use deadpool_postgres::ClientWrapper;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -116,7 +116,8 @@ impl Server {
     }
 
     pub(super) fn pool(&self, connections_max: usize) -> Pool {
-        let pool = Pool::builder(self.clone()).max_size(connections_max).build();
+        // The one that was used last knows the statements.
+        let pool = Pool::builder(self.clone()).max_size(connections_max).queue_mode(QueueMode::Lifo).build();
         pool.expect("a pool without timeouts of its own needs no runtime")
     }
 }

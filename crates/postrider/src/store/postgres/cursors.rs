@@ -13,6 +13,9 @@ use crate::endpoint::EndpointId;
 /// Messages can appear before a cursor, when a sender took its time to commit or another node gave one back.
 /// So every so often a claim looks from the beginning.
 const FOLLOWED_MAX: Duration = Duration::from_secs(2);
+/// Where ordering keys are among them: the next one of a key stands in its old place, most often behind the cursor,
+/// sometimes before it.
+const FOLLOWED_WITH_KEYS_MAX: Duration = Duration::from_millis(20);
 
 /// Behind this one the next claim starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +33,17 @@ struct Cursor {
     after: Option<Position>,
     /// When a claim last looked from the beginning.
     began: Option<Instant>,
+    has_keys: bool,
     /// Goes up whenever something may have come back before the cursor: a claim that was under way then does
     /// not know of it.
     returns: u64,
+}
+
+impl Cursor {
+    fn is_old(&self) -> bool {
+        let followed_max = if self.has_keys { FOLLOWED_WITH_KEYS_MAX } else { FOLLOWED_MAX };
+        self.began.is_none_or(|began| began.elapsed() >= followed_max)
+    }
 }
 
 /// What a claim goes by, and what it has to show when it is back.
@@ -46,8 +57,9 @@ impl Cursors {
     pub(super) fn start(&self, endpoint: EndpointId) -> Start {
         let mut cursors = self.lock();
         let cursor = cursors.entry(endpoint).or_default();
-        if cursor.began.is_none_or(|began| began.elapsed() >= FOLLOWED_MAX) {
+        if cursor.is_old() {
             cursor.after = None;
+            cursor.has_keys = false;
         }
         if cursor.after.is_none() {
             cursor.began = Some(Instant::now());
@@ -60,6 +72,11 @@ impl Cursors {
         let mut cursors = self.lock();
         let cursor = cursors.entry(endpoint).or_default();
         cursor.after = at.filter(|_| cursor.returns == start.returns);
+    }
+
+    /// The next one of a key may be claimed.
+    pub(super) fn has_keys(&self, endpoint: EndpointId) {
+        self.lock().entry(endpoint).or_default().has_keys = true;
     }
 
     /// Something of this endpoint may have come back to its old place.

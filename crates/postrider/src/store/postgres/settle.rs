@@ -35,7 +35,7 @@ pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Res
     };
     let answered = answer.await.inspect_err(|_| shared.batches.reopen(&settlements))?;
     let settled = sorted.understand(&settlements, &answered);
-    settled.iter().filter_map(|settled| settled.unblocked).for_each(|id| shared.cursors.returned(id));
+    settled.iter().filter_map(|settled| settled.unblocked).for_each(|id| shared.cursors.has_keys(id));
     Ok(settled)
 }
 
