@@ -19,18 +19,26 @@ CREATE FUNCTION postrider._try_lock_key(p_scope bigint, p_key text) RETURNS bool
      AND pg_try_advisory_xact_lock(hashtextextended(p_key, p_scope))
 $$;
 
--- For a batch: in sorted order, and by stripes once there are many.
-CREATE FUNCTION postrider._lock_keys(p_scope bigint, p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
+-- For a batch, all of its keys at once; p_class is the stripes' first half. First every stripe and then every key, both
+-- sorted: whoever takes only stripes, because it has very many keys, and whoever takes both never wait in a circle.
+CREATE FUNCTION postrider._lock_sorted(p_class integer, p_scopes bigint[], p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-  v_keys text[] := ARRAY(SELECT DISTINCT k FROM unnest(p_keys) AS k WHERE k IS NOT NULL);
+  v_keys bigint[] := ARRAY(SELECT DISTINCT hashtextextended(k.key, k.scope)
+                           FROM unnest(p_scopes, p_keys) AS k (scope, key) WHERE k.key IS NOT NULL ORDER BY 1);
+  v_stripes integer[] := ARRAY(SELECT DISTINCT postrider._key_stripe(k.scope, k.key)
+                               FROM unnest(p_scopes, p_keys) AS k (scope, key) WHERE k.key IS NOT NULL ORDER BY 1);
 BEGIN
   IF cardinality(v_keys) > 64 THEN
-    PERFORM pg_advisory_xact_lock(1886548336, stripe)
-    FROM (SELECT DISTINCT postrider._key_stripe(p_scope, k) AS stripe FROM unnest(v_keys) AS k ORDER BY 1) AS s;
-  ELSE
-    PERFORM postrider._lock_key(p_scope, k)
-    FROM (SELECT k FROM unnest(v_keys) AS k ORDER BY hashtextextended(k, p_scope)) AS s;
+    PERFORM pg_advisory_xact_lock(p_class, s) FROM unnest(v_stripes) AS s;
+    RETURN;
   END IF;
+  PERFORM pg_advisory_xact_lock_shared(p_class, s) FROM unnest(v_stripes) AS s;
+  PERFORM pg_advisory_xact_lock(k) FROM unnest(v_keys) AS k;
+END $$;
+
+CREATE FUNCTION postrider._lock_keys(p_scopes bigint[], p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM postrider._lock_sorted(1886548336, p_scopes, p_keys);
 END $$;
 
 -- A dead head keeps its key waiting (on_dead = hold).

@@ -158,17 +158,9 @@ AS $$ SELECT sha256(convert_to(p_content_type, 'UTF8') || '\x00'::bytea || p_pay
 
 -- Racing senders of one idempotency key wait for each other here, so that exactly one wins; under REPEATABLE READ the
 -- loser cannot see the winner and gets 40001. Locks as for ordering keys: a batch with very many takes whole stripes.
-CREATE FUNCTION postrider._lock_idempotency_keys(p_endpoint bigint, p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._lock_idempotency_keys(p_endpoints bigint[], p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF cardinality(p_keys) > 64 THEN
-    PERFORM pg_advisory_xact_lock(1886548340, stripe)
-    FROM (SELECT DISTINCT postrider._key_stripe(~p_endpoint, k) AS stripe FROM unnest(p_keys) AS k ORDER BY 1) AS s;
-    RETURN;
-  END IF;
-  PERFORM pg_advisory_xact_lock_shared(1886548340, stripe)
-  FROM (SELECT DISTINCT postrider._key_stripe(~p_endpoint, k) AS stripe FROM unnest(p_keys) AS k ORDER BY 1) AS s;
-  PERFORM pg_advisory_xact_lock(hash)
-  FROM (SELECT DISTINCT hashtextextended(k, ~p_endpoint) AS hash FROM unnest(p_keys) AS k ORDER BY 1) AS s;
+  PERFORM postrider._lock_sorted(1886548340, ARRAY(SELECT ~e FROM unnest(p_endpoints) AS e), p_keys);
 END $$;
 
 -- The message that holds the key already, or nothing. The key is locked.
@@ -262,7 +254,7 @@ BEGIN
   IF p_idempotency_key IS NOT NULL THEN
     -- Both locks before anything is looked up: expiring the holder lets its own key go, and who holds that one may not
     -- wait for another.
-    PERFORM postrider._lock_idempotency_keys(d.id, ARRAY[p_idempotency_key]);
+    PERFORM postrider._lock_idempotency_keys(ARRAY[d.id], ARRAY[p_idempotency_key]);
     IF p_ordering_key IS NOT NULL THEN
       PERFORM postrider._lock_key(d.key_scope, p_ordering_key);
     END IF;
