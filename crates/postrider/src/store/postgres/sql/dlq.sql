@@ -185,6 +185,7 @@ DECLARE
   v_current bigint;
   v_place smallint := 0;
 BEGIN
+  PERFORM postrider._need_read_committed();
   LOOP
     SELECT id INTO v_current FROM postrider.queue
     WHERE key_scope = l.key_scope AND ordering_key = l.ordering_key AND ordering_key IS NOT NULL AND place <> 1;

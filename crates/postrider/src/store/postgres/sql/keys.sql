@@ -41,6 +41,20 @@ BEGIN
   PERFORM postrider._lock_sorted(1886548336, p_scopes, p_keys);
 END $$;
 
+CREATE FUNCTION postrider._is_read_committed() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
+END $$;
+
+-- A claim changes no message, so nothing tells a transaction with an old snapshot that a node has one in its hands.
+CREATE FUNCTION postrider._need_read_committed() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT postrider._is_read_committed() THEN
+    PERFORM postrider._conflict(format('this needs READ COMMITTED: at %s a transaction does not see which messages nodes '
+      'are delivering', upper(current_setting('transaction_isolation'))));
+  END IF;
+END $$;
+
 -- A dead head keeps its key waiting (on_dead = hold).
 CREATE FUNCTION postrider._key_is_held(p_scope bigint, p_key text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -49,7 +63,8 @@ END $$;
 
 -- Nothing of these keys is ready or claimed any more: their heads may go, unless a key is held. Returns the keys that
 -- went on, and the endpoints that have something to do now. Does not wait for senders: what of theirs is
--- committed is seen, and where one is in the middle of its transaction and nothing is seen yet, a node looks again.
+-- committed is seen, and where one is in the middle of its transaction and nothing is seen yet, a node looks again; and
+-- so it does when this transaction's snapshot is an old one.
 CREATE FUNCTION postrider._advance_keys(p_scopes bigint[], p_keys text[])
 RETURNS TABLE (key_scope bigint, ordering_key text, endpoint_id bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -61,6 +76,10 @@ DECLARE
   v_free bigint[];
   v_seen record;
 BEGIN
+  IF NOT postrider._is_read_committed() THEN
+    INSERT INTO postrider._stalled_keys (key_scope, ordering_key) SELECT * FROM unnest(p_scopes, p_keys);
+    RETURN;
+  END IF;
   SELECT array_agg(h.id) AS heads, array_agg(k.scope) AS scopes, array_agg(k.key) AS keys,
          coalesce(bool_or(h.id IS NULL), false) AS any_missing
   INTO v_seen

@@ -174,6 +174,11 @@ BEGIN
   SELECT id, expires_at, payload = p_payload AND content_type = p_content_type AS same INTO v_held
   FROM postrider.queue WHERE endpoint_id = d.id AND idempotency_key = p_key;
   IF FOUND THEN
+    IF v_held.expires_at <= p_now AND NOT postrider._is_read_committed() THEN
+      -- An old snapshot does not show whether a node is delivering it. Nodes expire it in a moment.
+      RAISE EXCEPTION USING ERRCODE = '40001',
+        MESSAGE = 'could not serialize access: the message with the same idempotency key is expiring; try again';
+    END IF;
     IF v_held.expires_at <= p_now AND postrider._expire_message(v_held.id) THEN
       RETURN NULL;
     END IF;
@@ -189,11 +194,6 @@ BEGIN
       MESSAGE = format('idempotency_key: message %s of this endpoint has the same key and another payload or content type', v_held.id);
   END IF;
   RETURN v_held.id;
-END $$;
-
-CREATE FUNCTION postrider._is_read_committed() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
-BEGIN
-  RETURN current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
 END $$;
 
 -- Where a message of this key stands. The key is locked. A sender with an old snapshot cannot know whether
