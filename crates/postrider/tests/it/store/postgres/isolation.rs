@@ -196,7 +196,7 @@ async fn nodes_see_each_others_claims_whatever_is_set_for_applications() {
     let world = World::<Postgres>::start().await;
     let app = connect(&world).await;
     let isolate = format!(
-        "ALTER DATABASE {} SET default_transaction_isolation = 'serializable'",
+        "ALTER DATABASE {} SET default_transaction_isolation = 'repeatable read'",
         world.harness().database.name()
     );
     app.batch_execute(&isolate).await.unwrap();
