@@ -163,10 +163,10 @@ BEGIN
   PERFORM postrider._lock_sorted(1886548340, ARRAY(SELECT ~e FROM unnest(p_endpoints) AS e), p_keys);
 END $$;
 
--- The message that holds the key already, or nothing. The key is locked.
+-- The message that holds the key already, or nothing. The key is locked. Of plans see _place_of_new.
 CREATE FUNCTION postrider._idempotency_holder(
   d postrider._destination, p_key text, p_payload bytea, p_content_type text, p_now timestamptz
-) RETURNS bigint LANGUAGE plpgsql AS $$
+) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
   v_held record;
   v_same boolean;
@@ -197,8 +197,10 @@ BEGIN
 END $$;
 
 -- Where a message of this key stands. The key is locked. A sender with an old snapshot cannot know whether
--- anything is before it, so it goes behind, and a node looks.
-CREATE FUNCTION postrider._place_of_new(p_scope bigint, p_key text) RETURNS smallint LANGUAGE plpgsql AS $$
+-- anything is before it, so it goes behind, and a node looks. A session keeps its plans: one that was made while the queue
+-- was short must not read all of it when it is long.
+CREATE FUNCTION postrider._place_of_new(p_scope bigint, p_key text) RETURNS smallint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
   IF NOT postrider._is_read_committed() THEN
     INSERT INTO postrider._stalled_keys (key_scope, ordering_key) VALUES (p_scope, p_key);

@@ -253,3 +253,25 @@ async fn batches_of_few_and_of_many_keys_never_wait_in_a_circle() {
     let idempotent = |message: NewMessage, key: &str| message.idempotency_key(key);
     batches_of_few_and_of_many_keys(["a", "b"], idempotent, [!1, !2]).await;
 }
+
+#[tokio::test]
+async fn a_sender_that_knew_a_short_queue_does_not_read_all_of_a_long_one() {
+    let world = World::<Postgres>::start().await;
+    let (mut app, other) = (connect(&world).await, connect(&world).await);
+    other.batch_execute("ALTER TABLE postrider.queue SET (autovacuum_enabled = off)").await.unwrap();
+    let message = |n: usize| to("a").ordering_key(format!("k{n}")).idempotency_key(format!("i{n}"));
+    for n in 0..20 {
+        // Plans made for so few are kept.
+        if n == 5 {
+            other.batch_execute("VACUUM ANALYZE postrider.queue").await.unwrap();
+        }
+        send_in(&app, &message(n)).await.unwrap();
+    }
+    let many = "SELECT postrider.send_batch('a', array_agg(to_jsonb(n))) FROM generate_series(1, 10000) AS n";
+    other.query(many, &[]).await.unwrap();
+    let transaction = app.transaction().await.unwrap();
+    send_in(&transaction, &message(20)).await.unwrap();
+    let read = "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relid = 'postrider.queue'::regclass";
+    let read: i64 = transaction.query_one(read, &[]).await.unwrap().get(0);
+    assert_eq!(read, 0, "rows were read without an index");
+}
