@@ -6,11 +6,18 @@ use std::sync::Mutex;
 
 use serde_json::{Map, Value, json};
 
-use crate::message::{Fence, MessageId, NodeId};
+use crate::message::{Fence, NodeId};
 use crate::store::Settlement;
 
 #[derive(Default)]
-pub(super) struct Batches(Mutex<HashMap<Fence, Batch>>);
+pub(super) struct Batches(Mutex<Held>);
+
+#[derive(Default)]
+struct Held {
+    batches: HashMap<Fence, Batch>,
+    /// On its way to the database.
+    settling: HashSet<(Fence, i64)>,
+}
 
 struct Batch {
     open: HashSet<i64>,
@@ -31,14 +38,16 @@ impl Batches {
         let open: HashSet<i64> = ids.collect();
         if !open.is_empty() {
             let written = open.len();
-            self.lock().insert(fence, Batch { open, written });
+            self.lock().batches.insert(fence, Batch { open, written });
         }
     }
 
     pub(super) fn settling(&self, node: NodeId, settlements: &[Settlement]) -> Closing {
-        let mut batches = self.lock();
+        let mut held = self.lock();
+        let Held { batches, settling } = &mut *held;
         let mut touched = Vec::new();
         for Settlement { id, fence, .. } in settlements {
+            settling.insert((*fence, id.0));
             if batches.get_mut(fence).is_some_and(|batch| batch.open.remove(&id.0))
                 && !touched.contains(fence)
             {
@@ -60,25 +69,49 @@ impl Batches {
         Closing { finished: of_node.collect(), left: (!left.is_empty()).then_some(Value::Object(left)) }
     }
 
-    pub(super) fn has(&self, fence: Fence, id: MessageId) -> bool {
-        self.lock().get(&fence).is_some_and(|batch| batch.open.contains(&id.0))
+    /// The database answered.
+    pub(super) fn settled(&self, settlements: &[Settlement]) {
+        let mut held = self.lock();
+        settlements
+            .iter()
+            .for_each(|settlement| _ = held.settling.remove(&(settlement.fence, settlement.id.0)));
+    }
+
+    /// What somebody works on, or is just settling.
+    pub(super) fn held(&self) -> HashSet<(Fence, i64)> {
+        let held = self.lock();
+        let open = held.batches.iter().flat_map(|(fence, batch)| batch.open.iter().map(|id| (*fence, *id)));
+        open.chain(held.settling.iter().copied()).collect()
     }
 
     /// The settlements did not reach the database, or nobody knows: they will be made again.
     pub(super) fn reopen(&self, settlements: &[Settlement]) {
-        let mut batches = self.lock();
+        let mut held = self.lock();
         for Settlement { id, fence, .. } in settlements {
-            let batch =
-                batches.entry(*fence).or_insert_with(|| Batch { open: HashSet::new(), written: usize::MAX });
-            batch.open.insert(id.0);
+            held.settling.remove(&(*fence, id.0));
+            let new = || Batch { open: HashSet::new(), written: usize::MAX };
+            held.batches.entry(*fence).or_insert_with(new).open.insert(id.0);
         }
     }
 
-    pub(super) fn forget(&self, node: NodeId) {
-        self.lock().retain(|fence, _| fence.node != node);
+    /// They will not be made again.
+    pub(super) fn give_up(&self, settlements: &[Settlement]) {
+        let mut held = self.lock();
+        for Settlement { id, fence, .. } in settlements {
+            if let Some(batch) = held.batches.get_mut(fence) {
+                batch.open.remove(&id.0);
+            }
+        }
+        held.batches.retain(|_, batch| !batch.open.is_empty());
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Fence, Batch>> {
+    pub(super) fn forget(&self, node: NodeId) {
+        let mut held = self.lock();
+        held.batches.retain(|fence, _| fence.node != node);
+        held.settling.retain(|(fence, _)| fence.node != node);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Held> {
         self.0.lock().expect("nobody panics while holding the batches")
     }
 }

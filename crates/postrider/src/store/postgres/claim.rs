@@ -61,9 +61,11 @@ impl Drop for Asking<'_> {
 pub(super) async fn give_back_forgotten(shared: &Shared, node: NodeId) -> Result<()> {
     let held = "SELECT c.batch, q.id, q.endpoint_id
                 FROM postrider._claims c JOIN postrider.queue q ON q.id = ANY (c.ids) WHERE c.node_id = $1";
+    // What is settled while the database is being asked is still among its answers.
+    let before = Known::of(shared);
     let rows = shared.own.query(held, &[&node.0]).await?;
     let forgotten: Vec<Settlement> = {
-        let under_way = shared.under_way.lock();
+        let now = Known::of(shared);
         let released = |row: &Row| Settlement {
             id: MessageId(row.get(1)),
             endpoint: EndpointId(row.get(2)),
@@ -71,9 +73,7 @@ pub(super) async fn give_back_forgotten(shared: &Shared, node: NodeId) -> Result
             end: End::Released,
             hold_endpoint_until: None,
         };
-        let is_forgotten = |settlement: &Settlement| {
-            !under_way.contains(&settlement.fence) && !shared.batches.has(settlement.fence, settlement.id)
-        };
+        let is_forgotten = |settlement: &Settlement| !before.has(settlement) && !now.has(settlement);
         rows.iter().map(released).filter(is_forgotten).collect()
     };
     if forgotten.is_empty() {
@@ -86,11 +86,29 @@ pub(super) async fn give_back_forgotten(shared: &Shared, node: NodeId) -> Result
     let endpoints: HashSet<EndpointId> = forgotten.iter().map(|settlement| settlement.endpoint).collect();
     let settled = settle::settle(shared, forgotten.clone()).await;
     if settled.is_err() {
-        shared.batches.settling(node, &forgotten);
+        shared.batches.give_up(&forgotten);
     }
     settled?;
     endpoints.into_iter().for_each(|endpoint| shared.listeners.tell(|| Arrival::Pending(endpoint)));
     Ok(())
+}
+
+/// What this process is about to claim, works on or settles at some moment.
+struct Known {
+    asked: HashSet<Fence>,
+    held: HashSet<(Fence, i64)>,
+}
+
+impl Known {
+    fn of(shared: &Shared) -> Self {
+        // In this order: what was asked for is held when it is not asked for any more.
+        let asked = shared.under_way.lock().clone();
+        Self { asked, held: shared.batches.held() }
+    }
+
+    fn has(&self, settlement: &Settlement) -> bool {
+        self.asked.contains(&settlement.fence) || self.held.contains(&(settlement.fence, settlement.id.0))
+    }
 }
 
 /// The wants of a request by endpoint: two nodes that want the same wait for each other, never in a circle.

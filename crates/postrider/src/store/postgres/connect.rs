@@ -22,6 +22,7 @@ use crate::store::Result;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A server that is gone without a word is noticed after about this long; `tcp_user_timeout` says otherwise.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
+const NODE_SESSION: &str = "SET default_transaction_isolation = 'read committed'";
 
 pub(super) type ServerConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 pub(super) type Pool = managed::Pool<Server>;
@@ -35,6 +36,7 @@ pub(super) struct Server {
     /// The host that took the last connection is asked first.
     ask_first: Arc<AtomicUsize>,
     hang_up: Arc<Notify>,
+    of_node: bool,
 }
 
 struct Host {
@@ -53,7 +55,14 @@ impl Server {
             .map(|(name, url)| Ok(Host { name, config: configure(&url, asked.mode, several)? }))
             .collect();
         let tls = MakeRustlsConnect::new(tls::client_config(asked.trust, &asked.files)?);
-        Ok(Self { hosts: hosts?.into(), tls, ask_first: Arc::default(), hang_up: Arc::default() })
+        let (ask_first, hang_up) = (Arc::default(), Arc::default());
+        Ok(Self { hosts: hosts?.into(), tls, ask_first, hang_up, of_node: false })
+    }
+
+    /// For connections that are a node's own for good. What the database or the role has set for its applications is
+    /// not for these: a node that claims must see what others claimed a moment ago.
+    pub(super) fn for_node(&self) -> Self {
+        Self { of_node: true, ..self.clone() }
     }
 
     /// Whoever asks drives the connection.
@@ -98,6 +107,9 @@ impl Server {
                 () = server.hung_up() => {}
             }
         });
+        if self.of_node {
+            client.batch_execute(NODE_SESSION).await.map_err(store_error)?;
+        }
         Ok((client, driving))
     }
 

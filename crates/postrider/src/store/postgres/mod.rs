@@ -132,8 +132,8 @@ impl PostgresStore {
         let name: &str = &migrate::name(&client).await?;
         let shared = Shared {
             pool: Connections(server.pool(options.connections_max)),
-            own: Connections(server.pool(NODE_CONNECTIONS_MAX)),
-            exchange: Exchange::new(server.clone()),
+            own: Connections(server.for_node().pool(NODE_CONNECTIONS_MAX)),
+            exchange: Exchange::new(server.for_node()),
             name: Mutex::new(name.into()),
             clock: StoreClock::new(options.clock, &client).await?,
             listeners: Listeners::default(),

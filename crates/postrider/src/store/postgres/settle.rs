@@ -34,6 +34,7 @@ pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Res
             .map_err(store_error)
     };
     let answered = answer.await.inspect_err(|_| shared.batches.reopen(&settlements))?;
+    shared.batches.settled(&settlements);
     let settled = sorted.understand(&settlements, &answered);
     settled.iter().filter_map(|settled| settled.unblocked).for_each(|id| shared.cursors.has_keys(id));
     Ok(settled)

@@ -114,22 +114,16 @@ BEGIN
   END LOOP;
   -- All locks, in order, before anything is looked up: expiring a holder lets its own key go.
   IF p_idempotency_keys IS NOT NULL THEN
-    FOREACH d IN ARRAY (SELECT array_agg(t ORDER BY t.id) FROM unnest(v_destinations) AS t) LOOP
-      PERFORM postrider._lock_idempotency_keys(d.id, ARRAY(
-        SELECT DISTINCT k.key FROM unnest(p_idempotency_keys, p_endpoints) AS k (key, endpoint)
-        WHERE k.key IS NOT NULL AND (p_endpoints IS NULL OR k.endpoint = d.name)));
-    END LOOP;
-    d := v_destinations[1];
+    PERFORM postrider._lock_idempotency_keys(array_agg(coalesce(o.id, d.id)), array_agg(k.key))
+    FROM unnest(p_idempotency_keys, p_endpoints) AS k (key, endpoint)
+      LEFT JOIN unnest(v_destinations) AS o ON p_endpoints IS NOT NULL AND o.name = k.endpoint
+    WHERE k.key IS NOT NULL;
   END IF;
   IF p_ordering_keys IS NOT NULL THEN
-    FOR m IN
-      SELECT t.key_scope, array_agg(DISTINCT t.key) AS keys
-      FROM (SELECT k.key, (v_destinations[coalesce(array_position(v_names, k.endpoint), 1)]).key_scope
-            FROM unnest(p_ordering_keys, p_endpoints) AS k (key, endpoint) WHERE k.key IS NOT NULL) AS t
-      GROUP BY t.key_scope ORDER BY t.key_scope
-    LOOP
-      PERFORM postrider._lock_keys(m.key_scope, m.keys);
-    END LOOP;
+    PERFORM postrider._lock_keys(array_agg(coalesce(o.key_scope, d.key_scope)), array_agg(k.key))
+    FROM unnest(p_ordering_keys, p_endpoints) AS k (key, endpoint)
+      LEFT JOIN unnest(v_destinations) AS o ON p_endpoints IS NOT NULL AND o.name = k.endpoint
+    WHERE k.key IS NOT NULL;
   END IF;
   IF p_idempotency_keys IS NOT NULL THEN
     SELECT f.known, f.first INTO v_known, v_first

@@ -185,6 +185,7 @@ DECLARE
   v_current bigint;
   v_place smallint := 0;
 BEGIN
+  PERFORM postrider._need_read_committed();
   LOOP
     SELECT id INTO v_current FROM postrider.queue
     WHERE key_scope = l.key_scope AND ordering_key = l.ordering_key AND ordering_key IS NOT NULL AND place <> 1;
@@ -237,7 +238,6 @@ END $$;
 CREATE FUNCTION postrider._redrive_step(p_ids bigint[], p_due_at timestamptz) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
   v_ids bigint[];
-  v_scope record;
   v_patience text := current_setting('lock_timeout');
 BEGIN
   v_ids := ARRAY(
@@ -248,12 +248,8 @@ BEGIN
   IF cardinality(v_ids) = 0 THEN
     RETURN 0;
   END IF;
-  FOR v_scope IN
-    SELECT key_scope, array_agg(DISTINCT ordering_key) AS keys FROM postrider.dlq
-    WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL GROUP BY key_scope ORDER BY key_scope
-  LOOP
-    PERFORM postrider._lock_keys(v_scope.key_scope, v_scope.keys);
-  END LOOP;
+  PERFORM postrider._lock_keys(array_agg(key_scope), array_agg(ordering_key)) FROM postrider.dlq
+  WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL;
   -- A node that settles several of these keys could wait for us while we wait for it: we give way, and long before the
   -- server would choose one of the two.
   FOR attempt IN 1 .. 100 LOOP

@@ -19,17 +19,39 @@ CREATE FUNCTION postrider._try_lock_key(p_scope bigint, p_key text) RETURNS bool
      AND pg_try_advisory_xact_lock(hashtextextended(p_key, p_scope))
 $$;
 
--- For a batch: in sorted order, and by stripes once there are many.
-CREATE FUNCTION postrider._lock_keys(p_scope bigint, p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
+-- For a batch, all of its keys at once; p_class is the stripes' first half. First every stripe and then every key, both
+-- sorted: whoever takes only stripes, because it has very many keys, and whoever takes both never wait in a circle.
+CREATE FUNCTION postrider._lock_sorted(p_class integer, p_scopes bigint[], p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-  v_keys text[] := ARRAY(SELECT DISTINCT k FROM unnest(p_keys) AS k WHERE k IS NOT NULL);
+  v_keys bigint[] := ARRAY(SELECT DISTINCT hashtextextended(k.key, k.scope)
+                           FROM unnest(p_scopes, p_keys) AS k (scope, key) WHERE k.key IS NOT NULL ORDER BY 1);
+  v_stripes integer[] := ARRAY(SELECT DISTINCT postrider._key_stripe(k.scope, k.key)
+                               FROM unnest(p_scopes, p_keys) AS k (scope, key) WHERE k.key IS NOT NULL ORDER BY 1);
 BEGIN
   IF cardinality(v_keys) > 64 THEN
-    PERFORM pg_advisory_xact_lock(1886548336, stripe)
-    FROM (SELECT DISTINCT postrider._key_stripe(p_scope, k) AS stripe FROM unnest(v_keys) AS k ORDER BY 1) AS s;
-  ELSE
-    PERFORM postrider._lock_key(p_scope, k)
-    FROM (SELECT k FROM unnest(v_keys) AS k ORDER BY hashtextextended(k, p_scope)) AS s;
+    PERFORM pg_advisory_xact_lock(p_class, s) FROM unnest(v_stripes) AS s;
+    RETURN;
+  END IF;
+  PERFORM pg_advisory_xact_lock_shared(p_class, s) FROM unnest(v_stripes) AS s;
+  PERFORM pg_advisory_xact_lock(k) FROM unnest(v_keys) AS k;
+END $$;
+
+CREATE FUNCTION postrider._lock_keys(p_scopes bigint[], p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM postrider._lock_sorted(1886548336, p_scopes, p_keys);
+END $$;
+
+CREATE FUNCTION postrider._is_read_committed() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
+END $$;
+
+-- A claim changes no message, so nothing tells a transaction with an old snapshot that a node has one in its hands.
+CREATE FUNCTION postrider._need_read_committed() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT postrider._is_read_committed() THEN
+    PERFORM postrider._conflict(format('this needs READ COMMITTED: at %s a transaction does not see which messages nodes '
+      'are delivering', upper(current_setting('transaction_isolation'))));
   END IF;
 END $$;
 
@@ -41,7 +63,8 @@ END $$;
 
 -- Nothing of these keys is ready or claimed any more: their heads may go, unless a key is held. Returns the keys that
 -- went on, and the endpoints that have something to do now. Does not wait for senders: what of theirs is
--- committed is seen, and where one is in the middle of its transaction and nothing is seen yet, a node looks again.
+-- committed is seen, and where one is in the middle of its transaction and nothing is seen yet, a node looks again; and
+-- so it does when this transaction's snapshot is an old one.
 CREATE FUNCTION postrider._advance_keys(p_scopes bigint[], p_keys text[])
 RETURNS TABLE (key_scope bigint, ordering_key text, endpoint_id bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -53,6 +76,10 @@ DECLARE
   v_free bigint[];
   v_seen record;
 BEGIN
+  IF NOT postrider._is_read_committed() THEN
+    INSERT INTO postrider._stalled_keys (key_scope, ordering_key) SELECT * FROM unnest(p_scopes, p_keys);
+    RETURN;
+  END IF;
   SELECT array_agg(h.id) AS heads, array_agg(k.scope) AS scopes, array_agg(k.key) AS keys,
          coalesce(bool_or(h.id IS NULL), false) AS any_missing
   INTO v_seen

@@ -14,6 +14,7 @@ DECLARE
   v postrider.queue;
   v_state text;
 BEGIN
+  PERFORM postrider._need_read_committed();
   SELECT * INTO v FROM postrider.queue WHERE id = p_id FOR UPDATE;
   v_state := CASE WHEN NOT FOUND THEN postrider._finished_state(p_id)
                   WHEN postrider._is_claimed(p_id) THEN 'processing'
@@ -91,5 +92,6 @@ END $$;
 CREATE FUNCTION postrider.mark_expired_messages() RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
+  PERFORM postrider._need_read_committed();
   RETURN postrider._expire(2147483647);
 END $$;

@@ -158,23 +158,15 @@ AS $$ SELECT sha256(convert_to(p_content_type, 'UTF8') || '\x00'::bytea || p_pay
 
 -- Racing senders of one idempotency key wait for each other here, so that exactly one wins; under REPEATABLE READ the
 -- loser cannot see the winner and gets 40001. Locks as for ordering keys: a batch with very many takes whole stripes.
-CREATE FUNCTION postrider._lock_idempotency_keys(p_endpoint bigint, p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._lock_idempotency_keys(p_endpoints bigint[], p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF cardinality(p_keys) > 64 THEN
-    PERFORM pg_advisory_xact_lock(1886548340, stripe)
-    FROM (SELECT DISTINCT postrider._key_stripe(~p_endpoint, k) AS stripe FROM unnest(p_keys) AS k ORDER BY 1) AS s;
-    RETURN;
-  END IF;
-  PERFORM pg_advisory_xact_lock_shared(1886548340, stripe)
-  FROM (SELECT DISTINCT postrider._key_stripe(~p_endpoint, k) AS stripe FROM unnest(p_keys) AS k ORDER BY 1) AS s;
-  PERFORM pg_advisory_xact_lock(hash)
-  FROM (SELECT DISTINCT hashtextextended(k, ~p_endpoint) AS hash FROM unnest(p_keys) AS k ORDER BY 1) AS s;
+  PERFORM postrider._lock_sorted(1886548340, ARRAY(SELECT ~e FROM unnest(p_endpoints) AS e), p_keys);
 END $$;
 
--- The message that holds the key already, or nothing. The key is locked.
+-- The message that holds the key already, or nothing. The key is locked. Of plans see _place_of_new.
 CREATE FUNCTION postrider._idempotency_holder(
   d postrider._destination, p_key text, p_payload bytea, p_content_type text, p_now timestamptz
-) RETURNS bigint LANGUAGE plpgsql AS $$
+) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
   v_held record;
   v_same boolean;
@@ -182,6 +174,11 @@ BEGIN
   SELECT id, expires_at, payload = p_payload AND content_type = p_content_type AS same INTO v_held
   FROM postrider.queue WHERE endpoint_id = d.id AND idempotency_key = p_key;
   IF FOUND THEN
+    IF v_held.expires_at <= p_now AND NOT postrider._is_read_committed() THEN
+      -- An old snapshot does not show whether a node is delivering it. Nodes expire it in a moment.
+      RAISE EXCEPTION USING ERRCODE = '40001',
+        MESSAGE = 'could not serialize access: the message with the same idempotency key is expiring; try again';
+    END IF;
     IF v_held.expires_at <= p_now AND postrider._expire_message(v_held.id) THEN
       RETURN NULL;
     END IF;
@@ -199,14 +196,11 @@ BEGIN
   RETURN v_held.id;
 END $$;
 
-CREATE FUNCTION postrider._is_read_committed() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
-BEGIN
-  RETURN current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
-END $$;
-
 -- Where a message of this key stands. The key is locked. A sender with an old snapshot cannot know whether
--- anything is before it, so it goes behind, and a node looks.
-CREATE FUNCTION postrider._place_of_new(p_scope bigint, p_key text) RETURNS smallint LANGUAGE plpgsql AS $$
+-- anything is before it, so it goes behind, and a node looks. A session keeps its plans: one that was made while the queue
+-- was short must not read all of it when it is long.
+CREATE FUNCTION postrider._place_of_new(p_scope bigint, p_key text) RETURNS smallint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
   IF NOT postrider._is_read_committed() THEN
     INSERT INTO postrider._stalled_keys (key_scope, ordering_key) VALUES (p_scope, p_key);
@@ -262,7 +256,7 @@ BEGIN
   IF p_idempotency_key IS NOT NULL THEN
     -- Both locks before anything is looked up: expiring the holder lets its own key go, and who holds that one may not
     -- wait for another.
-    PERFORM postrider._lock_idempotency_keys(d.id, ARRAY[p_idempotency_key]);
+    PERFORM postrider._lock_idempotency_keys(ARRAY[d.id], ARRAY[p_idempotency_key]);
     IF p_ordering_key IS NOT NULL THEN
       PERFORM postrider._lock_key(d.key_scope, p_ordering_key);
     END IF;

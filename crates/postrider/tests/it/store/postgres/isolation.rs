@@ -1,12 +1,17 @@
-//! Senders at every isolation level, and senders that race settling nodes.
+//! Senders and others at every isolation level, and senders that race settling nodes.
 
+use std::sync::Arc;
+
+use postrider::endpoint::EndpointChange;
 use postrider::error::StoreError;
 use postrider::store::postgres::send_in;
+use postrider::store::{ClaimRequest, NoDirectClaims};
 use postrider::tokio_postgres::{Client, IsolationLevel, Transaction};
-use postrider::{MessageId, State, Store};
+use postrider::{MessageId, Operate, State, Store};
+use serde_json::json;
 
 use super::{Postgres, connect};
-use crate::store::world::{World, to};
+use crate::store::world::{Harness, World, due, join, short_lived, to};
 
 const LEVELS: [IsolationLevel; 2] = [IsolationLevel::RepeatableRead, IsolationLevel::Serializable];
 
@@ -116,4 +121,106 @@ async fn inserts_that_race_settles_lose_no_wake_up() {
         current = next;
     }
     assert_eq!(world.claim_ids().await, [current]);
+}
+
+#[tokio::test]
+async fn who_cannot_see_what_nodes_deliver_takes_nothing_away_from_them() {
+    for level in LEVELS {
+        let mut world = World::<Postgres>::start().await;
+        let mut app = connect(&world).await;
+        let letter = world.send_to_death(to("a").ordering_key("k")).await;
+        let ids = world.send_keyed("k", 2).await;
+        let transaction = with_old_snapshot(&mut app, level).await;
+        let ticket = world.claim_one().await;
+        assert_eq!(ticket.id, ids[0]);
+        for change in [
+            format!("SELECT postrider.cancel_message({})", ids[0].0),
+            format!("SELECT postrider.reschedule_message({}, postrider._now())", ids[0].0),
+            format!("SELECT postrider.erase_message({})", ids[0].0),
+            format!("SELECT postrider.redrive_message({})", letter.id),
+            "SELECT postrider.mark_expired_messages()".to_owned(),
+        ] {
+            transaction.batch_execute("SAVEPOINT s").await.unwrap();
+            let refused = transaction.batch_execute(&change).await.unwrap_err();
+            let refused = refused.as_db_error().unwrap();
+            assert_eq!(refused.code().code(), "55000", "{change}: {refused}");
+            assert!(refused.message().contains("READ COMMITTED"), "{refused}");
+            transaction.batch_execute("ROLLBACK TO s").await.unwrap();
+        }
+        transaction.commit().await.unwrap();
+        assert_eq!(world.claim_ids().await, [], "the first one is still being delivered");
+        world.complete(ticket).await;
+        deliver(&mut world, &ids[1..]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_key_goes_on_although_who_released_it_cannot_see_its_next_message() {
+    for level in LEVELS {
+        for way in ["release_key('k')", "discard_message(1)", "drop_endpoint('a', true)"] {
+            let mut world = World::<Postgres>::start().await;
+            let mut app = connect(&world).await;
+            let (one, other) = ("a", "b");
+            let options = json!({"on_dead": "hold", "key_scope": "global"});
+            world.endpoint(other, options.clone()).await;
+            let change = EndpointChange { options: Some(options), ..EndpointChange::default() };
+            world.store().alter_endpoint(one, change).await.unwrap();
+            world.send_to_death(to(one).ordering_key("k")).await;
+            let transaction = with_old_snapshot(&mut app, level).await;
+            let next = world.send(to(other).ordering_key("k")).await;
+            transaction.batch_execute(&format!("SELECT postrider.{way}")).await.unwrap();
+            transaction.commit().await.unwrap();
+            world.store().expire(10).await.unwrap();
+            assert_eq!(world.reason(next).await, "due now", "{way}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_expired_holder_is_left_to_the_nodes_by_who_cannot_see_whether_one_delivers_it() {
+    let world = World::<Postgres>::start().await;
+    let mut app = connect(&world).await;
+    world.send(short_lived(world.now()).idempotency_key("i")).await;
+    world.live(11).await;
+    let transaction = with_old_snapshot(&mut app, IsolationLevel::RepeatableRead).await;
+    let lost = send_in(&transaction, &to("a").idempotency_key("i")).await.unwrap_err();
+    assert!(matches!(&lost, StoreError::Unavailable(why) if why.contains("40001")), "{lost:?}");
+    transaction.rollback().await.unwrap();
+    assert_eq!(world.store().expire(10).await.unwrap(), 1);
+    let transaction = with_old_snapshot(&mut app, IsolationLevel::RepeatableRead).await;
+    assert!(!send_in(&transaction, &to("a").idempotency_key("i")).await.unwrap().duplicate);
+}
+
+#[tokio::test]
+async fn nodes_see_each_others_claims_whatever_is_set_for_applications() {
+    let world = World::<Postgres>::start().await;
+    let app = connect(&world).await;
+    let isolate = format!(
+        "ALTER DATABASE {} SET default_transaction_isolation = 'repeatable read'",
+        world.harness().database.name()
+    );
+    app.batch_execute(&isolate).await.unwrap();
+    let stores = [world.harness().open().await, world.harness().open().await];
+    let (one, other) = (
+        join(&stores[0], Arc::new(NoDirectClaims)).await.0,
+        join(&stores[1], Arc::new(NoDirectClaims)).await.0,
+    );
+    let sent = world.send(to("a")).await;
+    let claim = |n: usize, node| {
+        let request = ClaimRequest { node, batch: 1, wants: vec![due(world.a, 10)], alone: false };
+        stores[n].claim(request)
+    };
+    app.execute("SELECT pg_advisory_lock(1886548337, $1)", &[&(world.a.0 as i32)]).await.unwrap();
+    let both_wait = async {
+        let waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1886548337 AND NOT granted";
+        while app.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) < 2 {}
+        app.execute("SELECT pg_advisory_unlock_all()", &[]).await.unwrap();
+    };
+    let (first, second, ()) = tokio::join!(claim(0, one), claim(1, other), both_wait);
+    let claims: Vec<MessageId> = [first, second]
+        .into_iter()
+        .flat_map(|claimed| claimed.unwrap().claims)
+        .map(|c| c.message.id)
+        .collect();
+    assert_eq!(claims, [sent], "exactly one of them has it");
 }

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use postrider::breaker::CircuitName;
-use postrider::{Engine, NewMessage, Operate, PostgresStore, Store};
+use postrider::store::Effect;
+use postrider::{Engine, NewMessage, Operate, PostgresStore, State, Store};
 use serde_json::json;
 
 use super::post::{Post, create_endpoint, node_of, until};
@@ -238,4 +239,26 @@ async fn senders_that_wait_for_each_other_cost_no_node_its_lease() {
     };
     let (sent, ()) = tokio::join!(waiting, heartbeats);
     assert!(sent.iter().all(Result::is_ok));
+}
+
+#[tokio::test]
+async fn a_settlement_that_takes_its_time_is_not_forgotten_and_holds_up_no_heartbeat() {
+    let mut world = World::<Postgres>::start().await;
+    let mut app = connect(&world).await;
+    world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    let transaction = app.transaction().await.unwrap();
+    transaction
+        .execute("SELECT FROM postrider.queue WHERE id = $1 FOR UPDATE", &[&ticket.id.0])
+        .await
+        .unwrap();
+    let settling = world.complete(ticket);
+    let heartbeat = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let beat = tokio::time::timeout(A_TURN * 2, world.store().heartbeat(world.node)).await;
+        beat.expect("it does not wait for the settlement").unwrap();
+        transaction.rollback().await.unwrap();
+    };
+    let (settled, ()) = tokio::join!(settling, heartbeat);
+    assert_eq!(settled.effect, Effect::Applied(State::Completed));
 }

@@ -204,3 +204,74 @@ async fn an_application_needs_no_rights_but_its_own() {
     send_batch_in(&app, &[to("a"), to("a").ordering_key("k")]).await.unwrap();
     assert!(app.query("SELECT payload FROM postrider.queue", &[]).await.is_err());
 }
+
+/// Keys of this scope, those first that a small batch locks first; with the stripe of each.
+async fn striped_keys(app: &postrider::tokio_postgres::Client, scope: i64) -> Vec<(String, i32)> {
+    let keys = "SELECT k, postrider._key_stripe($1, k) FROM (SELECT 'x' || n AS k FROM generate_series(1, 300) AS n) AS keys
+                ORDER BY hashtextextended(k, $1)";
+    app.query(keys, &[&scope]).await.unwrap().iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+/// One batch has a few keys, the other so many that it locks stripes of keys instead. `keyed` gives a message its key.
+async fn batches_of_few_and_of_many_keys(
+    endpoints: [&str; 2],
+    keyed: impl Fn(NewMessage, &str) -> NewMessage,
+    scopes: [i64; 2],
+) {
+    let world = World::<Postgres>::start().await;
+    world.endpoint("b", serde_json::json!({})).await;
+    let (mut one, mut few, mut many) = (connect(&world).await, connect(&world).await, connect(&world).await);
+    let high = striped_keys(&one, scopes[0]).await.into_iter().find(|(_, stripe)| *stripe > 60).unwrap().0;
+    let low = striped_keys(&one, scopes[1]).await.into_iter().rfind(|(_, stripe)| *stripe < 3).unwrap().0;
+    let first = keyed(to(endpoints[0]), &high);
+    let in_the_middle = one.transaction().await.unwrap();
+    send_in(&in_the_middle, &first).await.unwrap();
+    let of_few = [first, keyed(to(endpoints[1]), &low)];
+    let of_many: Vec<NewMessage> = (0..500).map(|n| keyed(to("a"), &format!("y{n}"))).collect();
+    let (few, many) = (few.transaction().await.unwrap(), many.transaction().await.unwrap());
+    let send_few = async {
+        send_batch_in(&few, &of_few).await.unwrap();
+        few.commit().await.unwrap();
+    };
+    let send_many = async {
+        tokio::time::sleep(A_WHILE).await;
+        send_batch_in(&many, &of_many).await.unwrap();
+        many.commit().await.unwrap();
+    };
+    let let_them_go = async {
+        tokio::time::sleep(A_WHILE * 2).await;
+        in_the_middle.rollback().await.unwrap();
+    };
+    tokio::join!(send_few, send_many, let_them_go);
+}
+
+#[tokio::test]
+async fn batches_of_few_and_of_many_keys_never_wait_in_a_circle() {
+    let ordered = |message: NewMessage, key: &str| message.ordering_key(key);
+    batches_of_few_and_of_many_keys(["a", "a"], ordered, [1, 1]).await;
+    batches_of_few_and_of_many_keys(["a", "b"], ordered, [1, 2]).await;
+    let idempotent = |message: NewMessage, key: &str| message.idempotency_key(key);
+    batches_of_few_and_of_many_keys(["a", "b"], idempotent, [!1, !2]).await;
+}
+
+#[tokio::test]
+async fn a_sender_that_knew_a_short_queue_does_not_read_all_of_a_long_one() {
+    let world = World::<Postgres>::start().await;
+    let (mut app, other) = (connect(&world).await, connect(&world).await);
+    other.batch_execute("ALTER TABLE postrider.queue SET (autovacuum_enabled = off)").await.unwrap();
+    let message = |n: usize| to("a").ordering_key(format!("k{n}")).idempotency_key(format!("i{n}"));
+    for n in 0..20 {
+        // Plans made for so few are kept.
+        if n == 5 {
+            other.batch_execute("VACUUM ANALYZE postrider.queue").await.unwrap();
+        }
+        send_in(&app, &message(n)).await.unwrap();
+    }
+    let many = "SELECT postrider.send_batch('a', array_agg(to_jsonb(n))) FROM generate_series(1, 10000) AS n";
+    other.query(many, &[]).await.unwrap();
+    let transaction = app.transaction().await.unwrap();
+    send_in(&transaction, &message(20)).await.unwrap();
+    let read = "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relid = 'postrider.queue'::regclass";
+    let read: i64 = transaction.query_one(read, &[]).await.unwrap().get(0);
+    assert_eq!(read, 0, "rows were read without an index");
+}

@@ -89,3 +89,44 @@ async fn a_store_finds_the_database_again_after_its_connections_were_cut() {
     world.complete(ticket).await;
     assert_eq!(world.state(first).await, postrider::State::Completed);
 }
+
+/// Rows of the queue that were read without an index, and with one.
+async fn read(app: &postrider::tokio_postgres::Client) -> (i64, i64) {
+    let read = "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_user_tables WHERE relid = 'postrider.queue'::regclass";
+    let row = app.query_one(read, &[]).await.unwrap();
+    (row.get(0), row.get(1))
+}
+
+#[tokio::test]
+async fn plans_made_for_a_short_queue_do_for_a_long_one() {
+    let mut world = World::<Postgres>::start().await;
+    let app = connect(&world).await;
+    app.batch_execute("ALTER TABLE postrider.queue SET (autovacuum_enabled = off)").await.unwrap();
+    let deliver = async |world: &mut World<Postgres>, room| {
+        for ticket in world.claim(world.a, room).await {
+            world.complete(ticket).await;
+        }
+    };
+    // Kept for good after a few times.
+    for round in 0..20 {
+        world.send(to("a")).await;
+        world.send(to("a").ordering_key(format!("k{}", round % 3))).await;
+        if round == 5 {
+            app.batch_execute("VACUUM ANALYZE postrider.queue").await.unwrap();
+        }
+        deliver(&mut world, 1).await;
+    }
+    let many = "SELECT postrider.send_batch('a', array_agg(to_jsonb(n))) FROM generate_series(1, 10000) AS n";
+    app.query(many, &[]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let (unindexed, indexed) = read(&app).await;
+    for _ in 0..3 {
+        deliver(&mut world, 20).await;
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+    }
+    deliver(&mut world, 1).await;
+    let now = read(&app).await;
+    assert!(now.1 > indexed, "the server has counted");
+    assert!(now.1 - indexed < 5000, "{} rows were read by an index", now.1 - indexed);
+    assert!(now.0 - unindexed < 1000, "{} rows were read without an index", now.0 - unindexed);
+}
