@@ -1,6 +1,6 @@
 //! What an idle node takes: processor, memory, and statements a second on the server.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::server::{connect_to, failed};
 use crate::bench::bed::{Bed, HEALTHY};
@@ -10,6 +10,8 @@ use crate::bench::node::Node;
 use crate::bench::report::Row;
 use crate::failure::Failure;
 
+/// A backend that has nothing to do tells the server of what it did before within this time.
+const TOLD_WITHIN: Duration = Duration::from_secs(15);
 /// A query outside a transaction is a transaction of its own.
 const TRANSACTIONS: &str =
     "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()";
@@ -19,7 +21,7 @@ pub(in crate::bench) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     Bed::open(&store).await?.create_endpoint(HEALTHY, lab.partner.url("/count")).await?;
     let node = Node::start(&store).await?;
     lab.say("an idle node");
-    tokio::time::sleep(SETTLE * 2).await;
+    tokio::time::sleep(SETTLE.max(TOLD_WITHIN)).await;
     let client = connect_to(&store).await?;
     let count =
         async || Ok::<i64, Failure>(client.query_one(TRANSACTIONS, &[]).await.map_err(failed)?.get(0));
@@ -27,7 +29,6 @@ pub(in crate::bench) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     tokio::time::sleep(lab.scale.idle_time).await;
     let seconds = began.elapsed().as_secs_f64();
     let percent = (node.processor_seconds()? - before) / seconds * 100.0;
-    // Backends tell the server of their work within a second.
     let queries = (count().await? - queries) as f64 / seconds;
     let megabytes = node.megabytes()?;
     node.stop().await;
