@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::json;
+use test_servers::old_sqlite;
 
 use crate::eventually;
 use crate::node::{Home, Node};
@@ -35,19 +36,18 @@ impl World {
     }
 
     fn python(&self, script: &str) -> Output {
-        self.fed("python3", &["-"], script)
+        self.fed(Command::new("python3").arg("-"), script)
     }
 
     /// The program in the folder of the store, fed with a script.
-    fn fed(&self, program: &str, arguments: &[&str], script: &str) -> Output {
-        let mut child = Command::new(program)
-            .args(arguments)
+    fn fed(&self, program: &mut Command, script: &str) -> Output {
+        let mut child = program
             .current_dir(self.home.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|error| panic!("{program}: {error}; see `cargo xtask with-servers true`"));
+            .unwrap_or_else(|error| panic!("{program:?}: {error}; see `cargo xtask with-servers true`"));
         child.stdin.take().expect("stdin is piped").write_all(script.as_bytes()).expect("it reads");
         child.wait_with_output().expect("it ends")
     }
@@ -154,9 +154,44 @@ fn the_shell_of_sqlite_sends_too() {
         SELECT id, duplicate FROM postrider_last_send;
         COMMIT;
         INSERT INTO postrider_send (endpoint, payload) VALUES ('nowhere', '1');";
-    let output = world.fed("sqlite3", &["postrider.db"], script);
+    let output = world.fed(Command::new("sqlite3").arg("postrider.db"), script);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1|0\n");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("42704 endpoint: there is no endpoint of this name"), "{said}");
     world.until_received(&[r#"{"a": 1}"#]);
+}
+
+/// Everything that SQLite reads of the schema, it reads with the first statement; so this would fail as a whole.
+#[test]
+fn the_oldest_sqlite_sends_and_reads_and_still_knows_the_applications_tables() {
+    let Some(library) = old_sqlite::built() else { return };
+    let world = World::start();
+    let old = |script: &str| {
+        let script = format!("import sqlite3\nprint(sqlite3.sqlite_version)\n{script}");
+        printed(&world.fed(Command::new("python3").arg("-").env("LD_LIBRARY_PATH", &library), &script))
+    };
+    let expected = format!("{}\n(1, 0) (2, 0) (2, 0)\n[(1,), (3,)]\n", old_sqlite::VERSION);
+    assert_eq!(old(PYTHON), expected);
+    world.until_received(&[r#"{"total": 1}"#, r#"{"total": 3}"#]);
+    world.node.until(2, "completed");
+    let read = r#"
+db = sqlite3.connect("postrider.db", isolation_level=None)
+views = [name for name, in db.execute("SELECT name FROM sqlite_master WHERE type = 'view'")]
+for view in views:
+    db.execute(f"SELECT * FROM {view}").fetchall()
+print(len(views) > 10, db.execute("SELECT state FROM postrider_messages").fetchall())
+db.execute("ALTER TABLE orders RENAME COLUMN total TO sum")
+try:
+    db.execute("""INSERT INTO postrider_send (endpoint, payload, headers, options, correlation_id, scheduled_at, ordering_key)
+        VALUES ('shop', '1', '{"a": "b"}', '{"timeout": 1.5, "url_suffix": "/<"}',
+                'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', '2030-01-01T00:00:00.5+01:00', 'é')""")
+except sqlite3.IntegrityError as error:
+    print(error)
+"#;
+    let lines = [
+        old_sqlite::VERSION,
+        "True [('completed',), ('completed',)]",
+        "22023 options.url_suffix: has a path or query that cannot be sent: invalid uri character",
+    ];
+    assert_eq!(old(read).lines().collect::<Vec<_>>(), lines);
 }
