@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 mod command;
 mod download;
+mod old_sqlite;
 mod prepare;
 mod servers;
 mod test;

@@ -46,11 +46,12 @@ fn update(quietly: &Environment) {
 }
 
 /// Debian packages, and whether what they bring is there.
-fn needed() -> [(&'static str, bool); 4] {
+fn needed() -> [(&'static str, bool); 5] {
     [
         ("curl", has("curl", &["--version"])),
         ("postgresql", Binaries::debian().is_some()),
         ("pgbouncer", Path::new(pgbouncer::PROGRAM).exists()),
+        ("sqlite3", has("sqlite3", &["--version"])),
         ("python3-pip", has("python3", &["-m", "pip", "--version"])),
     ]
 }

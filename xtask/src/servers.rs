@@ -2,7 +2,7 @@
 
 use test_servers::{Postgres, postgres};
 
-use crate::{download, prepare};
+use crate::{download, old_sqlite, prepare};
 
 pub(crate) struct Servers {
     postgres: Postgres,
@@ -13,7 +13,7 @@ impl Servers {
     /// Installs what is needed for them, too.
     pub(crate) fn start() -> Result<Self, String> {
         prepare::prepare()?;
-        let missing = download::postgres_versions();
+        let missing = download::postgres_versions().into_iter().chain(old_sqlite::missing()).collect();
         Ok(Self { postgres: Postgres::start()?, missing })
     }
 

@@ -7,6 +7,7 @@ use crate::message::{NewMessage, PRIORITY_MAX};
 use crate::settings::Settings;
 
 pub const CONTENT_TYPE_BYTES_MAX: usize = 256;
+pub(crate) const EXPIRES_TOO_EARLY: &str = "must be later than scheduled_at";
 
 pub fn check(message: &NewMessage, endpoint: &Endpoint, settings: &Settings) -> Result<(), StoreError> {
     match endpoint.disabled {
@@ -29,7 +30,7 @@ pub fn check(message: &NewMessage, endpoint: &Endpoint, settings: &Settings) -> 
     if let (Some(expires_at), Some(scheduled_at)) = (message.expires_at, message.scheduled_at)
         && truncated(expires_at) <= truncated(scheduled_at)
     {
-        return Err(Invalid::new("expires_at", "must be later than scheduled_at").into());
+        return Err(Invalid::new("expires_at", EXPIRES_TOO_EARLY).into());
     }
     Ok(())
 }
@@ -45,7 +46,7 @@ fn check_timeout(message: &NewMessage, endpoint: &Endpoint, settings: &Settings)
     Ok(())
 }
 
-fn check_content_type(content_type: &str) -> Result<(), StoreError> {
+pub(crate) fn check_content_type(content_type: &str) -> Result<(), StoreError> {
     let printable = content_type.bytes().all(|byte| (0x20..0x7f).contains(&byte));
     if content_type.is_empty() || content_type.len() > CONTENT_TYPE_BYTES_MAX || !printable {
         let rule = format!("must be 1 to {CONTENT_TYPE_BYTES_MAX} printable ASCII characters");
@@ -73,9 +74,14 @@ fn check_keys(message: &NewMessage, settings: &Settings) -> Result<(), StoreErro
     for (field, key) in keys {
         let Some(key) = key else { continue };
         at_most(field, key.len(), settings.max_key_bytes, "max_key_bytes")?;
-        if key.is_empty() || key.chars().any(char::is_control) {
-            return Err(Invalid::new(field, "must not be empty and has no control characters").into());
-        }
+        check_key(field, key)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn check_key(field: &str, key: &str) -> Result<(), StoreError> {
+    if key.is_empty() || key.chars().any(char::is_control) {
+        return Err(Invalid::new(field, "must not be empty and has no control characters").into());
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The binary as people meet it: over HTTP, on the command line, killed and started again.
 
+mod any_language;
 mod api;
 mod chaos;
 mod chaos_postgres;

@@ -7,7 +7,7 @@ use http::{HeaderName, HeaderValue};
 use crate::error::Invalid;
 
 /// They frame the request or belong to the connection, so only the sink may write them.
-const OF_THE_CONNECTION: [&str; 10] = [
+pub(crate) const OF_THE_CONNECTION: [&str; 10] = [
     "connection",
     "content-length",
     "expect",
@@ -21,7 +21,7 @@ const OF_THE_CONNECTION: [&str; 10] = [
 ];
 
 /// Postrider writes these itself; receivers rely on them.
-const OF_POSTRIDER: [&str; 3] = ["webhook-", "postrider-", "ce-"];
+pub(crate) const OF_POSTRIDER: [&str; 3] = ["webhook-", "postrider-", "ce-"];
 
 /// A header with one of these in its name holds a credential as a rule.
 const SECRET_WORDS: [&str; 9] =

@@ -10,7 +10,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::keys::{self, Key, Place};
 use super::row::{at, id_list, micros_of};
 use super::writer::Write;
-use super::{send, storage_error};
+use super::{send, storage_error, surface};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::{MessageId, State};
@@ -37,7 +37,7 @@ impl Month {
     }
 
     /// In microseconds.
-    fn begins_at(self) -> i64 {
+    pub(super) fn begins_at(self) -> i64 {
         let first = jiff::civil::date(self.year, self.month, 1).at(0, 0, 0, 0);
         Offset::UTC.to_timestamp(first).map_or(i64::MAX, micros_of)
     }
@@ -61,6 +61,10 @@ impl Month {
             .collect::<rusqlite::Result<Vec<_>>>()?;
         months.sort_unstable_by(|a, b| b.cmp(a));
         Ok(months.into_iter().flatten().collect())
+    }
+
+    pub(super) fn begin(self, conn: &Connection) -> rusqlite::Result<()> {
+        conn.execute_batch(&include_str!("sql/archive_month.sql").replace("{table}", &self.table()))
     }
 
     fn parse(table: &str) -> Option<Self> {
@@ -99,10 +103,10 @@ impl Months {
         match self.made.entry(month) {
             Entry::Occupied(made) => Ok(made.into_mut()),
             Entry::Vacant(place) => {
-                let table = month.table();
-                conn.execute_batch(&include_str!("sql/archive_month.sql").replace("{table}", &table))
-                    .map_err(storage_error)?;
-                Ok(place.insert(Statements::into_table(&table)))
+                if !Month::existing(conn).map_err(storage_error)?.contains(&month) {
+                    month.begin(conn).and_then(|()| surface::refresh_archive(conn)).map_err(storage_error)?;
+                }
+                Ok(place.insert(Statements::into_table(&month.table())))
             }
         }
     }

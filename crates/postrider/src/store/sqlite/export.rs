@@ -18,8 +18,13 @@ use crate::store::moving::{Header, Kind, LastIds, MoveError, Moved, Outgoing, SE
 /// Begins every refusal of a closed file.
 const CLOSED: &str = "this store was closed by ";
 /// What a node, a sender or an operator would change.
-const CLOSED_TABLES: [&str; 4] =
-    ["_postrider_queue", "_postrider_dlq", "_postrider_endpoints", "_postrider_settings"];
+const CLOSED_TABLES: [&str; 5] = [
+    "_postrider_queue",
+    "_postrider_dlq",
+    "_postrider_endpoints",
+    "_postrider_settings",
+    "_postrider_last_send",
+];
 
 /// From now on nothing is sent to this file, delivered from it or changed in it, by whatever program. False when it
 /// was closed already.

@@ -52,6 +52,7 @@ mod schema;
 mod send;
 mod settings;
 mod settle;
+mod surface;
 mod syncer;
 mod writer;
 
@@ -118,9 +119,12 @@ impl SqliteStore {
         let lock = options.own.then(|| FileLock::take(&options.path, &typed)).transpose()?;
         let mut conn = open_connection(&options.path)?;
         if options.migrate || schema::version(&conn).map_err(storage_error)? == 0 {
-            schema::migrate(&mut conn)?;
+            schema::migrate(&mut conn, options.clock.now())?;
         }
         schema::check(&conn)?;
+        if options.own {
+            schema::refresh_surface(&mut conn)?;
+        }
         conn.pragma_update(None, "cache_size", -WRITER_CACHE_KIB).map_err(storage_error)?;
         let name: String = conn
             .query_row("SELECT value FROM _postrider_meta WHERE name = 'store'", [], |row| row.get(0))

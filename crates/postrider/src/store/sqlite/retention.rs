@@ -7,7 +7,7 @@ use serde_json::json;
 use super::archive::{self, Month};
 use super::row::micros_of;
 use super::writer::Write;
-use super::{events, storage_error};
+use super::{events, storage_error, surface};
 use crate::endpoint::EndpointId;
 use crate::message::{MessageId, State};
 use crate::store::Result;
@@ -160,7 +160,11 @@ fn clean_archive(write: &mut Write<'_>, limit: usize) -> Result<usize> {
             .query_row(&format!("SELECT NOT EXISTS (SELECT 1 FROM {table})"), [], |row| row.get(0))
             .map_err(storage_error)?;
         if empty {
-            write.conn.execute_batch(&format!("DROP TABLE {table}")).map_err(storage_error)?;
+            write
+                .conn
+                .execute_batch(&format!("DROP TABLE {table}"))
+                .and_then(|()| surface::refresh_archive(write.conn))
+                .map_err(storage_error)?;
             write.months.forget();
             events::log(write, "archive.dropped", Some(&table), &json!({}))?;
         }

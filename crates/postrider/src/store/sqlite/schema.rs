@@ -1,13 +1,16 @@
 //! Migrations: forward only, each in one transaction.
 
+use jiff::Timestamp;
 use rand::RngExt;
-use rusqlite::{Connection, OptionalExtension};
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
-use super::storage_error;
+use super::archive::Month;
+use super::row::micros_of;
+use super::{storage_error, surface};
 use crate::error::StoreError;
 use crate::store::Result;
 
-const MIGRATIONS: &[&str] = &[include_str!("sql/0001_init.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("sql/0001_init.sql"), include_str!("sql/0002_any_language.sql")];
 pub(super) const CURRENT: i64 = MIGRATIONS.len() as i64;
 
 const STORE_NAME_LENGTH: usize = 8;
@@ -28,9 +31,9 @@ pub(super) fn version(conn: &Connection) -> rusqlite::Result<i64> {
 }
 
 /// Brings the file up to date. Safe to run twice and at once: the version is read again under the lock.
-pub(super) fn migrate(conn: &mut Connection) -> Result<()> {
+pub(super) fn migrate(conn: &mut Connection, now: Timestamp) -> Result<()> {
     let transaction =
-        conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(storage_error)?;
+        conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(storage_error)?;
     let from = version(&transaction).map_err(storage_error)?;
     if from >= CURRENT {
         // Nothing to do, or a newer build's schema, which is never marked as an older one.
@@ -57,7 +60,21 @@ pub(super) fn migrate(conn: &mut Connection) -> Result<()> {
             [CURRENT],
         )
         .map_err(storage_error)?;
+    if Month::existing(&transaction).map_err(storage_error)?.is_empty() {
+        Month::of(micros_of(now)).begin(&transaction).map_err(storage_error)?;
+    }
+    surface::refresh(&transaction).map_err(storage_error)?;
     transaction.commit().map_err(storage_error)
+}
+
+/// Another build made what other languages see from other tables of keys and settings.
+pub(super) fn refresh_surface(conn: &mut Connection) -> Result<()> {
+    if surface::is_current(conn).map_err(storage_error)? {
+        return Ok(());
+    }
+    let transaction =
+        conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(storage_error)?;
+    surface::refresh(&transaction).and_then(|()| transaction.commit()).map_err(storage_error)
 }
 
 /// Says what to do when the file's schema is not the one this build works with.

@@ -1,0 +1,313 @@
+//! What is refused, in the order of [`crate::send::check`]. The words are what the program itself says of an example
+//! that breaks the rule; RAISE takes no others than those that are written in the trigger.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{Invalid, StoreError};
+use crate::message::PRIORITY_MAX;
+use crate::protocol::{Key, Kind, Protocol, Scope, headers};
+use crate::send::{self, CONTENT_TYPE_BYTES_MAX};
+
+pub(super) const CONFLICT: &str =
+    "23505 idempotency_key: a message of this endpoint has the same key and another payload or content type";
+pub(super) const QUEUE_FULL: &str =
+    "53400 max_queue_size: the queue is full; try again later or raise max_queue_size";
+pub(super) const ENDPOINT_FULL: &str = "53400 options.max_queue_size: the endpoint''s part of the queue is full; try again later or raise its max_queue_size";
+
+/// A digest of more would keep everybody else from writing for seconds.
+pub(super) const DIGEST_BYTES_MAX: usize = 64 << 10;
+pub(super) const DIGEST_TOO_LONG: &str = "55000 idempotency_key: was used for a message whose payload is not kept; this one is too large to be compared with it in SQL";
+
+/// The first time that no node can read.
+const TIME_END: &str = "253402128000000000";
+const OUT_OF_CALENDAR: &str = "must be a time before the year 10000";
+const NO_NUL: &str = "must not contain the character U+0000";
+/// Letters of tokens, as HTTP has them; for a GLOB between brackets.
+const TOKEN: &str = "!#$%&''*+.^_`|~0-9A-Za-z-";
+const AUTHORITY: &str = "A-Za-z0-9._~!$&''()*+,;=-";
+
+/// One arm of a CASE.
+struct Check {
+    when: String,
+    then: String,
+}
+
+impl Check {
+    fn new(when: impl Into<String>, then: impl Into<String>) -> Self {
+        Self { when: when.into(), then: then.into() }
+    }
+
+    fn invalid(field: &str, rule: &str, when: impl Into<String>) -> Self {
+        Self::new(when, format!("22023 {field}: {rule}").replace('\'', "''"))
+    }
+
+    fn too_large(field: &str, setting: &str, when: impl Into<String>) -> Self {
+        Self::new(when, format!("54000 {field}: is more than {setting} allows"))
+    }
+}
+
+pub(super) fn all() -> String {
+    let mut checks = endpoint_and_payload();
+    checks.extend(header_checks());
+    for field in ["ordering_key", "idempotency_key", "event_type"] {
+        checks.extend(key_checks(field));
+    }
+    checks.extend(option_checks());
+    checks.push(Check::invalid("correlation_id", "must be a UUID", "NEW.correlation_id = 'bad'"));
+    checks.extend(time_checks());
+    let arms = checks.iter().map(|check| {
+        let Check { when, then } = check;
+        format!("    WHEN {when}\n      THEN RAISE(ABORT, '{then}')")
+    });
+    arms.collect::<Vec<_>>().join("\n")
+}
+
+fn endpoint_and_payload() -> Vec<Check> {
+    let bytes = "length(NEW.payload)";
+    vec![
+        Check::new("hex('a') <> '61'", "55000 encoding: the file must be in UTF-8"),
+        Check::new("NEW.endpoint_id IS NULL", "42704 endpoint: there is no endpoint of this name"),
+        Check::new("NEW.disabled_by = 'operator'", "55000 endpoint: is disabled; enable it to send to it"),
+        Check::invalid(
+            "priority",
+            &format!("must be from 0 to {PRIORITY_MAX}"),
+            format!("typeof(NEW.priority) <> 'integer' OR NEW.priority NOT BETWEEN 0 AND {PRIORITY_MAX}"),
+        ),
+        Check::invalid("payload", "is required", "NEW.payload IS NULL"),
+        Check::invalid("payload", "must be text or a blob", "typeof(NEW.payload) <> 'blob'"),
+        Check::too_large("payload", "max_payload_bytes", format!("{bytes} > l.max_payload_bytes")),
+        Check::invalid(
+            "content_type",
+            &said(send::check_content_type("")),
+            format!(
+                "typeof(NEW.content_type) <> 'text' OR {} NOT BETWEEN 1 AND {CONTENT_TYPE_BYTES_MAX}
+           OR {} OR NEW.content_type GLOB '*[^ -~]*'",
+                bytes_of("NEW.content_type"),
+                has_nul("NEW.content_type")
+            ),
+        ),
+    ]
+}
+
+fn header_checks() -> Vec<Check> {
+    let mut checks = vec![
+        Check::invalid("headers", "must be an object of strings", "NEW.headers = 'bad'"),
+        Check::invalid("headers", NO_NUL, "NEW.headers = 'nul'"),
+        Check::too_large(
+            "headers",
+            "max_headers_bytes",
+            format!(
+                "(SELECT sum({} + {}) FROM json_each(NEW.headers)) > l.max_headers_bytes",
+                bytes_of("key"),
+                bytes_of("value")
+            ),
+        ),
+        Check::invalid("headers", "must be text in UTF-8", is_not_utf8("NEW.headers")),
+    ];
+    for protocol in Protocol::ALL {
+        let refuses = |name: &str, value: &str| {
+            let headers = BTreeMap::from([(name.to_owned(), value.to_owned())]);
+            protocol.check_headers(&headers).err()
+        };
+        // A protocol takes any header, or has the rules of HTTP.
+        if refuses("not a token", "").is_some() {
+            checks.extend(http_header_rules().map(|(broken, when)| {
+                let any = format!(
+                    "NEW.protocol = '{}' AND EXISTS (SELECT 1 FROM json_each(NEW.headers) WHERE {when})",
+                    protocol.as_str()
+                );
+                Check::invalid("headers", &format!("a header {}", broken.rule), any)
+            }));
+        }
+    }
+    checks
+}
+
+/// What is said of a header, and how SQL finds one like it.
+fn http_header_rules() -> impl Iterator<Item = (Invalid, String)> {
+    let broken = |given: &[(&str, &str)]| {
+        headers::check("headers", given.iter().copied()).expect_err("an example breaks its rule")
+    };
+    let listed: Vec<String> = headers::OF_THE_CONNECTION.iter().map(|name| format!("'{name}'")).collect();
+    let prefixes: Vec<String> =
+        headers::OF_POSTRIDER.iter().map(|prefix| format!("lower(key) GLOB '{prefix}*'")).collect();
+    let twice = "(SELECT count(DISTINCT lower(key)) <> count(*) FROM json_each(NEW.headers))";
+    [
+        (broken(&[("", "")]), format!("key = '' OR {} OR key GLOB '*[^{TOKEN}]*'", has_nul("key"))),
+        (broken(&[(headers::OF_THE_CONNECTION[0], "")]), format!("lower(key) IN ({})", listed.join(", "))),
+        (broken(&[(headers::OF_POSTRIDER[0], "")]), prefixes.join(" OR ")),
+        (broken(&[("host", "a b")]), format!("lower(key) = 'host' AND NOT ({})", is_authority("value"))),
+        (broken(&[("x", "\n")]), format!("{} OR value GLOB ('*[^ -~' || char(9) || ']*')", has_nul("value"))),
+        (broken(&[("x", ""), ("X", "")]), twice.to_owned()),
+    ]
+    .into_iter()
+}
+
+fn is_authority(text: &str) -> String {
+    let port = |rest: &str| format!("{rest} NOT GLOB '*[^{AUTHORITY}]*'");
+    let (colon, bracket) = (format!("instr({text} || ':', ':')"), format!("instr({text}, ']')"));
+    let behind = format!("substr({text}, {bracket} + 1)");
+    format!(
+        "{text} = '' OR CASE substr({text}, 1, 1) WHEN '[' THEN {bracket} > 2
+           AND substr({text}, 2, {bracket} - 2) NOT GLOB '*[^0-9A-Fa-f:.]*'
+           AND ({behind} = '' OR ({behind} GLOB ':*' AND {}))
+         ELSE {colon} > 1 AND {} AND {} END",
+        port(&format!("substr({behind}, 2)")),
+        port(&format!("substr({text}, 1, {colon} - 1)")),
+        port(&format!("substr({text}, {colon} + 1)")),
+    )
+}
+
+fn key_checks(field: &str) -> [Check; 3] {
+    let key = format!("NEW.{field}");
+    let control = "('*[' || char(1) || '-' || char(31) || char(127) || '-' || char(159) || ']*')";
+    [
+        Check::invalid(
+            field,
+            "must be text in UTF-8",
+            format!("typeof({key}) NOT IN ('null', 'text') OR ({})", is_not_utf8(&key)),
+        ),
+        Check::too_large(field, "max_key_bytes", format!("{} > l.max_key_bytes", bytes_of(&key))),
+        Check::invalid(
+            field,
+            &said(send::check_key("idempotency_key", "")),
+            format!("{key} = '' OR {} OR {key} GLOB {control}", has_nul(&key)),
+        ),
+    ]
+}
+
+fn option_checks() -> Vec<Check> {
+    let mut checks = vec![
+        Check::invalid("options", "must be an object", "NEW.options = 'bad'"),
+        Check::invalid("options", NO_NUL, "NEW.options = 'nul'"),
+    ];
+    for protocol in Protocol::ALL {
+        let keys: Vec<&Key> = protocol.keys().filter(|key| key.scope != Scope::Endpoint).collect();
+        let any = |when: &str| {
+            format!(
+                "NEW.protocol = '{}' AND EXISTS (SELECT 1 FROM json_each(NEW.options) WHERE {when})",
+                protocol.as_str()
+            )
+        };
+        let known: Vec<String> = keys.iter().map(|key| format!("'{}'", key.name)).collect();
+        let broken = said_of_option(protocol, "no such key", Value::Null);
+        let unknown = any(&format!("key NOT IN ({})", known.join(", ")));
+        checks.push(Check::invalid("options", &format!("a key {}", broken.rule), unknown));
+        for key in keys {
+            checks.extend(value_rules(key).into_iter().map(|(example, when)| {
+                let Invalid { field, rule } = said_of_option(protocol, key.name, example);
+                Check::invalid(&field, &rule, any(&format!("key = '{}' AND ({when})", key.name)))
+            }));
+        }
+    }
+    checks.push(Check::invalid(
+        "options.timeout",
+        "must be below stale_recovery_timeout",
+        "EXISTS (SELECT 1 FROM json_each(NEW.options) WHERE key = 'timeout' AND value >= l.stale_recovery_timeout)",
+    ));
+    checks
+}
+
+fn said_of_option(protocol: Protocol, key: &str, example: Value) -> Invalid {
+    let options = Map::from_iter([(key.to_owned(), example)]);
+    protocol.check_message_options(&options).expect_err("an example breaks its rule")
+}
+
+/// Examples of what is refused, and how SQL finds others like it in a row of `json_each`.
+fn value_rules(key: &Key) -> Vec<(Value, String)> {
+    let path = format!("'$.{}'", key.name);
+    match &key.kind {
+        Kind::Flag => vec![(Value::Null, "type NOT IN ('true', 'false')".to_owned())],
+        // Neither 5.0 nor -0 is a whole number here.
+        Kind::Whole { min, max } => vec![(
+            Value::Null,
+            format!(
+                "type <> 'integer' OR value NOT BETWEEN {min} AND {max} OR (NEW.options -> {path}) GLOB '*[^0-9]*'"
+            ),
+        )],
+        Kind::Seconds { max } => vec![(
+            Value::Null,
+            format!("type NOT IN ('integer', 'real') OR value NOT BETWEEN 1e-9 AND {max}"),
+        )],
+        Kind::Choice(choices) => {
+            let choices: Vec<String> = choices.iter().map(|choice| format!("'{choice}'")).collect();
+            vec![(Value::Null, format!("type <> 'text' OR value NOT IN ({})", choices.join(", ")))]
+        }
+        Kind::Text { bytes_max, rule } => {
+            let mut rules = vec![
+                (Value::Null, "type <> 'text'".to_owned()),
+                (json!(""), format!("{} NOT BETWEEN 1 AND {bytes_max}", bytes_of("value"))),
+            ];
+            rules.extend(text_rules(rule.0));
+            rules
+        }
+        Kind::Secret(_) | Kind::Secrets { .. } | Kind::Headers | Kind::Object(_) | Kind::Typed(_) => {
+            panic!("no message says {:?} for itself, so SQL has no check for it", key.name)
+        }
+    }
+}
+
+fn text_rules(rule: &str) -> Vec<(Value, String)> {
+    let rules: &[(&str, &str)] = match rule {
+        "method" => &[
+            ("a b", "value GLOB '*[^{token}]*' OR {nul}"),
+            ("TRACE", "value IN ('CONNECT', 'TRACE')"),
+            ("post", "value GLOB '*[a-z]*'"),
+        ],
+        "url_suffix" => &[
+            ("a", "value NOT GLOB '[/?]*' OR value GLOB '//*'"),
+            (
+                "/..",
+                "instr(replace(lower(value), '%2e', '.'), '..') > 0 OR instr(value, '#') > 0 OR instr(value, '\\') > 0",
+            ),
+            ("/é", "value GLOB '*[^!-~]*' OR {nul}"),
+            (
+                "/<",
+                "substr(value, 1, instr(value || '?', '?') - 1) GLOB '*[<>`]*'
+             OR substr(value, instr(value || '?', '?')) GLOB '*[<>\"]*'",
+            ),
+        ],
+        other => panic!("the rule {other:?} has no words in SQL yet"),
+    };
+    let filled = |when: &str| when.replace("{token}", TOKEN).replace("{nul}", &has_nul("value"));
+    rules.iter().map(|(example, when)| (json!(example), filled(when))).collect()
+}
+
+fn time_checks() -> Vec<Check> {
+    let mut checks = Vec::new();
+    for field in ["scheduled_at", "expires_at"] {
+        let rule = "must be a time like 2026-11-16T12:00:00Z, or a number of seconds since 1970";
+        checks.push(Check::invalid(field, rule, format!("NEW.{field} = 'bad'")));
+        checks.push(Check::invalid(field, OUT_OF_CALENDAR, format!("NEW.{field} >= {TIME_END}")));
+    }
+    let order = "NEW.expires_at <= NEW.scheduled_at";
+    checks.push(Check::invalid("expires_at", send::EXPIRES_TOO_EARLY, order));
+    checks
+}
+
+fn said(refused: Result<(), StoreError>) -> String {
+    match refused {
+        Err(StoreError::Invalid(invalid)) => invalid.rule,
+        other => panic!("an example breaks its rule: {other:?}"),
+    }
+}
+
+fn bytes_of(text: &str) -> String {
+    format!("length(CAST({text} AS BLOB))")
+}
+
+/// GLOB and length see nothing of a text behind one.
+fn has_nul(text: &str) -> String {
+    format!("instr({text}, char(0)) > 0")
+}
+
+/// Character by character, but only where there are others than ASCII.
+fn is_not_utf8(text: &str) -> String {
+    format!(
+        "{text} GLOB '*[^ -~]*' AND EXISTS (
+           WITH RECURSIVE place(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM place WHERE n < length({text}))
+           SELECT 1 FROM place WHERE char(unicode(substr({text}, n, 1))) IS NOT substr({text}, n, 1))"
+    )
+}

@@ -1,0 +1,175 @@
+//! What other languages see of the file: `postrider_send`, and views to read. Views and triggers, made from the
+//! program's own tables of keys, settings and rules, so that SQL refuses what the program refuses.
+
+use rusqlite::{Connection, OptionalExtension};
+use sha2::{Digest, Sha256};
+
+use super::archive::Month;
+use crate::message::{JSON, PRIORITY_MAX};
+use crate::settings;
+use reading::{correlation_id, has_escaped_nul, is_object, is_object_of_strings, now, time};
+
+mod checks;
+mod reading;
+mod sha256;
+
+#[rustfmt::skip]
+const ARCHIVE_COLUMNS: [&str; 20] = [
+    "id", "endpoint_id", "status", "finished_at", "priority", "attempts", "place", "delivered_late", "ordering_key",
+    "created_at", "scheduled_at", "expires_at", "idempotency_key", "correlation_id", "event_type", "last_error",
+    "content_type", "headers", "options", "payload",
+];
+
+/// Did this build make it, or one that makes the same?
+pub(super) fn is_current(conn: &Connection) -> rusqlite::Result<bool> {
+    let made: Option<Vec<u8>> = conn
+        .query_row("SELECT value FROM _postrider_meta WHERE name = 'surface'", [], |row| row.get(0))
+        .optional()?;
+    Ok(made == Some(digest(&sql())))
+}
+
+pub(super) fn refresh(conn: &Connection) -> rusqlite::Result<()> {
+    let sql = sql();
+    drop_all(conn)?;
+    conn.execute_batch(&sql)?;
+    refresh_archive(conn)?;
+    conn.execute(
+        "INSERT INTO _postrider_meta (name, value) VALUES ('surface', ?1)
+         ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+        [digest(&sql)],
+    )
+    .map(|_| ())
+}
+
+fn sql() -> String {
+    [send(), views()].concat()
+}
+
+fn digest(sql: &str) -> Vec<u8> {
+    Sha256::digest(sql).to_vec()
+}
+
+/// After a month began or went.
+pub(super) fn refresh_archive(conn: &Connection) -> rusqlite::Result<()> {
+    conn.execute_batch("DROP VIEW IF EXISTS _postrider_archive")?;
+    let mut months = Month::existing(conn)?;
+    months.reverse();
+    conn.execute_batch(&archive(&months))
+}
+
+/// Triggers go with their views.
+fn drop_all(conn: &Connection) -> rusqlite::Result<()> {
+    let views: Vec<String> = conn
+        .prepare(
+            "SELECT name FROM sqlite_master
+             WHERE type = 'view' AND (name GLOB 'postrider_*' OR name GLOB '_postrider_*')",
+        )?
+        .query_map([], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    views.iter().try_for_each(|view| conn.execute_batch(&format!("DROP VIEW {view}")))
+}
+
+fn send() -> String {
+    filled(
+        include_str!("../sql/send.sql"),
+        &[
+            ("limits", &limits()),
+            ("now", now()),
+            ("json", JSON),
+            ("scheduled_at", &time("NEW.scheduled_at")),
+            ("expires_at", &time("NEW.expires_at")),
+            ("correlation_id", &correlation_id("NEW.correlation_id")),
+            ("headers_are_readable", &is_object_of_strings("NEW.headers")),
+            ("headers_have_nul", &has_escaped_nul("NEW.headers")),
+            ("options_are_readable", &is_object("NEW.options")),
+            ("options_have_nul", &has_escaped_nul("NEW.options")),
+            ("checks", &checks::all()),
+            ("conflict", checks::CONFLICT),
+            ("queue_full", checks::QUEUE_FULL),
+            ("endpoint_full", checks::ENDPOINT_FULL),
+            ("digest_bytes_max", &checks::DIGEST_BYTES_MAX.to_string()),
+            ("digest_too_long", checks::DIGEST_TOO_LONG),
+            ("padding", &sha256::padding("bytes")),
+            ("sha256", &sha256::of("NEW.padded", "NEW.bytes")),
+        ],
+    )
+}
+
+fn views() -> String {
+    let settings: Vec<_> = settings::TABLE
+        .iter()
+        .map(|setting| serde_json::json!({ "name": setting.name, "value": setting.default }))
+        .collect();
+    let priorities: Vec<u8> = (0..=PRIORITY_MAX).collect();
+    let sql = filled(
+        include_str!("../sql/views.sql"),
+        &[
+            ("settings", &serde_json::json!(settings).to_string()),
+            ("priorities", &serde_json::json!(priorities).to_string()),
+        ],
+    );
+    with_times_as_text(&sql)
+}
+
+/// The settings that a send asks for, in one row.
+fn limits() -> String {
+    const ASKED: [&str; 7] = [
+        "max_queue_size",
+        "max_payload_bytes",
+        "max_headers_bytes",
+        "max_key_bytes",
+        "stale_recovery_timeout",
+        "archive",
+        "attempt_log",
+    ];
+    let columns = settings::TABLE.iter().filter(|setting| ASKED.contains(&setting.name)).map(|setting| {
+        let settings::Setting { name, default, .. } = setting;
+        let value = format!("SELECT value FROM _postrider_settings WHERE name = '{name}'");
+        match setting.kind {
+            settings::Kind::Whole { .. } => {
+                format!("CAST(coalesce(({value}), {default}) AS INTEGER) AS {name}")
+            }
+            settings::Kind::Choice(_) => format!("coalesce(({value}), '{default}') AS {name}"),
+        }
+    });
+    columns.collect::<Vec<_>>().join(",\n  ")
+}
+
+fn archive(months: &[Month]) -> String {
+    let columns = ARCHIVE_COLUMNS.join(", ");
+    let values = ARCHIVE_COLUMNS.map(|column| format!("NEW.{column}")).join(", ");
+    let selects: Vec<String> =
+        months.iter().map(|month| format!("SELECT {columns} FROM {}", month.table())).collect();
+    let inserts: Vec<String> = months
+        .iter()
+        .enumerate()
+        .map(|(at, month)| {
+            let from = (at > 0).then(|| format!("NEW.created_at >= {}", month.begins_at()));
+            let to = months.get(at + 1).map(|next| format!("NEW.created_at < {}", next.begins_at()));
+            let within: Vec<String> = from.into_iter().chain(to).collect();
+            let within = if within.is_empty() { "1".to_owned() } else { within.join(" AND ") };
+            format!("  INSERT INTO {} ({columns})\n  SELECT {values} WHERE {within};", month.table())
+        })
+        .collect();
+    filled(
+        include_str!("../sql/archive_views.sql"),
+        &[("months", &selects.join("\nUNION ALL ")), ("inserts", &inserts.join("\n"))],
+    )
+}
+
+fn filled(template: &str, values: &[(&str, &str)]) -> String {
+    values.iter().fold(template.to_owned(), |sql, (name, value)| sql.replace(&format!("{{{name}}}"), value))
+}
+
+/// As RFC 3339 writes them, in UTC.
+fn with_times_as_text(sql: &str) -> String {
+    let mut parts = sql.split("TIME(");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (column, rest) = part.split_once(')').expect("TIME has one argument");
+        text += &format!(
+            "strftime('%Y-%m-%dT%H:%M:%S', {column} / 1000000, 'unixepoch') || printf('.%06dZ', {column} % 1000000){rest}"
+        );
+    }
+    text
+}
