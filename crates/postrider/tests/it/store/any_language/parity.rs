@@ -1,23 +1,20 @@
 //! The same messages by `send_in` into one store and by SQL into another: the same answers, the same rows.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use postrider::message::NodeId;
 use postrider::rusqlite::types::Value as Column;
 use postrider::store::sqlite::send_in;
-use postrider::store::{ClaimRequest, NoDirectClaims, Settlement};
 use postrider::verdict::Verdict;
-use postrider::{NewMessage, Operate, Sent, Store, StoreError};
+use postrider::{NewMessage, Operate, Sent, StoreError};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Map, Value, json};
 
-use super::super::world::{DEAD, Ticket, due, join, new_endpoint, to};
+use super::super::world::{DEAD, new_endpoint, to};
 use super::Shop;
 
 /// Several, so that each is met now and then; the last one does not exist.
@@ -143,8 +140,6 @@ fn options() -> impl Strategy<Value = Map<String, Value>> {
 /// One of the two stores, with everything that a message can meet.
 struct Side {
     shop: Shop,
-    node: NodeId,
-    batch: i64,
 }
 
 impl Side {
@@ -169,25 +164,7 @@ impl Side {
         {
             shop.configure(name, value).await;
         }
-        let (node, _) = join(&shop.store, Arc::new(NoDirectClaims)).await;
-        Self { shop, node, batch: 0 }
-    }
-
-    async fn finish(&mut self, endpoint: &str, dies: bool) {
-        self.batch += 1;
-        let store = &self.shop.store;
-        let endpoint = store.endpoint(endpoint).await.unwrap().id;
-        let request =
-            ClaimRequest { node: self.node, batch: self.batch, wants: vec![due(endpoint, 1)], alone: false };
-        for claim in store.claim(request).await.unwrap().claims {
-            let ticket = Ticket::of(&claim);
-            let end = ticket.attempted(store.now(), if dies { DEAD } else { Verdict::Complete });
-            let Ticket { id, endpoint, fence, .. } = ticket;
-            store
-                .settle(vec![Settlement { id, endpoint, fence, end, hold_endpoint_until: None }])
-                .await
-                .unwrap();
-        }
+        Self { shop }
     }
 
     /// Every column of what a send writes, but what the clock said; JSON as what it means.
@@ -263,7 +240,7 @@ fn assert_same(message: &NewMessage, program: Result<Sent, StoreError>, sql: Res
 }
 
 async fn run(steps: Vec<Step>, archive: &str) {
-    let (mut program, mut sql) = (Side::open(archive).await, Side::open(archive).await);
+    let (program, sql) = (Side::open(archive).await, Side::open(archive).await);
     for step in steps {
         match step {
             Step::Send(message) => {
@@ -271,8 +248,9 @@ async fn run(steps: Vec<Step>, archive: &str) {
                 assert_same(&message, sent, sql.shop.send(&message));
             }
             Step::Finish(endpoint, dies) => {
-                program.finish(endpoint, dies).await;
-                sql.finish(endpoint, dies).await;
+                for side in [&program, &sql] {
+                    side.shop.finish_one(endpoint, if dies { DEAD } else { Verdict::Complete }).await;
+                }
             }
         }
         assert_eq!(program.rows(), sql.rows());
