@@ -30,14 +30,14 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let finish = (select(&ENDPOINTS[..5]), any::<bool>()).prop_map(|(name, dies)| Step::Finish(name, dies));
     let send = messages().prop_map(|message| Step::Send(Box::new(message)));
-    vec(prop_oneof![6 => send, 1 => finish], 1..40)
+    vec(prop_oneof![3 => send, 1 => finish], 1..60)
 }
 
 fn messages() -> impl Strategy<Value = NewMessage> {
     let plain = (select(&ENDPOINTS), select(&["1", "2", ""]), content_types(), priorities());
-    let keys = (option::weighted(0.4, keys()), option::weighted(0.4, keys()), option::weighted(0.1, keys()));
-    let times = (option::weighted(0.3, times()), option::weighted(0.3, times()));
-    let maps = (option::weighted(0.2, headers()), option::weighted(0.3, options()));
+    let keys = (option::weighted(0.5, keys()), option::weighted(0.4, keys()), option::weighted(0.1, keys()));
+    let times = (option::weighted(0.15, times()), option::weighted(0.2, times()));
+    let maps = (option::weighted(0.1, headers()), option::weighted(0.15, options()));
     let id = option::weighted(0.2, any::<u128>().prop_map(uuid::Uuid::from_u128));
     (plain, keys, times, maps, id).prop_map(|(plain, keys, times, maps, correlation_id)| NewMessage {
         content_type: plain.2.into(),

@@ -9,7 +9,7 @@ use postrider::verdict::Verdict;
 use postrider::{MessageId, NewMessage, Operate, State};
 use serde_json::json;
 
-use super::super::world::{join, new_endpoint, to};
+use super::super::world::{DEAD, join, new_endpoint, to};
 use super::{Shop, last_send, refusal, send};
 
 const MINIMAL: &str = r#"INTO postrider_send (endpoint, payload) VALUES ('a', '{"total": 4200}')"#;
@@ -286,6 +286,19 @@ async fn an_expired_holder_of_the_key_is_expired_first() {
     let reason = shop.store.story(behind.id).await.unwrap().reason.unwrap();
     assert_eq!(reason, "due now", "its key lets the next one go");
     assert_eq!(shop.store.status().await.unwrap().pending, 2);
+}
+
+#[tokio::test]
+async fn a_held_key_holds_what_sql_sends() {
+    let shop = Shop::open().await;
+    shop.store.create_endpoint(new_endpoint("hold", json!({ "on_dead": "hold" }))).await.unwrap();
+    shop.send(&to("hold").ordering_key("k")).unwrap();
+    shop.finish_one("hold", DEAD).await;
+    let held = shop.send(&to("hold").ordering_key("k")).unwrap();
+    let free = shop.send(&to("hold").ordering_key("l")).unwrap();
+    let reason = shop.store.story(held.id).await.unwrap().reason.unwrap();
+    assert!(reason.starts_with("behind key \"k\""), "{reason}");
+    assert_eq!(shop.store.story(free.id).await.unwrap().reason.unwrap(), "due now");
 }
 
 #[tokio::test]
