@@ -1,6 +1,7 @@
 //! What every store promises: one suite, and one model driven beside the store.
 
 mod world;
+mod shop;
 mod any_language;
 mod conformance;
 mod model;

@@ -3,44 +3,21 @@
 use std::time::Duration;
 
 use postrider::error::StoreError;
-use postrider::rusqlite::{Connection, Transaction, TransactionBehavior};
+use postrider::rusqlite::{Transaction, TransactionBehavior};
 use postrider::store::sqlite::{SqliteOptions, send_batch_in, send_in};
 use postrider::store::{Arrival, NoDirectClaims};
 use postrider::{NewMessage, Operate, SqliteStore, State, Store};
-use serde_json::json;
-use tempfile::TempDir;
 
-use super::world::{join, new_endpoint, to};
-
-/// A running store, and an application's own connection to the same file.
-struct Shop {
-    folder: TempDir,
-    store: SqliteStore,
-    app: Connection,
-}
+use super::shop::Shop;
+use super::world::{join, to};
 
 impl Shop {
-    async fn open() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("shop.db");
-        let store = SqliteStore::open(SqliteOptions::node(&path)).unwrap();
-        store.create_endpoint(new_endpoint("a", json!({}))).await.unwrap();
-        let app = Connection::open(&path).unwrap();
-        app.execute_batch("CREATE TABLE orders (id INTEGER PRIMARY KEY, total INTEGER)").unwrap();
-        Self { folder, store, app }
-    }
-
     fn begin(&mut self) -> Transaction<'_> {
         self.app.transaction_with_behavior(TransactionBehavior::Immediate).unwrap()
     }
 
     fn orders(&self) -> i64 {
         self.app.query_row("SELECT count(*) FROM orders", [], |row| row.get(0)).unwrap()
-    }
-
-    async fn queued(&self) -> u64 {
-        let status = self.store.status().await.unwrap();
-        status.pending + status.processing
     }
 }
 
@@ -158,7 +135,7 @@ async fn both_ways_in_share_the_order_of_a_key() {
 #[tokio::test]
 async fn a_file_has_one_node_and_any_number_of_tools() {
     let shop = Shop::open().await;
-    let path = shop.folder.path().join("shop.db");
+    let path = shop.path();
     let second = SqliteStore::open(SqliteOptions::node(&path));
     assert!(matches!(second, Err(StoreError::Unusable(_))), "a second owner is told so");
     let tool = SqliteStore::open(SqliteOptions::tool(&path)).unwrap();
@@ -179,7 +156,7 @@ async fn a_file_has_one_node_and_any_number_of_tools() {
 async fn a_link_to_a_store_is_that_store() {
     let shop = Shop::open().await;
     let link = shop.folder.path().join("link.db");
-    std::os::unix::fs::symlink(shop.folder.path().join("shop.db"), &link).unwrap();
+    std::os::unix::fs::symlink(shop.path(), &link).unwrap();
     let second = SqliteStore::open(SqliteOptions::node(&link));
     assert!(matches!(second, Err(StoreError::Unusable(_))), "one file has one node, whatever its name");
     SqliteStore::open(SqliteOptions::tool(&link)).unwrap().send(to("a")).await.unwrap();

@@ -5,37 +5,34 @@ mod parity;
 mod sending;
 mod views;
 
+use std::sync::Arc;
+
 use postrider::rusqlite::{self, Connection, params};
-use postrider::store::sqlite::SqliteOptions;
-use postrider::{NewMessage, Operate, Sent, SqliteStore};
+use postrider::store::{ClaimRequest, NoDirectClaims, Settlement};
+use postrider::verdict::Verdict;
+use postrider::{NewMessage, Operate, Sent, Store};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use super::world::new_endpoint;
-
-/// A running store, and an application's own connection to the same file.
-struct Shop {
-    folder: TempDir,
-    store: SqliteStore,
-    app: Connection,
-}
+use super::shop::Shop;
+use super::world::{Ticket, due, join};
 
 impl Shop {
-    async fn open() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("shop.db");
-        let store = SqliteStore::open(SqliteOptions::node(&path)).unwrap();
-        store.create_endpoint(new_endpoint("a", json!({}))).await.unwrap();
-        let app = Connection::open(&path).unwrap();
-        Self { folder, store, app }
-    }
-
-    fn path(&self) -> std::path::PathBuf {
-        self.folder.path().join("shop.db")
-    }
-
     async fn configure(&self, name: &str, value: &str) {
         self.store.configure(vec![(name.into(), value.into())]).await.unwrap();
+    }
+
+    /// What is due at the endpoint, if anything is, ends like this.
+    async fn finish_one(&self, endpoint: &str, verdict: Verdict) {
+        let (node, _arrivals) = join(&self.store, Arc::new(NoDirectClaims)).await;
+        let endpoint = self.store.endpoint(endpoint).await.unwrap().id;
+        let request = ClaimRequest { node, batch: 1, wants: vec![due(endpoint, 1)], alone: false };
+        if let Some(claim) = self.store.claim(request).await.unwrap().claims.first() {
+            let ticket = Ticket::of(claim);
+            let end = ticket.attempted(self.store.now(), verdict);
+            let Ticket { id, endpoint, fence, .. } = ticket;
+            let settlement = Settlement { id, endpoint, fence, end, hold_endpoint_until: None };
+            self.store.settle(vec![settlement]).await.unwrap();
+        }
     }
 
     fn send(&self, message: &NewMessage) -> Result<Sent, String> {
@@ -44,10 +41,6 @@ impl Shop {
 
     fn number(&self, sql: &str) -> i64 {
         self.app.query_row(sql, [], |row| row.get(0)).unwrap()
-    }
-
-    fn queued(&self) -> i64 {
-        self.number("SELECT count(*) FROM postrider_queue")
     }
 }
 

@@ -4,27 +4,25 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use postrider::rusqlite::Connection;
-use postrider::store::{Arrival, End, NoDirectClaims, Settlement, Store};
+use postrider::store::{Arrival, NoDirectClaims};
 use postrider::verdict::Verdict;
 use postrider::{MessageId, NewMessage, Operate, State};
-
-use super::super::world::{Ticket, due, join, new_endpoint, to};
-use super::{Shop, last_send, refusal, send};
-use postrider::store::ClaimRequest;
 use serde_json::json;
+
+use super::super::world::{DEAD, join, new_endpoint, to};
+use super::{Shop, last_send, refusal, send};
 
 const MINIMAL: &str = r#"INTO postrider_send (endpoint, payload) VALUES ('a', '{"total": 4200}')"#;
 
 #[tokio::test]
 async fn a_message_commits_or_rolls_back_with_the_data_it_belongs_to() {
     let shop = Shop::open().await;
-    shop.app.execute_batch("CREATE TABLE orders (id INTEGER PRIMARY KEY, total INTEGER)").unwrap();
     for end in ["COMMIT", "ROLLBACK"] {
         let order =
             format!("BEGIN IMMEDIATE; INSERT INTO orders (total) VALUES (4200); INSERT {MINIMAL}; {end}");
         shop.app.execute_batch(&order).unwrap();
     }
-    assert_eq!((shop.number("SELECT count(*) FROM orders"), shop.queued()), (1, 1));
+    assert_eq!((shop.number("SELECT count(*) FROM orders"), shop.queued().await), (1, 1));
     let story = shop.store.story(last_send(&shop.app).unwrap().id).await.unwrap();
     assert_eq!((story.state, story.content_type.as_str()), (State::Pending, "application/json"));
     assert_eq!(story.payload.as_deref(), Some(br#"{"total": 4200}"#.as_slice()), "byte for byte");
@@ -139,7 +137,7 @@ async fn a_refusal_names_field_and_rule_and_leaves_the_transaction_as_it_was() {
         assert!(refused.starts_with(expected), "{sql}\n{refused}");
     }
     shop.app.execute_batch("COMMIT").unwrap();
-    assert_eq!(shop.queued(), 1);
+    assert_eq!(shop.queued().await, 1);
     assert_eq!(last_send(&shop.app).unwrap().id, MessageId(1));
 }
 
@@ -185,7 +183,7 @@ async fn conflict_clauses_of_the_caller_change_nothing() {
         assert!(refused.starts_with("22023 priority: "), "{insert}: {refused}");
         shop.app.execute_batch("COMMIT").expect("the transaction is still open");
     }
-    assert_eq!(shop.queued(), 2);
+    assert_eq!(shop.queued().await, 2);
     for insert in ["REPLACE", "INSERT OR IGNORE"] {
         let next = send(&shop.app, insert, &to("a").ordering_key("k")).unwrap();
         let reason = shop.store.story(next.id).await.unwrap().reason.unwrap();
@@ -223,19 +221,6 @@ async fn a_running_node_notices_the_commit() {
     tokio::time::timeout(Duration::from_secs(5), told).await.expect("the node is told without being asked");
 }
 
-/// Delivers the one message that endpoint `a` has to give.
-async fn deliver(shop: &Shop) {
-    let (node, _arrivals) = join(&shop.store, std::sync::Arc::new(NoDirectClaims)).await;
-    let a = shop.store.endpoint("a").await.unwrap().id;
-    let request = ClaimRequest { node, batch: 1, wants: vec![due(a, 1)], alone: false };
-    let claimed = shop.store.claim(request).await.unwrap();
-    let ticket = Ticket::of(&claimed.claims[0]);
-    let end: End = ticket.attempted(shop.store.now(), Verdict::Complete);
-    let Ticket { id, endpoint, fence, .. } = ticket;
-    let settlement = Settlement { id, endpoint, fence, end, hold_endpoint_until: None };
-    shop.store.settle(vec![settlement]).await.unwrap();
-}
-
 #[tokio::test]
 async fn a_reserved_key_is_compared_whatever_the_archive_keeps() {
     for archive in ["on", "metadata", "off"] {
@@ -244,7 +229,7 @@ async fn a_reserved_key_is_compared_whatever_the_archive_keeps() {
         shop.configure("archive", archive).await;
         let message = NewMessage::new("a", "x".repeat(150)).idempotency_key("i");
         let first = shop.send(&message).unwrap();
-        deliver(&shop).await;
+        shop.finish_one("a", Verdict::Complete).await;
         let again = shop.send(&message).unwrap();
         assert_eq!((again.id, again.duplicate), (first.id, true), "archive {archive}");
         let others = [
@@ -255,7 +240,7 @@ async fn a_reserved_key_is_compared_whatever_the_archive_keeps() {
             let refused = shop.send(&other).unwrap_err();
             assert!(refused.starts_with("23505 idempotency_key: "), "archive {archive}: {refused}");
         }
-        assert_eq!(shop.queued(), 0);
+        assert_eq!(shop.queued().await, 0);
     }
 }
 
@@ -269,7 +254,7 @@ async fn a_digest_in_sql_is_that_of_the_program_for_every_length_of_a_block() {
         let payload: Vec<u8> = (0..length).map(|byte| byte as u8 ^ 0xa5).collect();
         let message = NewMessage::new("a", payload).idempotency_key(format!("key {length}"));
         let first = shop.send(&message).unwrap();
-        deliver(&shop).await;
+        shop.finish_one("a", Verdict::Complete).await;
         let again = shop.send(&message).unwrap();
         assert_eq!((again.id, again.duplicate), (first.id, true), "{length} bytes");
     }
@@ -282,7 +267,7 @@ async fn what_would_take_too_long_to_compare_is_refused_with_the_reason() {
     shop.configure("archive", "off").await;
     let message = NewMessage::new("a", vec![b'x'; 70_000]).idempotency_key("i");
     shop.send(&message).unwrap();
-    deliver(&shop).await;
+    shop.finish_one("a", Verdict::Complete).await;
     let refused = shop.send(&message).unwrap_err();
     assert!(refused.starts_with("55000 idempotency_key: ") && refused.contains("too large"), "{refused}");
     assert!(shop.store.send(message).await.unwrap().duplicate, "the program can");
@@ -304,6 +289,19 @@ async fn an_expired_holder_of_the_key_is_expired_first() {
 }
 
 #[tokio::test]
+async fn a_held_key_holds_what_sql_sends() {
+    let shop = Shop::open().await;
+    shop.store.create_endpoint(new_endpoint("hold", json!({ "on_dead": "hold" }))).await.unwrap();
+    shop.send(&to("hold").ordering_key("k")).unwrap();
+    shop.finish_one("hold", DEAD).await;
+    let held = shop.send(&to("hold").ordering_key("k")).unwrap();
+    let free = shop.send(&to("hold").ordering_key("l")).unwrap();
+    let reason = shop.store.story(held.id).await.unwrap().reason.unwrap();
+    assert!(reason.starts_with("behind key \"k\""), "{reason}");
+    assert_eq!(shop.store.story(free.id).await.unwrap().reason.unwrap(), "due now");
+}
+
+#[tokio::test]
 async fn a_closed_store_refuses_what_sql_sends_and_a_reopened_one_takes_it() {
     let shop = Shop::open().await;
     shop.send(&to("a").idempotency_key("i")).unwrap();
@@ -314,7 +312,7 @@ async fn a_closed_store_refuses_what_sql_sends_and_a_reopened_one_takes_it() {
     }
     shop.store.reopen().await.unwrap();
     shop.send(&to("a")).unwrap();
-    assert_eq!(shop.queued(), 2);
+    assert_eq!(shop.queued().await, 2);
 }
 
 #[tokio::test]
