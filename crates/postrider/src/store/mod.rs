@@ -78,8 +78,9 @@ pub trait Operate: Send + Sync + 'static {
     /// All or nothing.
     async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>>;
     /// Answered once the message is committed, without waiting for the disk. It survives the death of the
-    /// process; a power cut or a crash of the system in the moment until the disk has it may lose it, and then
-    /// nobody has received it, though its id may be given to another one. Everything else is as with [`Operate::send`]; `docs/durability.md` has the details.
+    /// process; a power cut or a crash of the system in the moment until the disk has it may lose it, and its id
+    /// may be given to another one. Everything else is as with [`Operate::send`]; `docs/durability.md` has the
+    /// details.
     async fn send_fast(&self, message: NewMessage) -> Result<Sent>;
     /// All or nothing, answered like [`Operate::send_fast`].
     async fn send_batch_fast(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>>;
