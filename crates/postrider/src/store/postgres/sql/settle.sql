@@ -142,6 +142,12 @@ DECLARE
   v_settlement postrider._settlement;
   v_settled postrider._settled;
 BEGIN
+  -- Whoever takes a claim back is waited for here, before anything is judged by it. Like everybody who needs both, first the
+  -- claims and then their messages.
+  PERFORM FROM postrider._claims c
+  WHERE (c.node_id, c.batch) IN (SELECT p_node, unnest(p_delivered.batches)
+                                 UNION SELECT s.node_id, s.batch FROM unnest(p_others) AS s)
+  ORDER BY c.node_id, c.batch FOR UPDATE;
   IF cardinality(p_delivered.ids) > 0 THEN
     SELECT done, unblocking INTO v_done, v_unblocking FROM postrider._complete(p_node, p_delivered);
   END IF;

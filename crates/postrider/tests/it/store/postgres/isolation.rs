@@ -1,17 +1,19 @@
-//! Senders and others at every isolation level, and senders that race settling nodes.
+//! Senders and others at every isolation level, and senders and nodes that race settling nodes.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use postrider::endpoint::EndpointChange;
 use postrider::error::StoreError;
+use postrider::message::NodeId;
 use postrider::store::postgres::send_in;
-use postrider::store::{ClaimRequest, NoDirectClaims};
+use postrider::store::{ClaimRequest, Effect, NoDirectClaims};
 use postrider::tokio_postgres::{Client, IsolationLevel, Transaction};
 use postrider::{MessageId, Operate, State, Store};
 use serde_json::json;
 
 use super::{Postgres, connect};
-use crate::store::world::{Harness, World, due, join, short_lived, to};
+use crate::store::world::{Harness, Ticket, World, due, join, short_lived, to};
 
 const LEVELS: [IsolationLevel; 2] = [IsolationLevel::RepeatableRead, IsolationLevel::Serializable];
 
@@ -223,4 +225,47 @@ async fn nodes_see_each_others_claims_whatever_is_set_for_applications() {
         .map(|c| c.message.id)
         .collect();
     assert_eq!(claims, [sent], "exactly one of them has it");
+}
+
+/// What a node does with the claim of another one whose lease ran out: it is lost, and claimed anew.
+async fn take_over(transaction: &Transaction<'_>, late: Ticket, heir: NodeId) {
+    let lose = "SELECT postrider._settle($1, NULL, ARRAY[ROW($2, $3, $4, $5, 'retry', postrider._now(), NULL, false, NULL,
+                  ROW(1, $4, postrider._now(), '1 s', 'lost', 'retryable', 'lease expired', NULL, NULL))]
+                  ::postrider._settlement[], '{}', NULL)";
+    let fence = (&late.fence.node.0, &late.fence.batch);
+    transaction.query(lose, &[&heir.0, &late.id.0, &late.endpoint.0, fence.0, fence.1]).await.unwrap();
+    let claim = "SELECT FROM postrider._claim($1, 1, true, ARRAY[$2::bigint], ARRAY[1], ARRAY['suspects'],
+                   jsonb_build_array(jsonb_build_array($3::bigint)), ARRAY[NULL]::smallint[], ARRAY[NULL]::timestamptz[],
+                   ARRAY[NULL]::bigint[]) WHERE id IS NOT NULL";
+    let claimed = transaction.query(claim, &[&heir.0, &late.endpoint.0, &late.id.0]).await.unwrap();
+    assert_eq!(claimed.len(), 1);
+}
+
+async fn until_somebody_waits(app: &Client) {
+    let waiting = "SELECT count(*) FROM pg_stat_activity
+                   WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while app.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+        assert!(Instant::now() < deadline, "nobody waits");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_delivery_that_meets_the_loss_of_its_claim_does_not_end_the_next_one() {
+    let mut world = World::<Postgres>::start().await;
+    let id = world.send(to("a").ordering_key("k")).await;
+    let behind = world.send(to("a").ordering_key("k")).await;
+    let late = world.claim_one().await;
+    let heir = world.another_node().await;
+    let (mut judge, onlooker) = (connect(&world).await, connect(&world).await);
+    let transaction = judge.transaction().await.unwrap();
+    take_over(&transaction, late, heir).await;
+    let judging = async {
+        until_somebody_waits(&onlooker).await;
+        transaction.commit().await.unwrap();
+    };
+    let (settled, ()) = tokio::join!(world.complete(late), judging);
+    assert_eq!(settled.effect, Effect::Noted);
+    assert_eq!(world.states(&[id, behind]).await, [State::Processing, State::Pending]);
 }
