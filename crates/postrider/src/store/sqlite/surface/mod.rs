@@ -30,7 +30,7 @@ pub(super) fn is_current(conn: &Connection) -> rusqlite::Result<bool> {
 
 pub(super) fn refresh(conn: &Connection) -> rusqlite::Result<()> {
     let sql = sql();
-    drop_all(conn)?;
+    drop_all(conn, &sql)?;
     conn.execute_batch(&sql)?;
     refresh_archive(conn)?;
     conn.execute(
@@ -57,16 +57,10 @@ pub(super) fn refresh_archive(conn: &Connection) -> rusqlite::Result<()> {
     conn.execute_batch(&archive(&months))
 }
 
-/// Triggers go with their views.
-fn drop_all(conn: &Connection) -> rusqlite::Result<()> {
-    let views: Vec<String> = conn
-        .prepare(
-            "SELECT name FROM sqlite_master
-             WHERE type = 'view' AND (name GLOB 'postrider_*' OR name GLOB '_postrider_*')",
-        )?
-        .query_map([], |row| row.get(0))?
-        .collect::<rusqlite::Result<_>>()?;
-    views.iter().try_for_each(|view| conn.execute_batch(&format!("DROP VIEW {view}")))
+/// Only what is made here: the file is the application's own. Triggers go with their views.
+fn drop_all(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
+    let mut made = sql.lines().filter_map(|line| line.strip_prefix("CREATE VIEW ")?.split(' ').next());
+    made.try_for_each(|view| conn.execute_batch(&format!("DROP VIEW IF EXISTS {view}")))
 }
 
 fn send() -> String {

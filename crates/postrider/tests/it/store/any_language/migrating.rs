@@ -84,3 +84,21 @@ async fn a_node_of_another_build_brings_its_own_rules() {
     let _node = SqliteStore::open(SqliteOptions::node(&path)).unwrap();
     send(&Connection::open(&path).unwrap(), "INSERT", &to("a")).unwrap();
 }
+
+#[tokio::test]
+async fn views_of_the_application_stay_whatever_they_are_called() {
+    let shop = Shop::open().await;
+    let path = shop.path();
+    shop.app
+        .execute_batch(
+            "CREATE VIEW postrider_of_mine AS SELECT 7 AS answer;
+             UPDATE _postrider_meta SET value = x'00' WHERE name = 'surface'",
+        )
+        .unwrap();
+    let Shop { folder: _folder, store, app } = shop;
+    drop(store);
+    let _node = SqliteStore::open(SqliteOptions::node(&path)).unwrap();
+    let answer: i64 = app.query_row("SELECT answer FROM postrider_of_mine", [], |row| row.get(0)).unwrap();
+    assert_eq!(answer, 7);
+    send(&app, "INSERT", &to("a")).unwrap();
+}
