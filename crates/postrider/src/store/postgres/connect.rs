@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use deadpool::managed::{self, Metrics, QueueMode, RecycleError, RecycleResult};
 use deadpool_postgres::ClientWrapper;
-use tokio::sync::Notify;
+use scopeguard::ScopeGuard;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{Client, Config, Connection, Socket};
@@ -35,7 +37,8 @@ pub(super) struct Server {
     tls: MakeRustlsConnect,
     /// The host that took the last connection is asked first.
     ask_first: Arc<AtomicUsize>,
-    hang_up: Arc<Notify>,
+    /// Connections that were made before are to end.
+    silent_since: Arc<watch::Sender<Option<Instant>>>,
     of_node: bool,
 }
 
@@ -55,8 +58,8 @@ impl Server {
             .map(|(name, url)| Ok(Host { name, config: configure(&url, asked.mode, several)? }))
             .collect();
         let tls = MakeRustlsConnect::new(tls::client_config(asked.trust, &asked.files)?);
-        let (ask_first, hang_up) = (Arc::default(), Arc::default());
-        Ok(Self { hosts: hosts?.into(), tls, ask_first, hang_up, of_node: false })
+        let (ask_first, silent_since) = (Arc::default(), Arc::default());
+        Ok(Self { hosts: hosts?.into(), tls, ask_first, silent_since, of_node: false })
     }
 
     /// For connections that are a node's own for good. What the database or the role has set for its applications is
@@ -70,10 +73,11 @@ impl Server {
         let (first, count) = (self.ask_first.load(Relaxed), self.hosts.len());
         let mut failures = Vec::new();
         for place in (first..count).chain(0..first) {
-            // Until it answers: whoever does not wait for that asks the next one next time.
-            self.ask_first.store((place + 1) % count, Relaxed);
+            // Also of somebody who does not wait for the answer.
+            let next_one = scopeguard::guard((), |()| self.ask_another_than(place));
             match self.connect_to(&self.hosts[place].config).await {
                 Ok(connected) => {
+                    ScopeGuard::into_inner(next_one);
                     self.ask_first.store(place, Relaxed);
                     return Ok(connected);
                 }
@@ -81,6 +85,12 @@ impl Server {
             }
         }
         Err(none_of(failures))
+    }
+
+    /// Unless somebody else found one that answers meanwhile.
+    fn ask_another_than(&self, place: usize) {
+        let next = (place + 1) % self.hosts.len();
+        let _ = self.ask_first.compare_exchange(place, next, Relaxed, Relaxed);
     }
 
     /// The driver's own timeout ends when the network answers, whether or not the server does.
@@ -98,13 +108,13 @@ impl Server {
 
     async fn driven(&self) -> Result<(Client, JoinHandle<()>)> {
         let (client, connection) = self.connect().await?;
-        let server = self.clone();
+        let found_silent = self.found_silent();
         let driving = tokio::spawn(async move {
             tokio::select! {
                 ended = connection => if let Err(error) = ended {
                     tracing::debug!(%error, "a connection to PostgreSQL ended");
                 },
-                () = server.hung_up() => {}
+                () = found_silent => {}
             }
         });
         if self.of_node {
@@ -118,13 +128,22 @@ impl Server {
         self.hosts[0].config.get_tcp_user_timeout().copied().unwrap_or(SILENCE_MAX)
     }
 
-    /// Ends every connection, and with it whatever waits for an answer.
-    pub(super) fn hang_up(&self) {
-        self.hang_up.notify_waiters();
+    /// Ends every connection that was made before, and with it whatever waits for an answer. Who connects anew at this
+    /// very moment goes on.
+    pub(super) fn hang_up(&self, made_before: Instant) {
+        self.silent_since.send_replace(Some(made_before));
     }
 
-    pub(super) async fn hung_up(&self) {
-        self.hang_up.notified().await;
+    /// For a connection that was made just now: when it is to end.
+    pub(super) fn found_silent(&self) -> impl Future<Output = ()> + use<> {
+        let (made_at, mut silent_since) = (Instant::now(), self.silent_since.subscribe());
+        async move {
+            let found =
+                silent_since.wait_for(|since| since.is_some_and(|since| made_at < since)).await.is_ok();
+            if !found {
+                std::future::pending().await
+            }
+        }
     }
 
     pub(super) fn pool(&self, connections_max: usize) -> Pool {

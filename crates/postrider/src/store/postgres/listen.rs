@@ -51,7 +51,7 @@ async fn run(
     ready: oneshot::Sender<Result<()>>,
 ) {
     let first = listen(&shared, client, connection, |listening| drop(ready.send(listening)));
-    until_hung_up(&server, first).await;
+    until_silent(&server, first).await;
     let mut pause = RECONNECT_MIN;
     while shared.strong_count() > 0 {
         tokio::time::sleep(pause).await;
@@ -65,14 +65,14 @@ async fn run(
                 pause = RECONNECT_MIN;
             }
         };
-        until_hung_up(&server, listen(&shared, client, connection, look_everywhere)).await;
+        until_silent(&server, listen(&shared, client, connection, look_everywhere)).await;
     }
 }
 
-async fn until_hung_up(server: &Server, listening: impl Future<Output = ()>) {
+async fn until_silent(server: &Server, listening: impl Future<Output = ()>) {
     tokio::select! {
         () = listening => {}
-        () = server.hung_up() => {}
+        () = server.found_silent() => {}
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use postgres_types::ToSql;
+use tokio::time::Instant;
 use tokio_postgres::{Client, Row};
 
 use self::batches::Batches;
@@ -31,7 +32,6 @@ use super::{
 use crate::breaker::Circuit;
 use crate::clock::Clock;
 use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
-use crate::error::StoreError;
 use crate::message::{LostClaim, MessageId, NewMessage, NodeId, Sent};
 use crate::settings::Settings;
 
@@ -211,14 +211,16 @@ impl Connections {
 
 impl Shared {
     /// What takes no time is answered soon, or there is nobody any more who would: a server that froze, or that another
-    /// one took the place of. Then all connections end, so that whoever waits for an answer connects again.
+    /// one took the place of. Then the connections that had all that time to answer end, so that whoever waits for one
+    /// of them connects again. Connecting has a patience of its own.
     async fn in_time<T>(&self, asked: impl Future<Output = Result<T>>) -> Result<T> {
         let patience = self.server.silence_max();
-        match tokio::time::timeout(patience, asked).await {
-            Ok(answered) => answered,
-            Err(_) => {
-                self.server.hang_up();
-                Err(StoreError::Unavailable(format!("the server did not answer within {patience:?}")))
+        let mut asked = std::pin::pin!(asked);
+        loop {
+            let since = Instant::now();
+            match tokio::time::timeout(patience, &mut asked).await {
+                Ok(answered) => return answered,
+                Err(_) => self.server.hang_up(since),
             }
         }
     }
@@ -253,7 +255,7 @@ impl Store for PostgresStore {
 
     async fn leave(&self, node: NodeId) -> Result<()> {
         self.shared.listeners.remove(node);
-        nodes::leave(&self.shared, node).await
+        self.shared.in_time(nodes::leave(&self.shared, node)).await
     }
 
     async fn snapshot(&self, known: Option<i64>) -> Result<Option<Arc<Snapshot>>> {
