@@ -284,7 +284,8 @@ pub struct Settled {
     pub id: MessageId,
     pub endpoint: EndpointId,
     pub effect: Effect,
-    /// A successor of its ordering key became claimable, at this endpoint.
+    /// A successor of its ordering key became claimable, at this endpoint. Of several that were settled at once and have
+    /// the same to say, one may say it for all.
     pub unblocked: Option<EndpointId>,
 }
 

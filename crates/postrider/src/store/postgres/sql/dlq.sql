@@ -188,7 +188,8 @@ BEGIN
   PERFORM postrider._need_read_committed();
   LOOP
     SELECT id INTO v_current FROM postrider.queue
-    WHERE key_scope = l.key_scope AND ordering_key = l.ordering_key AND ordering_key IS NOT NULL AND place <> 1;
+    WHERE key_scope = l.key_scope AND ordering_key = l.ordering_key
+      AND postrider._turn(place, key_position) = postrider._turn(0::smallint, NULL);
     IF NOT FOUND THEN
       v_place := CASE WHEN postrider._key_is_held(l.key_scope, l.ordering_key) THEN 1 ELSE 0 END;
       EXIT;
@@ -207,8 +208,7 @@ BEGIN
     key_scope, key_position, correlation_id, content_type, ordering_key, event_type, last_error, headers, options,
     payload)
   VALUES (l.message_id, p_due_at, l.created_at, l.endpoint_id, l.attempts, l.attempts, v_place, l.priority,
-    l.key_scope, coalesce((SELECT min(key_position) - 1 FROM postrider.queue
-                           WHERE key_scope = l.key_scope AND ordering_key = l.ordering_key), 0),
+    l.key_scope, coalesce((SELECT key_position - 1 FROM postrider._head_of_key(l.key_scope, l.ordering_key)), 0),
     l.correlation_id, l.content_type, l.ordering_key, l.event_type, l.last_error, l.headers, l.options, l.payload);
 END $$;
 

@@ -27,7 +27,8 @@ BEGIN
       postrider._quoted(p_key), v_head);
   END IF;
   SELECT id INTO v_head FROM postrider.queue
-  WHERE key_scope = p_scope AND ordering_key = p_key AND id <> p_id ORDER BY key_position LIMIT 1;
+  WHERE key_scope = p_scope AND ordering_key = p_key AND id <> p_id
+  ORDER BY postrider._turn(place, key_position) LIMIT 1;
   IF FOUND THEN
     RETURN format('behind key %s: message %s is before it', postrider._quoted(p_key), v_head);
   END IF;

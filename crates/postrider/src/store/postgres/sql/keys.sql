@@ -1,4 +1,4 @@
--- Ordering keys. Of each key at most one message is not behind it (index queue_current). Senders of one key
+-- Ordering keys. Of each key at most one message is not behind it (index queue_key). Senders of one key
 -- wait for each other's transactions, so that commit order is the order of positions.
 --
 -- Locks: a sender holds its key's lock exclusively and its stripe's shared; a batch with very many keys holds
@@ -72,38 +72,47 @@ DECLARE
   -- Before anything is looked at.
   v_alone boolean[] := ARRAY(
     SELECT postrider._try_lock_key(k.scope, k.key) FROM unnest(p_scopes, p_keys) AS k (scope, key));
-  v_heads bigint[];
-  v_free bigint[];
+  v_any_held boolean := EXISTS (SELECT FROM postrider.dlq WHERE holds_key);
   v_seen record;
+  v_free tid[];
 BEGIN
   IF NOT postrider._is_read_committed() THEN
     INSERT INTO postrider._stalled_keys (key_scope, ordering_key) SELECT * FROM unnest(p_scopes, p_keys);
     RETURN;
   END IF;
-  SELECT array_agg(h.id) AS heads, array_agg(k.scope) AS scopes, array_agg(k.key) AS keys,
-         coalesce(bool_or(h.id IS NULL), false) AS any_missing
+  SELECT array_agg(next.ctid) AS rows, array_agg(k.scope) AS scopes, array_agg(k.key) AS keys
   INTO v_seen
   FROM unnest(p_scopes, p_keys, v_alone) AS k (scope, key, alone)
-  LEFT JOIN LATERAL (SELECT q.id FROM postrider.queue q
-                     WHERE q.key_scope = k.scope AND q.ordering_key = k.key ORDER BY q.key_position LIMIT 1) AS h ON true
-  WHERE (h.id IS NOT NULL OR NOT k.alone)
-    AND NOT EXISTS (SELECT FROM postrider.dlq d WHERE d.holds_key AND d.key_scope = k.scope AND d.ordering_key = k.key)
-    AND NOT EXISTS (SELECT FROM postrider.queue q WHERE q.key_scope = k.scope AND q.ordering_key = k.key
-                      AND q.ordering_key IS NOT NULL AND q.place <> 1);
-  IF v_seen.heads IS NULL THEN
+  LEFT JOIN LATERAL (SELECT q.ctid, q.place FROM postrider.queue q
+                     WHERE q.key_scope = k.scope AND q.ordering_key = k.key
+                     ORDER BY postrider._turn(q.place, q.key_position) LIMIT 1) AS next ON true
+  WHERE (next.place = 1 OR next.place IS NULL AND NOT k.alone)
+    AND NOT (v_any_held AND postrider._key_is_held(k.scope, k.key));
+  IF v_seen.rows IS NULL THEN
     RETURN;
   END IF;
-  v_heads := array_remove(v_seen.heads, NULL);
-  v_free := ARRAY(SELECT q.id FROM postrider.queue q WHERE q.id = ANY (v_heads) FOR UPDATE SKIP LOCKED);
-  -- Of some a sender is in the middle of its transaction. Of some the head is being cancelled or expires, or just did:
-  -- waiting could go in a circle, and who comes next is not known before that has ended.
-  IF v_seen.any_missing OR cardinality(v_free) < cardinality(v_heads) THEN
+  v_free := ARRAY(SELECT q.ctid FROM postrider.queue q WHERE q.ctid = ANY (v_seen.rows) FOR UPDATE SKIP LOCKED);
+  -- Of some a sender is in the middle of its transaction. Of some the next one is being cancelled or expires, or just did:
+  -- waiting could go in a circle, and who comes then is not known before that has ended.
+  IF cardinality(v_free) < cardinality(v_seen.rows) THEN
     INSERT INTO postrider._stalled_keys (key_scope, ordering_key)
-    SELECT k.scope, k.key FROM unnest(v_seen.scopes, v_seen.keys, v_seen.heads) AS k (scope, key, head)
-    WHERE k.head IS NULL OR k.head <> ALL (v_free);
+    SELECT k.scope, k.key FROM unnest(v_seen.scopes, v_seen.keys, v_seen.rows) AS k (scope, key, next)
+    WHERE k.next IS NULL OR k.next <> ALL (v_free);
   END IF;
   RETURN QUERY UPDATE postrider.queue q SET place = CASE WHEN q.losses = 0 THEN 0 ELSE 3 END
-    WHERE q.id = ANY (v_free) RETURNING q.key_scope, q.ordering_key, q.endpoint_id;
+    WHERE q.ctid = ANY (v_free) RETURNING q.key_scope, q.ordering_key, q.endpoint_id;
+END $$;
+
+-- The smallest position of a key, and whose it is.
+CREATE FUNCTION postrider._head_of_key(p_scope bigint, p_key text, OUT id bigint, OUT key_position bigint)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+  -- Somebody may have been put before the one that is not behind it.
+  SELECT h.id, h.key_position INTO id, key_position
+  FROM (SELECT q.id, q.key_position FROM postrider.queue q WHERE q.key_scope = p_scope AND q.ordering_key = p_key
+        ORDER BY postrider._turn(q.place, q.key_position) LIMIT 2) AS h
+  ORDER BY h.key_position LIMIT 1;
 END $$;
 
 -- One of them; the endpoint that has something to do now.

@@ -60,12 +60,8 @@ END $$;
 
 -- A claimed message of a key went back to pending; a redriven one may have been put before it meanwhile.
 CREATE FUNCTION postrider._put_back(p_id bigint, p_scope bigint, p_key text) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-  v_head bigint;
 BEGIN
-  SELECT id INTO v_head FROM postrider.queue
-  WHERE key_scope = p_scope AND ordering_key = p_key ORDER BY key_position LIMIT 1;
-  IF v_head = p_id THEN
+  IF p_id = (SELECT id FROM postrider._head_of_key(p_scope, p_key)) THEN
     RETURN NULL;
   END IF;
   UPDATE postrider.queue SET place = 1 WHERE id = p_id;
@@ -129,7 +125,7 @@ CREATE TYPE postrider._delivered AS (
 CREATE TYPE postrider._settled AS (id bigint, effect text, state text, unblocked bigint);
 
 -- In one transaction. Answers for each of p_others in order; then for those of p_delivered that were not simply
--- completed, or unblocked somebody. p_finished are batches of p_node of which nothing is left; p_left says what
+-- completed; and of those that unblocked somebody for one an endpoint. p_finished are batches of p_node of which nothing is left; p_left says what
 -- is left of some others, so that their rows stay short: {"batch": [ids]}.
 CREATE FUNCTION postrider._settle(
   p_node bigint, p_delivered postrider._delivered, p_others postrider._settlement[], p_finished bigint[], p_left jsonb
@@ -232,7 +228,7 @@ BEGIN
   IF v_keyed IS NOT NULL THEN
     unblocking := ARRAY(
       SELECT ROW(k.id, 'applied', 'completed', a.endpoint_id)::postrider._settled
-      FROM postrider._advance_keys(v_scopes, v_keys) AS a
+      FROM (SELECT DISTINCT ON (u.endpoint_id) u.* FROM postrider._advance_keys(v_scopes, v_keys) AS u) AS a
       JOIN unnest(v_keyed, v_scopes, v_keys) AS k (id, scope, key) ON k.scope = a.key_scope AND k.key = a.ordering_key);
   END IF;
 END $$;
