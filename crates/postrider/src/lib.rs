@@ -4,6 +4,7 @@
 //! The modules below are in reading order: first the pure decisions, then the store, the sinks, and the
 //! engine that ties them together.
 
+pub mod json;
 pub mod message;
 pub mod endpoint;
 pub mod protocol;
@@ -13,6 +14,8 @@ pub mod verdict;
 pub mod breaker;
 pub mod rate;
 pub mod send;
+pub mod event;
+pub mod pubsub;
 pub mod clock;
 pub mod error;
 pub mod store;
@@ -22,10 +25,12 @@ pub mod engine;
 pub use endpoint::{Endpoint, NewEndpoint};
 pub use engine::{Engine, EngineOptions};
 pub use error::{Invalid, StoreError};
+pub use event::{EventType, NewEvent, NewEventType, NewSubscription, Subscription};
+pub use json::Json;
 pub use message::{Message, MessageId, NewMessage, Sent, State};
 pub use store::postgres::PostgresStore;
 pub use store::sqlite::SqliteStore;
-pub use store::{Operate, Store};
+pub use store::{Operate, PubSub, Store};
 
 /// The SQLite that the store is built with, so that callers can share a transaction with it.
 pub use rusqlite;

@@ -16,17 +16,27 @@ pub fn check(message: &NewMessage, endpoint: &Endpoint, settings: &Settings) -> 
         }
         Some(DisabledBy::Gone) | None => {}
     }
+    check_itself(message, settings)?;
+    if !message.headers.is_empty() {
+        endpoint.protocol.check_headers(&message.headers)?;
+    }
+    if !message.options.is_empty() {
+        endpoint.protocol.check_message_options(&message.options)?;
+        check_timeout(message, endpoint, settings)?;
+    }
+    Ok(())
+}
+
+/// What can be said of it whoever it goes to.
+pub(crate) fn check_itself(message: &NewMessage, settings: &Settings) -> Result<(), StoreError> {
     if message.priority > PRIORITY_MAX {
         return Err(Invalid::new("priority", format!("must be from 0 to {PRIORITY_MAX}")).into());
     }
     at_most("payload", message.payload.len(), settings.max_payload_bytes, "max_payload_bytes")?;
     check_content_type(&message.content_type)?;
-    check_headers(message, endpoint, settings)?;
+    let bytes = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    at_most("headers", bytes, settings.max_headers_bytes, "max_headers_bytes")?;
     check_keys(message, settings)?;
-    if !message.options.is_empty() {
-        endpoint.protocol.check_message_options(&message.options)?;
-        check_timeout(message, endpoint, settings)?;
-    }
     if let (Some(expires_at), Some(scheduled_at)) = (message.expires_at, message.scheduled_at)
         && truncated(expires_at) <= truncated(scheduled_at)
     {
@@ -52,16 +62,6 @@ pub(crate) fn check_content_type(content_type: &str) -> Result<(), StoreError> {
         let rule = format!("must be 1 to {CONTENT_TYPE_BYTES_MAX} printable ASCII characters");
         return Err(Invalid::new("content_type", rule).into());
     }
-    Ok(())
-}
-
-fn check_headers(message: &NewMessage, endpoint: &Endpoint, settings: &Settings) -> Result<(), StoreError> {
-    if message.headers.is_empty() {
-        return Ok(());
-    }
-    let bytes = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    at_most("headers", bytes, settings.max_headers_bytes, "max_headers_bytes")?;
-    endpoint.protocol.check_headers(&message.headers)?;
     Ok(())
 }
 

@@ -16,8 +16,10 @@ use crate::message::{Claim, Fence, LostClaim, MessageId, NewMessage, NodeId, Sen
 use crate::settings::Settings;
 use crate::verdict::{Class, Verdict};
 
+pub use pubsub::PubSub;
 pub use records::*;
 
+mod pubsub;
 mod records;
 pub mod moving;
 pub mod sqlite;
@@ -73,7 +75,7 @@ pub trait Store: Send + Sync + 'static {
 
 /// What people and their programs need: send, look, change.
 #[async_trait]
-pub trait Operate: Send + Sync + 'static {
+pub trait Operate: PubSub {
     async fn send(&self, message: NewMessage) -> Result<Sent>;
     /// All or nothing.
     async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>>;

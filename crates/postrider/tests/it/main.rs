@@ -1,4 +1,5 @@
 mod authority;
+mod event_cases;
 mod domain;
 mod store;
 mod sinks;

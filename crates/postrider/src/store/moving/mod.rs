@@ -36,6 +36,8 @@ pub struct Moved {
 pub struct Rows {
     pub settings: u64,
     pub endpoints: u64,
+    pub event_types: u64,
+    pub subscriptions: u64,
     pub nodes: u64,
     /// Queued, in every state.
     pub messages: u64,

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{BufMut, BytesMut};
 use postgres_types::{IsNull, Json, ToSql, Type, to_sql_checked};
 use tokio_postgres::Transaction;
 use tokio_postgres::binary_copy::BinaryCopyInWriter;
@@ -70,6 +70,8 @@ fn table(section: &Section) -> &'static str {
     match section.name {
         "setting" => "settings",
         "endpoint" => "endpoints",
+        "event_type" => "event_types",
+        "subscription" => "subscriptions",
         "node" => "nodes",
         "message" => "queue",
         "claim" => "_claims",
@@ -152,6 +154,12 @@ impl ToSql for Value {
             }
             (Self::Whole(number), _) => number.to_sql_checked(kind, out),
             (Self::Flag(flag), _) => flag.to_sql_checked(kind, out),
+            (Self::Text(text), &Type::JSONB) => {
+                // How jsonb is sent: the version of its form, then its text.
+                out.put_u8(1);
+                out.put_slice(text.as_bytes());
+                Ok(IsNull::No)
+            }
             (Self::Text(text), _) => text.to_sql_checked(kind, out),
             (Self::Json(json), _) => Json(json).to_sql_checked(kind, out),
             (Self::Bytes(bytes), _) => bytes.to_sql_checked(kind, out),

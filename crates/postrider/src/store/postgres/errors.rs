@@ -12,7 +12,8 @@ use crate::message::MessageId;
 /// What there can be none of.
 const THINGS: [&str; 5] = ["endpoint", "message", "dead letter", "event type", "subscription"];
 /// What can be too large, and the settings that say so.
-const FIELDS: [&str; 6] = ["payload", "headers", "ordering_key", "idempotency_key", "event_type", "messages"];
+const FIELDS: [&str; 7] =
+    ["payload", "headers", "ordering_key", "idempotency_key", "event_type", "messages", "events"];
 const LIMITS: [&str; 5] =
     ["max_payload_bytes", "max_headers_bytes", "max_key_bytes", "max_batch_messages", "max_fanout"];
 

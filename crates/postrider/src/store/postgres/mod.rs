@@ -26,12 +26,13 @@ use self::send::Commit;
 use self::time::StoreClock;
 use super::moving::{MoveError, Moved};
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, Operate, Redrive, Result,
-    Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, Operate, PubSub, Redrive,
+    Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::Clock;
 use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
+use crate::event::{EventType, NewEvent, NewEventType, NewSubscription, Subscription};
 use crate::message::{LostClaim, MessageId, NewMessage, NodeId, Sent};
 use crate::settings::Settings;
 
@@ -54,12 +55,16 @@ mod nodes;
 mod listen;
 mod stragglers;
 mod endpoints;
+mod event_types;
+mod subscriptions;
+mod publish;
 mod dlq;
 mod inspect;
 mod upkeep;
 mod import;
 mod copy;
 
+pub use publish::{publish_batch_in, publish_in};
 pub use send::{send_batch_in, send_in};
 
 /// Connections beside those of a node.
@@ -416,5 +421,60 @@ impl Operate for PostgresStore {
 
     async fn status(&self) -> Result<StoreStatus> {
         inspect::status(&self.shared).await
+    }
+}
+
+#[async_trait]
+impl PubSub for PostgresStore {
+    async fn create_event_type(&self, new: NewEventType) -> Result<EventType> {
+        event_types::create(&self.shared, new).await
+    }
+
+    async fn drop_event_type(&self, name: &str) -> Result<()> {
+        event_types::drop(&self.shared, name).await
+    }
+
+    async fn event_type(&self, name: &str) -> Result<EventType> {
+        event_types::by_name(&self.shared, name).await
+    }
+
+    async fn event_types(&self, after: Option<&str>, limit: usize) -> Result<Vec<EventType>> {
+        event_types::list(&self.shared, after, limit).await
+    }
+
+    async fn subscribe(&self, new: NewSubscription) -> Result<Subscription> {
+        subscriptions::create(&self.shared, new).await
+    }
+
+    async fn unsubscribe(&self, id: i64) -> Result<()> {
+        self.shared.pool.call("SELECT postrider.unsubscribe($1)", &[&id]).await
+    }
+
+    async fn subscription(&self, id: i64) -> Result<Subscription> {
+        subscriptions::by_id(&self.shared, id).await
+    }
+
+    async fn subscriptions(&self, after: Option<i64>, limit: usize) -> Result<Vec<Subscription>> {
+        subscriptions::list(&self.shared, after, limit).await
+    }
+
+    async fn set_subscription_enabled(&self, id: i64, enabled: bool) -> Result<()> {
+        let sql = match enabled {
+            true => "SELECT postrider.enable_subscription($1)",
+            false => "SELECT postrider.disable_subscription($1)",
+        };
+        self.shared.pool.call(sql, &[&id]).await
+    }
+
+    async fn publish(&self, event: NewEvent) -> Result<u64> {
+        publish_in(&**self.shared.pool.client().await?, &event).await
+    }
+
+    async fn publish_batch(&self, events: Vec<NewEvent>) -> Result<u64> {
+        publish_batch_in(&**self.shared.pool.client().await?, &events).await
+    }
+
+    async fn publish_skipped(&self) -> Result<u64> {
+        publish::skipped(&self.shared).await
     }
 }

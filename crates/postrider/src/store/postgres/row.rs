@@ -57,3 +57,8 @@ pub(super) fn count<I: RowIndex + std::fmt::Display>(row: &Row, column: I) -> u3
 pub(super) fn big_count<I: RowIndex + std::fmt::Display>(row: &Row, column: I) -> u64 {
     u64::try_from(row.get::<_, i64>(column)).unwrap_or_default()
 }
+
+/// As the rules of events see it, with all digits of its numbers.
+pub(super) fn json<I: RowIndex + std::fmt::Display>(row: &Row, column: I) -> Option<crate::json::Json> {
+    row.get::<_, Option<Json<crate::json::Json>>>(column).map(|json| json.0)
+}

@@ -10,8 +10,10 @@ use bytes::BytesMut;
 use postgres_types::{ToSql, Type};
 
 use super::errors::Said;
+use super::publish::{PUBLISH, Publication};
 use super::send::{Arguments, Columns, SEND, SEND_BATCH};
 use crate::error::StoreError;
+use crate::event::NewEvent;
 use crate::message::{MessageId, NewMessage, Sent};
 use crate::store::Result;
 
@@ -25,6 +27,22 @@ pub async fn send_in(transaction: &mut PgConnection, message: &NewMessage) -> Re
 pub async fn send_batch_in(transaction: &mut PgConnection, messages: &[NewMessage]) -> Result<Vec<Sent>> {
     let rows = ask(transaction, SEND_BATCH, &Columns::of(messages)?.typed()).await?;
     rows.iter().map(sent).collect()
+}
+
+/// Publishes within the caller's own transaction, as [`publish_in`](super::publish_in) does.
+pub async fn publish_in(transaction: &mut PgConnection, event: &NewEvent) -> Result<u64> {
+    publish(transaction, &Publication::of_one(event)?).await
+}
+
+/// Several, all or nothing, within the caller's own transaction.
+pub async fn publish_batch_in(transaction: &mut PgConnection, events: &[NewEvent]) -> Result<u64> {
+    publish(transaction, &Publication::of(events)?).await
+}
+
+async fn publish(transaction: &mut PgConnection, publication: &Publication) -> Result<u64> {
+    let rows = ask(transaction, PUBLISH, &publication.columns()?.typed()).await?;
+    let made: i32 = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(store_error)?;
+    Ok(u64::try_from(made).unwrap_or_default())
 }
 
 /// Nothing is prepared for later: behind PgBouncer the next transaction may be on another connection.

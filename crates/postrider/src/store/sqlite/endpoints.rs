@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::row::{at, micros_of, object, optional_at};
 use super::writer::Write;
-use super::{dlq, events, settle, storage_error};
+use super::{dlq, events, settle, storage_error, subscriptions};
 use crate::breaker::{Circuit, CircuitState, Probe};
 use crate::endpoint::{
     CheckedEndpoint, DisabledBy, Endpoint, EndpointChange, EndpointId, EndpointOptions, NewEndpoint,
@@ -188,6 +188,7 @@ pub(super) fn drop(write: &mut Write<'_>, name: &str, force: bool) -> Result<boo
         return Ok(false);
     }
     dlq::release_all(write, id)?;
+    subscriptions::drop_of(write, id)?;
     write
         .conn
         .execute(

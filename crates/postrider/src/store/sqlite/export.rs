@@ -10,7 +10,7 @@ use serde_json::json;
 use super::archive::Month;
 use super::row::at;
 use super::writer::Write;
-use super::{events, known, nodes, storage_error};
+use super::{events, known, nodes, storage_error, stored_events};
 use crate::error::StoreError;
 use crate::store::Result;
 use crate::store::moving::{Header, Kind, LastIds, MoveError, Moved, Outgoing, SECTIONS, Section, Value};
@@ -18,12 +18,15 @@ use crate::store::moving::{Header, Kind, LastIds, MoveError, Moved, Outgoing, SE
 /// Begins every refusal of a closed file.
 const CLOSED: &str = "this store was closed by ";
 /// What a node, a sender or an operator would change.
-const CLOSED_TABLES: [&str; 5] = [
+const CLOSED_TABLES: [&str; 8] = [
     "_postrider_queue",
     "_postrider_dlq",
     "_postrider_endpoints",
     "_postrider_settings",
     "_postrider_last_send",
+    "_postrider_event_types",
+    "_postrider_subscriptions",
+    "_postrider_events",
 ];
 
 /// From now on nothing is sent to this file, delivered from it or changed in it, by whatever program. False when it
@@ -34,18 +37,31 @@ pub(super) fn close(write: &mut Write<'_>, by: &str) -> Result<bool> {
     if closed(write.conn).map_err(storage_error)?.is_some() {
         return Ok(false);
     }
+    stored_events::fan_out_all(write)?;
     let refusal = refusal_of(by);
-    let quoted = format!("55000 {refusal}").replace('\'', "''");
-    trigger_statements(|name, event, table| {
-        format!("CREATE TRIGGER {name} BEFORE {event} ON {table} BEGIN SELECT RAISE(ABORT, '{quoted}'); END")
-    })
-    .try_for_each(|sql| write.conn.execute_batch(&sql))
-    .and_then(|()| {
-        write.conn.execute("INSERT INTO _postrider_meta (name, value) VALUES ('closed', ?1)", [&refusal])
-    })
-    .map_err(storage_error)?;
+    close_tables(write.conn, &refusal)
+        .and_then(|()| {
+            write.conn.execute("INSERT INTO _postrider_meta (name, value) VALUES ('closed', ?1)", [&refusal])
+        })
+        .map_err(storage_error)?;
     events::log(write, "store.closed", None, &json!({ "by": by }))?;
     Ok(true)
+}
+
+fn close_tables(conn: &Connection, refusal: &str) -> rusqlite::Result<()> {
+    let quoted = format!("55000 {refusal}").replace('\'', "''");
+    trigger_statements(|name, event, table| {
+        format!(
+            "CREATE TRIGGER IF NOT EXISTS {name} BEFORE {event} ON {table}
+             BEGIN SELECT RAISE(ABORT, '{quoted}'); END"
+        )
+    })
+    .try_for_each(|sql| conn.execute_batch(&sql))
+}
+
+/// After a migration: a file that is closed stays closed, its new tables too.
+pub(super) fn close_new_tables(conn: &Connection) -> rusqlite::Result<()> {
+    closed(conn)?.map_or(Ok(()), |refusal| close_tables(conn, &refusal))
 }
 
 /// False when it was not closed.
@@ -100,6 +116,7 @@ pub(super) fn refusal(error: &rusqlite::Error) -> Option<StoreError> {
 /// All of the file as of one moment.
 pub(super) fn write_all(conn: &Connection, now: Timestamp, to: impl Sink) -> Result<Moved, MoveError> {
     let picture = conn.unchecked_transaction().map_err(storage_error)?;
+    stored_events::refuse_if_any(&picture)?;
     let mut out = Outgoing::begin(to, &header(&picture, now).map_err(storage_error)?)?;
     for section in SECTIONS {
         for sql in selects(&picture, section).map_err(storage_error)? {
@@ -123,6 +140,7 @@ fn header(conn: &Connection, now: Timestamp) -> rusqlite::Result<Header> {
         node: last("_postrider_nodes")?,
         dead_letter: last("_postrider_dlq")?,
         event: last("_postrider_event_log")?,
+        subscription: last("_postrider_subscriptions")?,
     };
     let mut header = Header::new(store, now, known::paused(conn)?, last_ids);
     header.archive_months = Month::existing(conn)?.iter().map(Month::first_day).collect();
@@ -145,6 +163,8 @@ fn sources(conn: &Connection, section: &Section) -> rusqlite::Result<Vec<String>
     let source = match section.name {
         "setting" => "_postrider_settings",
         "endpoint" => "_postrider_endpoints",
+        "event_type" => "_postrider_event_types",
+        "subscription" => "_postrider_subscriptions",
         "node" => "_postrider_nodes",
         "message" => "_postrider_queue",
         // Those that were claimed directly share a batch, and each has its own beginning.

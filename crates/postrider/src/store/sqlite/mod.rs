@@ -16,17 +16,20 @@ use self::checkpoint::WalGauge;
 use self::known::Known;
 use self::lock::FileLock;
 use self::nodes::Listeners;
+use self::publish::Publication;
+use self::stored_events::StoredEvents;
 use self::syncer::{SyncFile, Syncer};
 use self::writer::{Commit, Write, Writer, WriterHandle};
 use super::moving::{MoveError, Moved};
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, Operate, Redrive, Result,
-    Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, Operate, PubSub, Redrive,
+    Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::{Clock, SystemClock, truncated};
 use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
 use crate::error::StoreError;
+use crate::event::{EventType, NewEvent, NewEventType, NewSubscription, Subscription};
 use crate::message::{LostClaim, MessageId, NewMessage, NodeId, Sent};
 use crate::settings::Settings;
 
@@ -37,6 +40,7 @@ mod claim;
 mod counts;
 mod dlq;
 mod endpoints;
+mod event_types;
 mod events;
 mod export;
 mod inspect;
@@ -45,6 +49,7 @@ mod known;
 mod lock;
 mod nodes;
 mod outbox;
+mod publish;
 mod redrive;
 mod retention;
 mod row;
@@ -52,11 +57,13 @@ mod schema;
 mod send;
 mod settings;
 mod settle;
+mod stored_events;
+mod subscriptions;
 mod surface;
 mod syncer;
 mod writer;
 
-pub use outbox::{send_batch_in, send_in};
+pub use outbox::{publish_batch_in, publish_in, send_batch_in, send_in};
 
 /// How long a transaction of another process may keep the writer waiting.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -149,6 +156,7 @@ impl SqliteStore {
             data_version: -1,
             newest_message,
             unsynced_outside: true,
+            stored_events: StoredEvents::of_file(options.own),
             wal: gauge,
         };
         let thread = std::thread::Builder::new()
@@ -484,6 +492,62 @@ impl Operate for SqliteStore {
     async fn status(&self) -> Result<StoreStatus> {
         let name = self.name.clone();
         self.read(move |conn| inspect::status(conn, &name)).await
+    }
+}
+
+#[async_trait]
+impl PubSub for SqliteStore {
+    async fn create_event_type(&self, new: NewEventType) -> Result<EventType> {
+        self.write(Commit::Durable, move |write| event_types::create(write, &new)).await
+    }
+
+    async fn drop_event_type(&self, name: &str) -> Result<()> {
+        let name = name.to_owned();
+        self.write(Commit::Durable, move |write| event_types::drop(write, &name)).await
+    }
+
+    async fn event_type(&self, name: &str) -> Result<EventType> {
+        let name = name.to_owned();
+        self.read(move |conn| event_types::by_name(conn, &name)).await
+    }
+
+    async fn event_types(&self, after: Option<&str>, limit: usize) -> Result<Vec<EventType>> {
+        let after = after.map(str::to_owned);
+        self.read(move |conn| event_types::list(conn, after.as_deref(), limit).map_err(storage_error)).await
+    }
+
+    async fn subscribe(&self, new: NewSubscription) -> Result<Subscription> {
+        self.write(Commit::Durable, move |write| subscriptions::create(write, &new)).await
+    }
+
+    async fn unsubscribe(&self, id: i64) -> Result<()> {
+        self.write(Commit::Durable, move |write| subscriptions::drop(write, id)).await
+    }
+
+    async fn subscription(&self, id: i64) -> Result<Subscription> {
+        self.read(move |conn| subscriptions::by_id(conn, id)).await
+    }
+
+    async fn subscriptions(&self, after: Option<i64>, limit: usize) -> Result<Vec<Subscription>> {
+        self.read(move |conn| subscriptions::list(conn, after, limit).map_err(storage_error)).await
+    }
+
+    async fn set_subscription_enabled(&self, id: i64, enabled: bool) -> Result<()> {
+        self.write(Commit::Durable, move |write| subscriptions::set_enabled(write, id, enabled)).await
+    }
+
+    async fn publish(&self, event: NewEvent) -> Result<u64> {
+        let publication = Publication::of_one(event)?;
+        self.write(Commit::Durable, move |write| publish::publish(write, &publication)).await
+    }
+
+    async fn publish_batch(&self, events: Vec<NewEvent>) -> Result<u64> {
+        let publication = Publication::of(events)?;
+        self.write(Commit::Durable, move |write| publish::publish(write, &publication)).await
+    }
+
+    async fn publish_skipped(&self) -> Result<u64> {
+        self.read(|conn| publish::skipped(conn).map_err(storage_error)).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! Send inside the caller's own transaction: the message commits, or rolls back, with the caller's data.
+//! Send and publish inside the caller's own transaction: messages commit, or roll back, with the caller's data.
 
 use rusqlite::Connection;
 
@@ -6,9 +6,11 @@ use super::archive::Months;
 use super::counts::Counts;
 use super::known::Known;
 use super::nodes::Listeners;
+use super::publish::{self, Publication};
 use super::send;
 use super::writer::Write;
 use crate::clock::{Clock, SystemClock, truncated};
+use crate::event::NewEvent;
 use crate::message::{NewMessage, Sent};
 use crate::store::Result;
 
@@ -53,6 +55,58 @@ pub fn send_batch_in(conn: &Connection, messages: &[NewMessage]) -> Result<Vec<S
 }
 
 fn send_with(conn: &Connection, known: &mut Known, messages: &[NewMessage]) -> Result<Vec<Sent>> {
+    within_savepoint(conn, known, |write| send::send(write, messages))
+}
+
+/// Publishes within the transaction that is open on `conn`: every message of the event commits, or rolls back, with the
+/// caller's data. How many there are.
+///
+/// ```
+/// # use postrider::{NewEndpoint, NewEvent, NewEventType, NewSubscription, Operate, PubSub, SqliteStore};
+/// # use postrider::store::sqlite::{SqliteOptions, publish_in};
+/// # use postrider::rusqlite::{Connection, TransactionBehavior};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("shop.db");
+/// # let store = SqliteStore::open(SqliteOptions::node(&path))?;
+/// # let config = serde_json::json!({ "url": "https://example.com/hooks" });
+/// # store.create_endpoint(NewEndpoint {
+/// #     name: "billing".into(), protocol: "http".into(), config: config.as_object().unwrap().clone(), ..NewEndpoint::default()
+/// # }).await?;
+/// store.create_event_type(NewEventType::new("orders.created")).await?;
+/// store.subscribe(NewSubscription::new("orders.*", "billing").filter(serde_json::json!({ "country": "SE" }))).await?;
+///
+/// let mut app = Connection::open(&path)?;
+/// app.execute_batch("CREATE TABLE orders (id INTEGER PRIMARY KEY, total INTEGER)")?;
+/// let order = app.transaction_with_behavior(TransactionBehavior::Immediate)?;
+/// order.execute("INSERT INTO orders (total) VALUES (4200)", [])?;
+/// let event = NewEvent::new("orders.created", r#"{"total":4200,"country":"SE"}"#).ordering_key("customer-7");
+/// assert_eq!(publish_in(&order, &event)?, 1);
+/// order.commit()?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn publish_in(conn: &Connection, event: &NewEvent) -> Result<u64> {
+    publish_with(conn, &Publication::of_one(event.clone())?)
+}
+
+/// Several, all or nothing: on an error nothing of them is left in the transaction.
+pub fn publish_batch_in(conn: &Connection, events: &[NewEvent]) -> Result<u64> {
+    publish_with(conn, &Publication::of(events.to_vec())?)
+}
+
+fn publish_with(conn: &Connection, publication: &Publication) -> Result<u64> {
+    let mut known = Known::default();
+    known.load_if_forgotten(conn)?;
+    within_savepoint(conn, &mut known, |write| publish::publish(write, publication))
+}
+
+fn within_savepoint<T>(
+    conn: &Connection,
+    known: &mut Known,
+    work: impl FnOnce(&mut Write<'_>) -> Result<T>,
+) -> Result<T> {
     let (listeners, mut months) = (Listeners::default(), Months::default());
     let mut write = Write {
         conn,
@@ -66,11 +120,11 @@ fn send_with(conn: &Connection, known: &mut Known, messages: &[NewMessage]) -> R
     };
     // The caller may go on after an error, so what was done of the batch has to be undone here.
     conn.execute_batch("SAVEPOINT postrider_send").map_err(super::storage_error)?;
-    let sent = send::send(&mut write, messages).and_then(|sent| write.counts.write(conn).map(|()| sent));
-    let end = match sent {
+    let done = work(&mut write).and_then(|done| write.counts.write(conn).map(|()| done));
+    let end = match done {
         Ok(_) => "RELEASE postrider_send",
         Err(_) => "ROLLBACK TO postrider_send; RELEASE postrider_send",
     };
     conn.execute_batch(end).map_err(super::storage_error)?;
-    sent
+    done
 }

@@ -56,6 +56,12 @@ fn json<T: Default + serde::de::DeserializeOwned>(value: ValueRef<'_>) -> FromSq
     }
 }
 
+/// As the rules of events see it, with all digits of its numbers.
+pub(super) fn rule(value: ValueRef<'_>) -> FromSqlResult<Option<crate::json::Json>> {
+    let Some(text) = value.as_str_or_null()? else { return Ok(None) };
+    crate::json::Json::parse(text.as_bytes()).map(Some).map_err(|error| FromSqlError::Other(error.into()))
+}
+
 /// The columns that [`message`] reads, in its order.
 pub(super) const MESSAGE_COLUMNS: &str = "id, endpoint_id, priority, expires_at, correlation_id, ordering_key, \
      event_type, created_at, content_type, headers, options, payload";

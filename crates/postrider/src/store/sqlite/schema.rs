@@ -6,11 +6,15 @@ use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
 use super::archive::Month;
 use super::row::micros_of;
-use super::{storage_error, surface};
+use super::{export, storage_error, surface};
 use crate::error::StoreError;
 use crate::store::Result;
 
-const MIGRATIONS: &[&str] = &[include_str!("sql/0001_init.sql"), include_str!("sql/0002_any_language.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("sql/0001_init.sql"),
+    include_str!("sql/0002_any_language.sql"),
+    include_str!("sql/0003_pubsub.sql"),
+];
 pub(super) const CURRENT: i64 = MIGRATIONS.len() as i64;
 
 const STORE_NAME_LENGTH: usize = 8;
@@ -63,6 +67,7 @@ pub(super) fn migrate(conn: &mut Connection, now: Timestamp) -> Result<()> {
     if Month::existing(&transaction).map_err(storage_error)?.is_empty() {
         Month::of(micros_of(now)).begin(&transaction).map_err(storage_error)?;
     }
+    export::close_new_tables(&transaction).map_err(storage_error)?;
     surface::refresh(&transaction).map_err(storage_error)?;
     transaction.commit().map_err(storage_error)
 }

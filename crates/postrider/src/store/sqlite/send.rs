@@ -25,6 +25,11 @@ pub(super) fn send(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<Vec
         let (field, setting) = ("messages", "max_batch_messages");
         return Err(StoreError::TooLarge { field, bytes: messages.len() as u64, limit, setting });
     }
+    send_all(write, messages)
+}
+
+/// However many they are.
+pub(super) fn send_all(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<Vec<Sent>> {
     let mut sent = Vec::with_capacity(messages.len());
     while let Some(message) = messages.get(sent.len()) {
         let more = match bulk::behind_the_last(write, messages, sent.len()) {
@@ -84,7 +89,7 @@ pub(super) fn room_at(write: &mut Write<'_>, endpoint: &Endpoint, more: u64) -> 
     Ok(())
 }
 
-fn holder_of_idempotency_key(
+pub(super) fn holder_of_idempotency_key(
     write: &mut Write<'_>,
     message: &NewMessage,
     endpoint: &Endpoint,

@@ -16,6 +16,7 @@ use super::counts::Counts;
 use super::known::Known;
 use super::nodes::Listeners;
 use super::storage_error;
+use super::stored_events::{FannedOut, StoredEvents};
 use super::syncer::{Syncer, Unsynced};
 use crate::clock::Clock;
 use crate::endpoint::EndpointId;
@@ -177,6 +178,7 @@ pub(super) struct Writer {
     pub(super) newest_message: i64,
     /// Messages that another process wrote, and perhaps did not sync: before this one opened the file, or since.
     pub(super) unsynced_outside: bool,
+    pub(super) stored_events: StoredEvents,
     pub(super) wal: super::checkpoint::WalGauge,
 }
 
@@ -185,7 +187,11 @@ impl Writer {
         let mut waiting: VecDeque<Box<dyn Job>> = VecDeque::new();
         let mut stopping = false;
         while !stopping || !waiting.is_empty() {
-            let patience = if waiting.is_empty() { LOOK_OUTSIDE } else { self.wait_for_company(&waiting) };
+            let patience = match waiting.is_empty() {
+                true if self.may_fan_out() => Duration::ZERO,
+                true => LOOK_OUTSIDE,
+                false => self.wait_for_company(&waiting),
+            };
             let first = if patience.is_zero() { None } else { Some(self.commands.recv_timeout(patience)) };
             match first {
                 None => {}
@@ -203,11 +209,17 @@ impl Writer {
                     Err(_) => break,
                 }
             }
-            if !waiting.is_empty() && (stopping || self.wait_for_company(&waiting).is_zero()) {
+            let is_time = !waiting.is_empty() && (stopping || self.wait_for_company(&waiting).is_zero());
+            if is_time || self.may_fan_out() {
                 self.commit_group(&mut waiting);
             }
             self.wal.finish_checkpoint_if_asked(&self.conn);
         }
+    }
+
+    /// What becomes of events has to be on disk before anybody hears of it.
+    fn may_fan_out(&self) -> bool {
+        self.stored_events.are_due() && self.syncer.broken().is_none()
     }
 
     /// How long these may wait for others: not at all, unless all of them need the disk and it is busy.
@@ -229,11 +241,11 @@ impl Writer {
         }
         let mut ran = Vec::with_capacity(waiting.len());
         match self.transaction(waiting, &mut ran) {
-            Ok(news) => {
+            Ok(Committed { news, fanned_out }) => {
                 // Nobody is told of a message before it is certain to exist.
                 let any = |commit: fn(Commit) -> bool| ran.iter().any(|job| commit(job.commit()));
                 let outside = self.unsynced_outside && any(Commit::waits_for_sync);
-                let unsynced = outside || self.syncer.is_busy() || any(Commit::needs_sync);
+                let unsynced = outside || fanned_out || self.syncer.is_busy() || any(Commit::needs_sync);
                 let (now, later): (Vec<_>, Vec<_>) =
                     ran.into_iter().partition(|job| !unsynced || !job.commit().waits_for_sync());
                 if unsynced {
@@ -244,6 +256,8 @@ impl Writer {
                 }
                 now.into_iter().for_each(|job| job.finish(Ok(())));
             }
+            // A stored event did, before any of them had begun.
+            Err(Rollback::Spoiled) if ran.is_empty() => self.commit_group(waiting),
             Err(Rollback::Spoiled) if ran.len() > 1 => {
                 // One job failed half-way: its neighbours must not pay for it.
                 for job in ran {
@@ -256,6 +270,7 @@ impl Writer {
                 ran.into_iter().for_each(|job| job.finish(Err(error.clone())));
             }
             Err(Rollback::Failed(error)) => {
+                self.stored_events.wait_for_better_times();
                 ran.extend(waiting.drain(..));
                 ran.into_iter().for_each(|job| job.finish(Err(error.clone())));
             }
@@ -266,11 +281,12 @@ impl Writer {
         &mut self,
         waiting: &mut VecDeque<Box<dyn Job>>,
         ran: &mut Vec<Box<dyn Job>>,
-    ) -> std::result::Result<Vec<Arrival>, Rollback> {
+    ) -> std::result::Result<Committed, Rollback> {
         self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         // Under the lock: what others committed is seen before anything is decided on it.
         self.look_outside();
         let started = Instant::now();
+        let may_fan_out = self.may_fan_out();
         let mut write = Write {
             conn: &self.conn,
             now: crate::clock::truncated(self.clock.now()),
@@ -281,14 +297,21 @@ impl Writer {
             newest: 0,
             news: Vec::new(),
         };
-        let outcome = run_jobs(&mut write, waiting, ran, started);
+        // Before everything that comes now: they were committed earlier.
+        let mut fanned_out = false;
+        let outcome = if may_fan_out {
+            fan_out(&mut write, &mut self.stored_events, started).map(|any| fanned_out = any)
+        } else {
+            Ok(())
+        };
+        let outcome = outcome.and_then(|()| run_jobs(&mut write, waiting, ran, started));
         let news = std::mem::take(&mut write.news);
         let newest = write.newest;
         let outcome = outcome.and_then(|()| commit(&self.conn));
         match outcome {
             Ok(()) => {
                 self.newest_message = self.newest_message.max(newest);
-                Ok(news)
+                Ok(Committed { news, fanned_out })
             }
             Err(rollback) => {
                 // After some errors SQLite has rolled back by itself.
@@ -297,6 +320,7 @@ impl Writer {
                 }
                 self.known.forget();
                 self.months.forget();
+                self.stored_events.are_back();
                 self.listeners.take_back(news);
                 Err(rollback)
             }
@@ -325,6 +349,7 @@ impl Writer {
     /// Ids are given under the write lock, so their order is commit order and a forward cursor is safe.
     fn tell_what_came_in(&mut self) -> rusqlite::Result<()> {
         let mut news = vec![Arrival::Outside];
+        self.stored_events.look(&self.conn)?;
         if self.known.forget_if_outdated(&self.conn)? {
             news.push(Arrival::Reconfigured);
         }
@@ -345,6 +370,27 @@ impl Writer {
         }
         self.listeners.tell(news);
         Ok(())
+    }
+}
+
+/// What a transaction leaves to be told.
+struct Committed {
+    news: Vec<Arrival>,
+    /// Stored events became messages.
+    fanned_out: bool,
+}
+
+/// True when there were any.
+fn fan_out(
+    write: &mut Write<'_>,
+    events: &mut StoredEvents,
+    started: Instant,
+) -> std::result::Result<bool, Rollback> {
+    write.known.load_if_forgotten(write.conn).map_err(Rollback::Failed)?;
+    match events.fan_out(write, started + TRANSACTION_BUDGET) {
+        FannedOut::None => Ok(false),
+        FannedOut::Some => Ok(true),
+        FannedOut::Spoiled => Err(Rollback::Spoiled),
     }
 }
 

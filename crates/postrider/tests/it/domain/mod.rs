@@ -6,4 +6,5 @@ mod breaker;
 mod rate;
 mod settings;
 mod endpoint;
+pub(crate) mod events;
 mod lifecycle;

@@ -2,6 +2,7 @@
 
 mod world;
 mod shop;
+mod agreement;
 mod any_language;
 mod conformance;
 mod model;

@@ -13,7 +13,7 @@ use test_servers::{Address, Database, StandingClock};
 use super::model;
 use super::world::{Harness, World};
 
-mod prompt;
+pub(super) mod prompt;
 mod transactions;
 mod sqlx_transactions;
 mod isolation;
@@ -24,6 +24,7 @@ mod surface;
 mod refusals;
 mod captures;
 mod publishing;
+mod event_rules;
 mod replays;
 mod rules;
 mod roles;

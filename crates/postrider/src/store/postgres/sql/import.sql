@@ -13,6 +13,7 @@ DECLARE
     CASE WHEN EXISTS (SELECT FROM postrider.attempts) THEN 'attempts' END,
     CASE WHEN EXISTS (SELECT FROM postrider._reservations) THEN 'reserved idempotency keys' END,
     CASE WHEN EXISTS (SELECT FROM postrider.event_types) THEN 'event types' END,
+    CASE WHEN EXISTS (SELECT FROM postrider.subscriptions) THEN 'subscriptions' END,
     CASE WHEN EXISTS (SELECT FROM postrider.settings) THEN 'changed settings' END);
 BEGIN
   IF v_live IS NOT NULL THEN
@@ -58,6 +59,7 @@ BEGIN
   PERFORM postrider._continue_ids(pg_get_serial_sequence('postrider.nodes', 'id'), p_last_ids->'node');
   PERFORM postrider._continue_ids(pg_get_serial_sequence('postrider.dlq', 'id'), p_last_ids->'dead_letter');
   PERFORM postrider._continue_ids(pg_get_serial_sequence('postrider.event_log', 'id'), p_last_ids->'event');
+  PERFORM postrider._continue_ids(pg_get_serial_sequence('postrider.subscriptions', 'id'), p_last_ids->'subscription');
   UPDATE postrider._store SET name = p_name, paused_because = p_paused;
   PERFORM postrider._refresh_limits();
   PERFORM postrider._recount_queue();

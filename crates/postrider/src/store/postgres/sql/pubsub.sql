@@ -279,6 +279,8 @@ BEGIN
 END $$;
 
 -- Several events, all or nothing: what each of their subscribers gets, as one batch. Returns how many messages were made.
+-- Where b has payloads, they are the bytes as they came. Two subscriptions may make different messages of one event for one
+-- endpoint, so each has an idempotency key of its own: `key#subscription`.
 CREATE FUNCTION postrider._publish(p_field text, p_event_types text[], p_payloads jsonb[], b postrider._batch)
 RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
@@ -315,9 +317,9 @@ BEGIN
   -- A mistake is one even where nobody listens; what depends on the receiver is checked for each of them.
   SELECT l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes
   INTO d.max_payload_bytes, d.max_headers_bytes, d.max_key_bytes FROM postrider._limits l;
-  PERFORM postrider._check_message(d, octet_length(convert_to(e.payload::text, 'UTF8')), 'application/json',
-    b.priorities[e.n], b.scheduled_at[e.n], b.expires_at[e.n], b.idempotency_keys[e.n], b.ordering_keys[e.n], e.event_type,
-    b.headers[e.n], NULL)
+  PERFORM postrider._check_message(d, octet_length(coalesce(b.payloads[e.n], convert_to(e.payload::text, 'UTF8'))),
+    'application/json', b.priorities[e.n], b.scheduled_at[e.n], b.expires_at[e.n],
+    b.idempotency_keys[e.n] || '#9223372036854775807', b.ordering_keys[e.n], e.event_type, b.headers[e.n], NULL)
   FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n);
   -- What an operator disabled is skipped and counted; what is gone is kept.
   SELECT coalesce(sum(f.skipped), 0), coalesce(max(f.wanted), 0) INTO v_skipped, v_widest
@@ -339,15 +341,15 @@ BEGIN
   END IF;
   SELECT array_agg(f.endpoint ORDER BY f.n, f.id), array_agg(f.payload ORDER BY f.n, f.id),
     array_agg(b.priorities[f.n] ORDER BY f.n, f.id), array_agg(b.scheduled_at[f.n] ORDER BY f.n, f.id),
-    array_agg(b.idempotency_keys[f.n] ORDER BY f.n, f.id), array_agg(b.correlation_ids[f.n] ORDER BY f.n, f.id),
+    array_agg(b.idempotency_keys[f.n] || '#' || f.id ORDER BY f.n, f.id), array_agg(b.correlation_ids[f.n] ORDER BY f.n, f.id),
     array_agg(b.expires_at[f.n] ORDER BY f.n, f.id), array_agg(b.ordering_keys[f.n] ORDER BY f.n, f.id),
     array_agg(b.headers[f.n] ORDER BY f.n, f.id), array_agg(b.options[f.n] ORDER BY f.n, f.id),
     array_agg(f.event_type ORDER BY f.n, f.id)
   INTO v_endpoints, t.payloads, t.priorities, t.scheduled_at, t.idempotency_keys, t.correlation_ids, t.expires_at,
     t.ordering_keys, t.headers, t.options, t.event_types
   FROM (SELECT o.name AS endpoint, s.id, e.event_type, e.n,
-               convert_to((CASE WHEN s.template IS NULL THEN e.payload ELSE postrider._filled(s.template, e.payload) END)::text,
-                 'UTF8') AS payload
+               CASE WHEN s.template IS NOT NULL THEN convert_to(postrider._filled(s.template, e.payload)::text, 'UTF8')
+                    ELSE coalesce(b.payloads[e.n], convert_to(e.payload::text, 'UTF8')) END AS payload
         FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n)
           JOIN postrider.subscriptions s ON s.pattern = ANY (postrider._patterns_for(e.event_type)) AND s.enabled
             AND (s.filter IS NULL OR e.payload @> s.filter)
@@ -403,6 +405,36 @@ BEGIN
   IF FOUND THEN
     PERFORM postrider._invalid(format('events[%s]', v_missing), 'must have an event_type and a payload');
   END IF;
+  b.payloads := NULL;
   RETURN postrider._publish('events', b.event_types,
     ARRAY(SELECT e->'payload' FROM jsonb_array_elements(p_events) WITH ORDINALITY AS a (e, n) ORDER BY n), b);
+END $$;
+
+-- For the library: events with their own bytes, which are JSON. A single one is not called events[0] when it is refused.
+CREATE FUNCTION postrider._program_publish(
+  p_single boolean, p_payloads bytea[], p_priorities smallint[], p_scheduled_at timestamptz[], p_idempotency_keys text[],
+  p_correlation_ids uuid[], p_expires_at timestamptz[], p_ordering_keys text[], p_headers jsonb[], p_options jsonb[],
+  p_event_types text[]
+) RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+DECLARE
+  b postrider._batch;
+  v_count integer := coalesce(cardinality(p_payloads), 0);
+  v_limit bigint := (SELECT max_batch_messages FROM postrider._limits);
+BEGIN
+  IF v_count > v_limit THEN
+    PERFORM postrider._too_large('events', v_count, v_limit, 'max_batch_messages');
+  ELSIF v_count = 0 THEN
+    RETURN 0;
+  END IF;
+  b.payloads := p_payloads;
+  b.priorities := coalesce(p_priorities, array_fill(0::smallint, ARRAY[v_count]));
+  b.scheduled_at := p_scheduled_at;
+  b.idempotency_keys := p_idempotency_keys;
+  b.correlation_ids := p_correlation_ids;
+  b.expires_at := p_expires_at;
+  b.ordering_keys := p_ordering_keys;
+  b.headers := p_headers;
+  b.options := p_options;
+  RETURN postrider._publish(CASE WHEN p_single THEN '' ELSE 'events' END, p_event_types,
+    ARRAY(SELECT convert_from(p, 'UTF8')::jsonb FROM unnest(p_payloads) WITH ORDINALITY AS a (p, n) ORDER BY n), b);
 END $$;

@@ -36,7 +36,8 @@ BEGIN
       'enable_fast_mode', 'publish', 'publish_batch', 'cancel_message', 'message') ORDER BY p.oid;
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin, postrider_application', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
-      '_now', '_send_captured', '_note_skipped_capture', '_program_send', '_program_send_batch') ORDER BY p.oid;
+      '_now', '_send_captured', '_note_skipped_capture', '_program_send', '_program_send_batch',
+      '_program_publish') ORDER BY p.oid;
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
       '_capture_row', '_capture_statement', '_capture_name', '_checked_capture', '_endpoint_is_known', '_invalid',

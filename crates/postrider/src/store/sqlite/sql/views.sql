@@ -54,6 +54,13 @@ WHERE status <> 'redriven'
 CREATE VIEW postrider_event_log AS
 SELECT id, TIME(at) AS at, kind, subject, detail FROM _postrider_event_log;
 
+CREATE VIEW postrider_event_types AS
+SELECT name, description, schema, TIME(created_at) AS created_at FROM _postrider_event_types;
+
+CREATE VIEW postrider_subscriptions AS
+SELECT s.id, s.pattern, e.name AS endpoint, s.filter, s.template, s.enabled, TIME(s.created_at) AS created_at
+FROM _postrider_subscriptions AS s JOIN _postrider_endpoints AS e ON e.id = s.endpoint_id;
+
 CREATE VIEW postrider_settings AS
 SELECT json_extract(d.value, '$.name') AS name,
   coalesce(s.value, json_extract(d.value, '$.value')) AS value, s.name IS NULL AS is_default

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
+use super::reading::has_escaped_nul;
 use crate::error::{Invalid, StoreError};
+use crate::event;
 use crate::message::PRIORITY_MAX;
 use crate::protocol::{Key, Kind, Protocol, Scope, headers};
 use crate::send::{self, CONTENT_TYPE_BYTES_MAX};
@@ -48,15 +50,52 @@ impl Check {
     }
 }
 
+/// Of a message.
 pub(super) fn all() -> String {
-    let mut checks = endpoint_and_payload();
+    let mut checks = vec![
+        is_utf8(),
+        Check::new("NEW.endpoint_id IS NULL", "42704 endpoint: there is no endpoint of this name"),
+        Check::new("NEW.disabled_by = 'operator'", "55000 endpoint: is disabled; enable it to send to it"),
+    ];
+    checks.extend(payload_checks());
+    checks.push(content_type_check());
     checks.extend(header_checks());
+    checks.extend(protocol_header_checks());
     for field in ["ordering_key", "idempotency_key", "event_type"] {
         checks.extend(key_checks(field));
     }
     checks.extend(option_checks());
-    checks.push(Check::invalid("correlation_id", "must be a UUID", "NEW.correlation_id = 'bad'"));
-    checks.extend(time_checks());
+    checks.extend(protocol_option_checks());
+    checks.extend(correlation_and_time_checks());
+    arms(&checks)
+}
+
+/// Of an event: what can be said before it is known who gets it.
+pub(super) fn of_events() -> String {
+    let mut checks = vec![
+        is_utf8(),
+        Check::new("NOT NEW.is_known", "42704 event_type: there is no event type of this name"),
+    ];
+    checks.extend(payload_checks());
+    checks.push(Check::invalid("payload", "is not JSON", "NOT json_valid(CAST(NEW.payload AS TEXT))"));
+    checks.push(Check::invalid("payload", NO_NUL, has_escaped_nul("CAST(NEW.payload AS TEXT)")));
+    checks.extend(header_checks());
+    for field in ["ordering_key", "idempotency_key"] {
+        checks.extend(key_checks(field));
+    }
+    let longest = event::longest_key("").len();
+    let key = bytes_of("NEW.idempotency_key");
+    checks.push(Check::too_large(
+        "idempotency_key",
+        "max_key_bytes",
+        format!("{key} + {longest} > l.max_key_bytes"),
+    ));
+    checks.extend(option_checks());
+    checks.extend(correlation_and_time_checks());
+    arms(&checks)
+}
+
+fn arms(checks: &[Check]) -> String {
     let arms = checks.iter().map(|check| {
         let Check { when, then } = check;
         format!("    WHEN {when}\n      THEN RAISE(ABORT, '{then}')")
@@ -64,12 +103,13 @@ pub(super) fn all() -> String {
     arms.collect::<Vec<_>>().join("\n")
 }
 
-fn endpoint_and_payload() -> Vec<Check> {
+fn is_utf8() -> Check {
+    Check::new("hex('a') <> '61'", "55000 encoding: the file must be in UTF-8")
+}
+
+fn payload_checks() -> Vec<Check> {
     let bytes = "length(NEW.payload)";
     vec![
-        Check::new("hex('a') <> '61'", "55000 encoding: the file must be in UTF-8"),
-        Check::new("NEW.endpoint_id IS NULL", "42704 endpoint: there is no endpoint of this name"),
-        Check::new("NEW.disabled_by = 'operator'", "55000 endpoint: is disabled; enable it to send to it"),
         Check::invalid(
             "priority",
             &format!("must be from 0 to {PRIORITY_MAX}"),
@@ -78,21 +118,24 @@ fn endpoint_and_payload() -> Vec<Check> {
         Check::invalid("payload", "is required", "NEW.payload IS NULL"),
         Check::invalid("payload", "must be text or a blob", "typeof(NEW.payload) <> 'blob'"),
         Check::too_large("payload", "max_payload_bytes", format!("{bytes} > l.max_payload_bytes")),
-        Check::invalid(
-            "content_type",
-            &said(send::check_content_type("")),
-            format!(
-                "typeof(NEW.content_type) <> 'text' OR {} NOT BETWEEN 1 AND {CONTENT_TYPE_BYTES_MAX}
-           OR {} OR NEW.content_type GLOB '*[^ -~]*'",
-                bytes_of("NEW.content_type"),
-                has_nul("NEW.content_type")
-            ),
-        ),
     ]
 }
 
+fn content_type_check() -> Check {
+    Check::invalid(
+        "content_type",
+        &said(send::check_content_type("")),
+        format!(
+            "typeof(NEW.content_type) <> 'text' OR {} NOT BETWEEN 1 AND {CONTENT_TYPE_BYTES_MAX}
+           OR {} OR NEW.content_type GLOB '*[^ -~]*'",
+            bytes_of("NEW.content_type"),
+            has_nul("NEW.content_type")
+        ),
+    )
+}
+
 fn header_checks() -> Vec<Check> {
-    let mut checks = vec![
+    vec![
         Check::invalid("headers", "must be an object of strings", "NEW.headers = 'bad'"),
         Check::invalid("headers", NO_NUL, "NEW.headers = 'nul'"),
         Check::too_large(
@@ -105,7 +148,11 @@ fn header_checks() -> Vec<Check> {
             ),
         ),
         Check::invalid("headers", "must be text in UTF-8", is_not_utf8("NEW.headers")),
-    ];
+    ]
+}
+
+fn protocol_header_checks() -> Vec<Check> {
+    let mut checks = Vec::new();
     for protocol in Protocol::ALL {
         let refuses = |name: &str, value: &str| {
             let headers = BTreeMap::from([(name.to_owned(), value.to_owned())]);
@@ -178,11 +225,15 @@ fn key_checks(field: &str) -> [Check; 3] {
     ]
 }
 
-fn option_checks() -> Vec<Check> {
-    let mut checks = vec![
+fn option_checks() -> [Check; 2] {
+    [
         Check::invalid("options", "must be an object", "NEW.options = 'bad'"),
         Check::invalid("options", NO_NUL, "NEW.options = 'nul'"),
-    ];
+    ]
+}
+
+fn protocol_option_checks() -> Vec<Check> {
+    let mut checks = Vec::new();
     for protocol in Protocol::ALL {
         let keys: Vec<&Key> = protocol.keys().filter(|key| key.scope != Scope::Endpoint).collect();
         let any = |when: &str| {
@@ -275,8 +326,8 @@ fn text_rules(rule: &str) -> Vec<(Value, String)> {
     rules.iter().map(|(example, when)| (json!(example), filled(when))).collect()
 }
 
-fn time_checks() -> Vec<Check> {
-    let mut checks = Vec::new();
+fn correlation_and_time_checks() -> Vec<Check> {
+    let mut checks = vec![Check::invalid("correlation_id", "must be a UUID", "NEW.correlation_id = 'bad'")];
     for field in ["scheduled_at", "expires_at"] {
         let rule = "must be a time like 2026-11-16T12:00:00Z, or a number of seconds since 1970";
         checks.push(Check::invalid(field, rule, format!("NEW.{field} = 'bad'")));

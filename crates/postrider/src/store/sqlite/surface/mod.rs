@@ -1,4 +1,4 @@
-//! What other languages see of the file: `postrider_send`, and views to read. Views and triggers, made from the
+//! What other languages see of the file: `postrider_send`, `postrider_publish`, and views to read. Views and triggers, made from the
 //! program's own tables of keys, settings and rules, so that SQL refuses what the program refuses.
 
 use rusqlite::{Connection, OptionalExtension};
@@ -42,7 +42,7 @@ pub(super) fn refresh(conn: &Connection) -> rusqlite::Result<()> {
 }
 
 fn sql() -> String {
-    [send(), views()].concat()
+    [send(), publish(), views()].concat()
 }
 
 fn digest(sql: &str) -> Vec<u8> {
@@ -64,12 +64,34 @@ fn drop_all(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
 }
 
 fn send() -> String {
-    filled(
+    let sql = filled(
         include_str!("../sql/send.sql"),
         &[
             ("limits", &limits()),
-            ("now", now()),
             ("json", JSON),
+            ("checks", &checks::all()),
+            ("conflict", checks::CONFLICT),
+            ("endpoint_full", checks::ENDPOINT_FULL),
+            ("digest_bytes_max", &checks::DIGEST_BYTES_MAX.to_string()),
+            ("digest_too_long", checks::DIGEST_TOO_LONG),
+            ("padding", &sha256::padding("bytes")),
+            ("sha256", &sha256::of("NEW.padded", "NEW.bytes")),
+        ],
+    );
+    with_options_read(&sql)
+}
+
+fn publish() -> String {
+    let checks = checks::of_events();
+    with_options_read(&filled(include_str!("../sql/publish.sql"), &[("checks", &checks)]))
+}
+
+/// What both ways in read alike.
+fn with_options_read(sql: &str) -> String {
+    filled(
+        sql,
+        &[
+            ("now", now()),
             ("scheduled_at", &time("NEW.scheduled_at")),
             ("expires_at", &time("NEW.expires_at")),
             ("correlation_id", &correlation_id("NEW.correlation_id")),
@@ -77,14 +99,7 @@ fn send() -> String {
             ("headers_have_nul", &has_escaped_nul("NEW.headers")),
             ("options_are_readable", &is_object("NEW.options")),
             ("options_have_nul", &has_escaped_nul("NEW.options")),
-            ("checks", &checks::all()),
-            ("conflict", checks::CONFLICT),
             ("queue_full", checks::QUEUE_FULL),
-            ("endpoint_full", checks::ENDPOINT_FULL),
-            ("digest_bytes_max", &checks::DIGEST_BYTES_MAX.to_string()),
-            ("digest_too_long", checks::DIGEST_TOO_LONG),
-            ("padding", &sha256::padding("bytes")),
-            ("sha256", &sha256::of("NEW.padded", "NEW.bytes")),
         ],
     )
 }

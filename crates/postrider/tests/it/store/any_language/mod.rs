@@ -2,6 +2,7 @@
 
 mod migrating;
 mod parity;
+mod publishing;
 mod sending;
 mod views;
 
@@ -79,7 +80,7 @@ fn last_send(conn: &Connection) -> rusqlite::Result<Sent> {
     })
 }
 
-fn said(error: &rusqlite::Error) -> String {
+pub(super) fn said(error: &rusqlite::Error) -> String {
     match error {
         rusqlite::Error::SqliteFailure(_, Some(message)) => message.clone(),
         rusqlite::Error::SqlInputError { msg, .. } => msg.clone(),

@@ -12,7 +12,7 @@ use super::super::sqlite::Sqlite;
 use super::super::world::{World, new_endpoint, to};
 use super::{Shop, refusal, send};
 
-const VIEWS: [&str; 10] = [
+const VIEWS: [&str; 12] = [
     "endpoints",
     "queue",
     "dlq",
@@ -20,6 +20,8 @@ const VIEWS: [&str; 10] = [
     "attempts",
     "messages",
     "event_log",
+    "event_types",
+    "subscriptions",
     "settings",
     "nodes",
     "endpoint_status",
@@ -58,10 +60,16 @@ async fn every_view_can_be_read_and_none_can_be_changed() {
             assert!(refused.starts_with(&expected), "{change}: {refused}");
         }
     }
-    for change in ["DELETE FROM postrider_send", "UPDATE postrider_last_send SET id = 7"] {
+    for change in [
+        "DELETE FROM postrider_send",
+        "DELETE FROM postrider_publish",
+        "UPDATE postrider_last_send SET id = 7",
+    ] {
         assert!(refusal(&shop.app, change).contains("because it is a view"), "{change}");
     }
-    assert_eq!(rows(&shop.app, "SELECT * FROM postrider_send"), Vec::<String>::new());
+    for view in ["send", "publish"] {
+        assert_eq!(rows(&shop.app, &format!("SELECT * FROM postrider_{view}")), Vec::<String>::new());
+    }
 }
 
 #[tokio::test]

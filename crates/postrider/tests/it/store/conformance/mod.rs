@@ -15,6 +15,7 @@ pub(crate) mod dead_letters;
 pub(crate) mod redriving;
 pub(crate) mod retention;
 pub(crate) mod backpressure;
+pub(crate) mod pubsub;
 pub(crate) mod endpoints;
 pub(crate) mod circuits;
 pub(crate) mod settings;
@@ -217,6 +218,28 @@ macro_rules! conformance {
                 a_redrive_is_not_exempt,
                 a_duplicate_needs_no_room,
                 zero_is_no_limit,
+            }
+            pubsub {
+                event_types_are_kept_listed_and_dropped,
+                subscriptions_are_kept_listed_and_dropped,
+                a_bad_event_type_or_subscription_is_refused_by_field_and_leaves_nothing,
+                what_changes_is_logged,
+                an_event_is_delivered_byte_for_byte,
+                an_event_that_is_no_json_is_refused,
+                what_is_disabled_is_skipped_and_counted_and_what_is_gone_is_kept,
+                an_event_that_nobody_wants_is_not_an_error,
+                every_option_of_send_reaches_every_message,
+                a_mistake_is_one_even_where_nobody_listens,
+                what_one_receiver_cannot_take_refuses_the_event,
+                an_event_published_twice_under_one_key_is_sent_once,
+                two_templates_for_one_endpoint_share_an_idempotency_key,
+                events_of_one_key_keep_their_order,
+                a_batch_of_events_is_all_or_nothing,
+                the_whole_fan_out_has_to_fit_into_the_queue,
+                a_duplicate_needs_no_room_in_a_fan_out,
+                one_event_becomes_no_more_messages_than_max_fanout,
+                a_fan_out_may_be_wider_than_a_batch,
+                what_was_published_survives_a_crash,
             }
             endpoints {
                 an_endpoint_is_kept_as_it_was_created,

@@ -66,9 +66,11 @@ pub(super) async fn events(store: &impl Operate) -> Vec<EventRecord> {
 }
 
 /// Each table there, and the same here; what only SQLite has.
-const TABLES: [(&str, &str, &[&str]); 9] = [
+const TABLES: [(&str, &str, &[&str]); 11] = [
     ("settings", "_postrider_settings", &[]),
     ("endpoints", "_postrider_endpoints", &[]),
+    ("event_types", "_postrider_event_types", &[]),
+    ("subscriptions", "_postrider_subscriptions", &[]),
     ("nodes", "_postrider_nodes", &[]),
     ("queue", "_postrider_queue", &["alone", "batch", "behind_key", "node_id", "started_at"]),
     ("_reservations", "_postrider_reservations", &[]),

@@ -7,24 +7,24 @@ use test_servers::Database;
 use super::{Postgres, at_rest, connect};
 use crate::store::world::World;
 
-pub(super) struct Prompt(Client);
+pub(in crate::store) struct Prompt(Client);
 
 /// What the server says to a statement that it does not run.
 #[derive(Debug, PartialEq)]
-pub(super) struct Refusal {
-    pub(super) code: String,
-    pub(super) message: String,
+pub(in crate::store) struct Refusal {
+    pub(in crate::store) code: String,
+    pub(in crate::store) message: String,
 }
 
 /// A world, and its owner at a prompt.
-pub(super) async fn start() -> (World<Postgres>, Prompt) {
+pub(in crate::store) async fn start() -> (World<Postgres>, Prompt) {
     let world = World::start().await;
     let owner = Prompt::of(&world).await;
     (world, owner)
 }
 
 /// The owner of a database with an endpoint `a` and without a node: quicker to have than a world.
-pub(super) async fn alone() -> (Database, Prompt) {
+pub(in crate::store) async fn alone() -> (Database, Prompt) {
     let database = at_rest().await;
     let owner = Prompt::new(database.connect().await);
     owner.endpoint("a", json!({})).await;
@@ -32,17 +32,17 @@ pub(super) async fn alone() -> (Database, Prompt) {
 }
 
 impl Prompt {
-    pub(super) fn new(client: Client) -> Self {
+    pub(in crate::store) fn new(client: Client) -> Self {
         Self(client)
     }
 
     /// Of the database's owner.
-    pub(super) async fn of(world: &World<Postgres>) -> Self {
+    pub(in crate::store) async fn of(world: &World<Postgres>) -> Self {
         Self(connect(world).await)
     }
 
     /// NULL is None.
-    pub(super) async fn rows(&self, sql: &str) -> Vec<Vec<Option<String>>> {
+    pub(in crate::store) async fn rows(&self, sql: &str) -> Vec<Vec<Option<String>>> {
         match self.ask(sql).await {
             Ok(rows) => rows,
             Err(refusal) => panic!("{sql}: {refusal:?}"),
@@ -50,50 +50,50 @@ impl Prompt {
     }
 
     /// The first column; NULL is empty.
-    pub(super) async fn column(&self, sql: &str) -> Vec<String> {
+    pub(in crate::store) async fn column(&self, sql: &str) -> Vec<String> {
         self.rows(sql).await.into_iter().map(|row| row[0].clone().unwrap_or_default()).collect()
     }
 
     /// The only column of the only row; NULL is empty.
-    pub(super) async fn value(&self, sql: &str) -> String {
+    pub(in crate::store) async fn value(&self, sql: &str) -> String {
         let mut values = self.column(sql).await;
         assert_eq!(values.len(), 1, "{sql}: {values:?}");
         values.remove(0)
     }
 
-    pub(super) async fn number(&self, sql: &str) -> i64 {
+    pub(in crate::store) async fn number(&self, sql: &str) -> i64 {
         let value = self.value(sql).await;
         value.parse().unwrap_or_else(|_| panic!("{sql}: {value} is no number"))
     }
 
-    pub(super) async fn json(&self, sql: &str) -> Value {
+    pub(in crate::store) async fn json(&self, sql: &str) -> Value {
         let value = self.value(sql).await;
         serde_json::from_str(&value).unwrap_or_else(|_| panic!("{sql}: {value} is no JSON"))
     }
 
     /// What metrics() says was counted.
-    pub(super) async fn counted(&self, what: &str) -> i64 {
+    pub(in crate::store) async fn counted(&self, what: &str) -> i64 {
         let name = format!("postrider_{what}_total");
         self.number(&format!("SELECT coalesce(sum(value), 0) FROM postrider.metrics() WHERE name = '{name}'"))
             .await
     }
 
-    pub(super) async fn run(&self, sql: &str) {
+    pub(in crate::store) async fn run(&self, sql: &str) {
         self.rows(sql).await;
     }
 
-    pub(super) async fn endpoint(&self, name: &str, options: Value) {
+    pub(in crate::store) async fn endpoint(&self, name: &str, options: Value) {
         let config = json!({"url": "https://example.com/hook"});
         let create =
             format!("SELECT postrider.create_endpoint('{name}', 'http', '{config}', options => '{options}')");
         self.run(&create).await;
     }
 
-    pub(super) async fn configure(&self, name: &str, value: u64) {
+    pub(in crate::store) async fn configure(&self, name: &str, value: u64) {
         self.run(&format!("SELECT postrider.configure('{name}', '{value}')")).await;
     }
 
-    pub(super) async fn refusal(&self, sql: &str) -> Refusal {
+    pub(in crate::store) async fn refusal(&self, sql: &str) -> Refusal {
         match self.ask(sql).await {
             Ok(rows) => panic!("{sql} was done: {rows:?}"),
             Err(refusal) => refusal,
@@ -101,12 +101,12 @@ impl Prompt {
     }
 
     /// By SQLSTATE, with a sentence that says so much.
-    pub(super) async fn refuses(&self, sql: &str, code: &str, says: &str) {
+    pub(in crate::store) async fn refuses(&self, sql: &str, code: &str, says: &str) {
         let refusal = self.refusal(sql).await;
         assert!(refusal.code == code && refusal.message.contains(says), "{sql}: {refusal:?}");
     }
 
-    pub(super) async fn ask(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, Refusal> {
+    pub(in crate::store) async fn ask(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, Refusal> {
         let answer = self.0.simple_query(sql).await.map_err(|error| {
             let said = error.as_db_error().unwrap_or_else(|| panic!("{sql}: {error}"));
             Refusal { code: said.code().code().into(), message: said.message().into() }

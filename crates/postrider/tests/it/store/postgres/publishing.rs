@@ -310,7 +310,7 @@ async fn every_option_of_send_reaches_every_message() {
     ];
     assert_eq!(seen.await, [expected.map(|text| Some(text.to_owned()))]);
     let keys = owner.column("SELECT idempotency_key FROM postrider.queue ORDER BY id").await;
-    assert_eq!(keys, ["i", "i", "j", "j"]);
+    assert_eq!(keys, ["i#1", "i#2", "j#1", "j#2"], "each subscription has its own");
 }
 
 #[tokio::test]

@@ -1,0 +1,12 @@
+//! The rules of events, as pure functions: which subscriptions an event fits, what they make of it, and what an event
+//! must look like. PostgreSQL has the same in `store/postgres/sql/pubsub.sql`; tests compare the two.
+
+pub use filter::contains;
+pub use pattern::{check_event_name, check_pattern, is_whole_name, patterns_for};
+pub use schema::{broken_schema, check_schema};
+pub use template::filled;
+
+mod pattern;
+mod filter;
+mod template;
+mod schema;

@@ -1,0 +1,156 @@
+//! Publish: check the event, find who wants it, and send what each of them gets as one batch. Used by the writer and in
+//! callers' transactions.
+
+use std::collections::{BTreeMap, HashSet};
+
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::subscriptions::{self, Fitting};
+use super::writer::Write;
+use super::{event_types, send, storage_error};
+use crate::endpoint::{DisabledBy, EndpointId};
+use crate::error::StoreError;
+use crate::event::{NewEvent, key_of_subscription, longest_key, within};
+use crate::json::Json;
+use crate::message::NewMessage;
+use crate::pubsub;
+use crate::store::Result;
+
+const SKIPPED: &str = "publish_skipped";
+
+/// Events whose payloads were read. That takes a moment, so it is done before anybody has to wait for it.
+pub(super) struct Publication {
+    single: bool,
+    events: Vec<(NewEvent, Json)>,
+}
+
+impl Publication {
+    pub(super) fn of_one(event: NewEvent) -> Result<Self> {
+        Self::read(true, vec![event])
+    }
+
+    pub(super) fn of(events: Vec<NewEvent>) -> Result<Self> {
+        Self::read(false, events)
+    }
+
+    fn read(single: bool, events: Vec<NewEvent>) -> Result<Self> {
+        let read = |(at, event): (usize, NewEvent)| {
+            let payload = event.read(&within(single, at))?;
+            Ok((event, payload))
+        };
+        Ok(Self { single, events: events.into_iter().enumerate().map(read).collect::<Result<_>>()? })
+    }
+}
+
+/// All or nothing; how many messages it made.
+pub(super) fn publish(write: &mut Write<'_>, publication: &Publication) -> Result<u64> {
+    let (count, limit) = (publication.events.len() as u64, write.known.settings().max_batch_messages);
+    if count > limit {
+        let (field, setting) = ("events", "max_batch_messages");
+        return Err(StoreError::TooLarge { field, bytes: count, limit, setting });
+    }
+    check(write, publication)?;
+    let mut messages = Vec::new();
+    let (mut widest, mut skipped) = (0, 0);
+    for (event, payload) in &publication.events {
+        let before = messages.len();
+        skipped += fan_out(write, event, payload, &mut messages)?;
+        widest = widest.max((messages.len() - before) as u64);
+    }
+    let limit = write.known.settings().max_fanout;
+    if widest > limit {
+        let (field, setting) = ("event_type", "max_fanout");
+        return Err(StoreError::TooLarge { field, bytes: widest, limit, setting });
+    }
+    make_room(write, &messages)?;
+    let sent = send::send_all(write, &messages)?;
+    count_skipped(write, skipped)?;
+    Ok(sent.iter().filter(|sent| !sent.duplicate).count() as u64)
+}
+
+/// A mistake is one even where nobody listens; what depends on the receiver is checked for each of them.
+fn check(write: &Write<'_>, publication: &Publication) -> Result<()> {
+    for (at, (event, payload)) in publication.events.iter().enumerate() {
+        let schema = event_types::by_name(write.conn, &event.event_type)?.schema;
+        let path = format!("{}payload", within(publication.single, at));
+        if let Some(broken) = schema.and_then(|schema| pubsub::broken_schema(&path, payload, &schema)) {
+            return Err(broken.into());
+        }
+    }
+    for (event, _) in &publication.events {
+        let longest = event.idempotency_key.as_deref().map(longest_key);
+        let message = NewMessage { idempotency_key: longest, ..event.message_to("") };
+        crate::send::check_itself(&message, write.known.settings())?;
+    }
+    Ok(())
+}
+
+/// Adds what its subscribers get. How many were skipped because an operator disabled their endpoint; what is gone is
+/// kept.
+fn fan_out(
+    write: &Write<'_>,
+    event: &NewEvent,
+    payload: &Json,
+    messages: &mut Vec<NewMessage>,
+) -> Result<u64> {
+    let mut skipped = 0;
+    let fitting = subscriptions::fitting(write.conn, &event.event_type).map_err(storage_error)?;
+    let wants = |one: &Fitting| one.filter.as_ref().is_none_or(|filter| pubsub::contains(payload, filter));
+    for subscription in fitting.into_iter().filter(wants) {
+        let Some(endpoint) = write.known.by_id(subscription.endpoint) else { continue };
+        if endpoint.disabled == Some(DisabledBy::Operator) {
+            skipped += 1;
+            continue;
+        }
+        let mut message = event.message_to(&endpoint.name);
+        message.idempotency_key =
+            event.idempotency_key.as_deref().map(|key| key_of_subscription(key, subscription.id));
+        if let Some(template) = &subscription.template {
+            message.payload = pubsub::filled(template, payload).to_string().into();
+        }
+        messages.push(message);
+    }
+    Ok(skipped)
+}
+
+/// Refuses when not all of them are good, or not all that are new fit into the queue: before anything is sent.
+fn make_room(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<()> {
+    let mut new: BTreeMap<EndpointId, u64> = BTreeMap::new();
+    let mut keys = HashSet::new();
+    for message in messages {
+        let endpoint = write.known.by_name(&message.endpoint)?.clone();
+        crate::send::check(message, &endpoint, write.known.settings())?;
+        let is_first = message.idempotency_key.as_ref().is_none_or(|key| keys.insert((endpoint.id, key)));
+        if is_first && send::holder_of_idempotency_key(write, message, &endpoint)?.is_none() {
+            *new.entry(endpoint.id).or_default() += 1;
+        }
+    }
+    send::room_for(write, new.values().sum())?;
+    for (endpoint, more) in new {
+        let endpoint = write.known.by_id(endpoint).expect("it was looked up by its name").clone();
+        send::room_at(write, &endpoint, more)?;
+    }
+    Ok(())
+}
+
+fn count_skipped(write: &Write<'_>, skipped: u64) -> Result<()> {
+    if skipped == 0 {
+        return Ok(());
+    }
+    write
+        .conn
+        .prepare_cached(
+            "INSERT INTO _postrider_totals (name, value) VALUES (?1, ?2)
+             ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+        )
+        .and_then(|mut statement| statement.execute(params![SKIPPED, skipped]))
+        .map(|_| ())
+        .map_err(storage_error)
+}
+
+pub(super) fn skipped(conn: &Connection) -> rusqlite::Result<u64> {
+    conn.prepare_cached("SELECT value FROM _postrider_totals WHERE name = ?1")?
+        .query_row([SKIPPED], |row| row.get(0))
+        .optional()
+        .map(Option::unwrap_or_default)
+}

@@ -1,0 +1,52 @@
+-- Version 3. Event types, subscriptions, and the events that wait for a node to fan them out.
+
+CREATE TABLE _postrider_event_types (
+  name TEXT PRIMARY KEY,
+  description TEXT,
+  schema TEXT,
+  created_at INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE _postrider_subscriptions (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  pattern TEXT NOT NULL,
+  endpoint_id INTEGER NOT NULL,
+  filter TEXT,
+  template TEXT,
+  enabled INTEGER NOT NULL DEFAULT 1 CHECK (enabled IN (0, 1)),
+  created_at INTEGER NOT NULL
+);
+CREATE INDEX _postrider_subscriptions_pattern ON _postrider_subscriptions (pattern);
+CREATE INDEX _postrider_subscriptions_endpoint ON _postrider_subscriptions (endpoint_id);
+
+-- What `postrider_publish` of `surface/` stored. Ids are given under the write lock, so their order is commit order. A row
+-- goes in the transaction that makes messages of it, or a dead letter.
+CREATE TABLE _postrider_events (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  event_type TEXT NOT NULL,
+  created_at INTEGER NOT NULL,
+  priority INTEGER NOT NULL,
+  scheduled_at INTEGER,
+  expires_at INTEGER,
+  idempotency_key TEXT,
+  correlation_id TEXT,
+  ordering_key TEXT,
+  headers TEXT,
+  options TEXT,
+  payload BLOB NOT NULL
+);
+
+-- Things that are counted and nowhere else to be seen.
+CREATE TABLE _postrider_totals (
+  name TEXT PRIMARY KEY,
+  value INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- An event that cannot be fanned out never was a message.
+DROP TRIGGER _postrider_dlq_only_after_an_attempt;
+CREATE TRIGGER _postrider_dlq_only_after_an_attempt BEFORE INSERT ON _postrider_dlq
+WHEN NEW.status <> 'failed' OR (NEW.reason <> 'invalid_event'
+  AND NOT EXISTS (SELECT 1 FROM _postrider_queue WHERE id = NEW.message_id AND place = 2))
+BEGIN
+  SELECT RAISE(ABORT, '55000 only a message that is processing can die');
+END;

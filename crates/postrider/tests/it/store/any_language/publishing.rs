@@ -1,0 +1,390 @@
+//! `postrider_publish` inside the application's transaction, and what the node makes of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use postrider::rusqlite::Connection;
+use postrider::store::sqlite::SqliteOptions;
+use postrider::store::{Arrival, DeadLetter, DlqFilter, DlqStatus, NoDirectClaims};
+use postrider::{NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, SqliteStore, State};
+use serde_json::{Value, json};
+
+use super::super::world::{join, new_endpoint};
+use super::{Shop, refusal};
+
+const MINIMAL: &str = r#"INTO postrider_publish (event_type, payload) VALUES ('orders', '{"total": 4200}')"#;
+
+impl Shop {
+    /// With an event type `orders`, and somebody who wants it at endpoint `a`.
+    async fn with_orders() -> Self {
+        let shop = Self::open().await;
+        shop.store.create_event_type(NewEventType::new("orders")).await.unwrap();
+        shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+        shop
+    }
+
+    /// Its event has a schema.
+    async fn create_checked(&self, schema: Value) {
+        let new = NewEventType { schema: Some(schema.into()), ..NewEventType::new("checked") };
+        self.store.create_event_type(new).await.unwrap();
+        self.store.subscribe(NewSubscription::new("checked", "a")).await.unwrap();
+    }
+
+    fn run(&self, sql: &str) {
+        self.app.execute_batch(sql).unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    fn payloads(&self) -> Vec<String> {
+        let sql = "SELECT CAST(payload AS TEXT) FROM postrider_queue ORDER BY id";
+        let mut statement = self.app.prepare(sql).unwrap();
+        statement.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
+    }
+
+    async fn letters(&self) -> Vec<DeadLetter> {
+        self.store.dlq(DlqFilter::default()).await.unwrap()
+    }
+
+    /// The process dies, and another one opens the file.
+    async fn restart(self) -> Self {
+        let path = self.path();
+        let Self { folder, store, app } = self;
+        drop(store);
+        Self { folder, store: SqliteStore::open(SqliteOptions::node(path)).unwrap(), app }
+    }
+}
+
+#[tokio::test]
+async fn an_event_commits_or_rolls_back_with_the_data_it_belongs_to() {
+    let shop = Shop::with_orders().await;
+    for end in ["COMMIT", "ROLLBACK"] {
+        shop.run(&format!(
+            "BEGIN IMMEDIATE; INSERT INTO orders (total) VALUES (4200); INSERT {MINIMAL}; {end}"
+        ));
+    }
+    shop.fanned_out().await;
+    assert_eq!((shop.number("SELECT count(*) FROM orders"), shop.queued().await), (1, 1));
+    assert_eq!(shop.payloads(), [r#"{"total": 4200}"#], "byte for byte");
+}
+
+#[tokio::test]
+async fn every_option_reaches_every_message() {
+    let shop = Shop::with_orders().await;
+    shop.run(
+        r#"INSERT INTO postrider_publish (event_type, payload, priority, scheduled_at, idempotency_key, correlation_id,
+             expires_at, ordering_key, headers, options)
+           VALUES ('orders', CAST('[1]' AS BLOB), 4, '2035-06-01T12:00:00Z', 'i', '00000000-0000-0000-0000-00000000000A',
+             '2036-06-01T12:00:00.5Z', 'k', '{"x-b": "c", "x-a": "b"}', '{"max_attempts": 2}')"#,
+    );
+    shop.fanned_out().await;
+    let id = shop.number("SELECT id FROM postrider_queue");
+    let story = shop.store.story(postrider::MessageId(id)).await.unwrap();
+    assert_eq!((story.priority, story.event_type.as_deref()), (4, Some("orders")));
+    assert_eq!((story.idempotency_key.as_deref(), story.ordering_key.as_deref()), (Some("i#1"), Some("k")));
+    assert_eq!(story.correlation_id, Some(uuid::Uuid::from_u128(10)));
+    assert_eq!(story.scheduled_at, "2035-06-01T12:00:00Z".parse().ok());
+    assert_eq!(story.expires_at, "2036-06-01T12:00:00.5Z".parse().ok());
+    assert_eq!(json!(story.headers), json!({"x-a": "b", "x-b": "c"}));
+    assert_eq!((json!(story.options), story.payload.unwrap()), (json!({"max_attempts": 2}), "[1]".into()));
+}
+
+#[tokio::test]
+async fn a_refusal_names_field_and_rule_and_leaves_the_transaction_as_it_was() {
+    let shop = Shop::with_orders().await;
+    let refusals = [
+        ("event_type", "'nothing'", "42704 event_type: there is no event type of this name"),
+        ("event_type", "NULL", "42704 event_type: there is no event type of this name"),
+        ("event_type", "7", "42704 event_type: there is no event type of this name"),
+        ("payload", "NULL", "22023 payload: is required"),
+        ("payload", "42", "22023 payload: must be text or a blob"),
+        ("payload", "'{'", "22023 payload: is not JSON"),
+        ("payload", "''", "22023 payload: is not JSON"),
+        ("payload", "x'ff'", "22023 payload: is not JSON"),
+        ("payload", "'{\"a\":\"\\u0000\"}'", "22023 payload: must not contain the character U+0000"),
+        ("payload", "zeroblob(1048577)", "54000 payload: is more than max_payload_bytes allows"),
+        ("priority", "11", "22023 priority: must be from 0 to 10"),
+        ("scheduled_at", "'2026-02-30T00:00:00Z'", "22023 scheduled_at: must be a time like "),
+        ("expires_at", "'tomorrow'", "22023 expires_at: must be a time like "),
+        ("idempotency_key", "''", "22023 idempotency_key: must not be empty and has no control characters"),
+        (
+            "idempotency_key",
+            "printf('%.237c', 'x')",
+            "54000 idempotency_key: is more than max_key_bytes allows",
+        ),
+        ("ordering_key", "printf('%.257c', 'x')", "54000 ordering_key: is more than max_key_bytes allows"),
+        ("correlation_id", "'7'", "22023 correlation_id: must be a UUID"),
+        ("headers", "'{\"a\":1}'", "22023 headers: must be an object of strings"),
+        ("options", "'{'", "22023 options: must be an object"),
+    ];
+    shop.run(&format!("BEGIN IMMEDIATE; INSERT {MINIMAL}"));
+    for insert in ["INSERT", "INSERT OR IGNORE", "REPLACE"] {
+        for (field, value, expected) in refusals {
+            let columns = [("event_type", "'orders'"), ("payload", "'1'")]
+                .into_iter()
+                .filter(|(name, _)| *name != field);
+            let (names, values): (Vec<_>, Vec<_>) = columns.chain([(field, value)]).unzip();
+            let sql = format!(
+                "{insert} INTO postrider_publish ({}) VALUES ({})",
+                names.join(", "),
+                values.join(", ")
+            );
+            let refused = refusal(&shop.app, &sql);
+            assert!(refused.starts_with(expected), "{sql}\n{refused}");
+        }
+    }
+    shop.run("COMMIT");
+    shop.fanned_out().await;
+    assert_eq!(shop.queued().await, 1);
+}
+
+#[tokio::test]
+async fn events_are_fanned_out_in_commit_order_and_before_what_is_published_later() {
+    let shop = Shop::with_orders().await;
+    let stored = "INSERT INTO postrider_publish (event_type, payload, ordering_key)
+                  SELECT 'orders', value, 'k' FROM json_each('[\"1\", \"2\", \"3\"]')";
+    shop.run(stored);
+    shop.store.publish(NewEvent::new("orders", "4").ordering_key("k")).await.unwrap();
+    shop.run(&stored.replace("\"1\", \"2\", \"3\"", "\"5\""));
+    shop.store.send(NewMessage::new("a", "6").ordering_key("k")).await.unwrap();
+    assert_eq!(shop.payloads(), ["1", "2", "3", "4", "5", "6"]);
+}
+
+#[tokio::test]
+async fn an_invalid_event_becomes_a_dead_letter_and_the_next_one_goes_on() {
+    let shop = Shop::with_orders().await;
+    shop.create_checked(json!({"required": ["id"]})).await;
+    let publish = |options: &str| {
+        shop.run(&format!(
+            "INSERT INTO postrider_publish (event_type, payload, {options})
+             SELECT 'checked', '{{\"total\":1}}', 'k', '{{\"x-a\":\"b\"}}', 3"
+        ));
+    };
+    publish("ordering_key, headers, priority");
+    shop.run(&format!("INSERT {MINIMAL}"));
+    shop.fanned_out().await;
+    assert_eq!(shop.payloads(), [r#"{"total": 4200}"#]);
+    let letters = shop.letters().await;
+    assert_eq!(letters.len(), 1);
+    let letter = &letters[0];
+    assert_eq!((letter.reason.as_str(), letter.status), ("invalid_event", DlqStatus::Failed));
+    assert_eq!(letter.last_error.as_deref(), Some("[PERMANENT] payload.id: is required"));
+    assert_eq!(letter.payload.as_deref(), Some(br#"{"total":1}"#.as_slice()));
+    assert_eq!((letter.event_type.as_deref(), letter.ordering_key.as_deref()), (Some("checked"), Some("k")));
+    assert_eq!((letter.attempt_count, json!(letter.headers)), (0, json!({"x-a": "b"})));
+    let story = shop.store.story(letter.message).await.unwrap();
+    assert_eq!((story.state, story.priority), (State::Dead, 3));
+    let status = shop.store.status().await.unwrap();
+    assert_eq!((status.dead, status.pending), (1, 1));
+    let shown = shop.number("SELECT count(*) FROM postrider_dlq WHERE reason = 'invalid_event'");
+    assert_eq!(shown, 1);
+    shop.store.discard(letter.id).await.unwrap();
+    assert_eq!(shop.store.status().await.unwrap().dead, 0);
+    let next = shop.store.send(NewMessage::new("a", "1")).await.unwrap().id;
+    assert!(next > letter.message, "no id is given twice");
+}
+
+#[tokio::test]
+async fn whatever_cannot_be_fanned_out_is_named_in_the_dlq() {
+    let shop = Shop::with_orders().await;
+    shop.run(
+        "INSERT INTO postrider_publish (event_type, payload, idempotency_key) VALUES ('orders', '1', 'i')",
+    );
+    shop.store.create_event_type(NewEventType::new("gone")).await.unwrap();
+    // While the node cannot: it drops the type before it sees the event.
+    shop.run("BEGIN IMMEDIATE");
+    shop.run("INSERT INTO postrider_publish (event_type, payload) VALUES ('gone', '1')");
+    shop.run("DELETE FROM _postrider_event_types WHERE name = 'gone'");
+    shop.run("COMMIT");
+    for (columns, values) in
+        [("headers", "'{\"te\":\"x\"}'"), ("options", "'{\"retries\":1}'"), ("idempotency_key", "'i'")]
+    {
+        shop.run(&format!(
+            "INSERT INTO postrider_publish (event_type, payload, {columns}) VALUES ('orders', '2', {values})"
+        ));
+    }
+    let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+    shop.run(&format!("INSERT INTO postrider_publish (event_type, payload) VALUES ('orders', '{deep}')"));
+    shop.run(&format!("INSERT {MINIMAL}"));
+    shop.fanned_out().await;
+    let errors: Vec<String> =
+        shop.letters().await.into_iter().map(|letter| letter.last_error.unwrap()).collect();
+    let expected = [
+        "[PERMANENT] there is no event type \"gone\"",
+        "[PERMANENT] headers.te: ",
+        "[PERMANENT] options.retries: is not known here",
+        "[PERMANENT] idempotency_key: message 1 of this endpoint has the same key",
+        "[PERMANENT] payload: is more than 128 levels deep",
+    ];
+    assert_eq!(errors.len(), expected.len(), "{errors:?}");
+    for (error, expected) in errors.iter().zip(expected) {
+        assert!(error.starts_with(expected), "{error}");
+    }
+    assert_eq!(shop.payloads(), ["1", r#"{"total": 4200}"#]);
+}
+
+/// The holder of the key is expired first, so something was written before the event is refused: that is undone.
+#[tokio::test]
+async fn a_refusal_half_way_leaves_nothing_but_the_dead_letter() {
+    let shop = Shop::with_orders().await;
+    shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    let keyed = |payload: &str, expires_at: &str| {
+        shop.run(&format!(
+            "INSERT INTO postrider_publish (event_type, payload, idempotency_key, expires_at)
+             VALUES ('orders', '{payload}', 'i', {expires_at})"
+        ));
+    };
+    // The first subscription's holder expires at once, the second one's does not.
+    keyed("1", "1");
+    shop.fanned_out().await;
+    shop.run("UPDATE _postrider_subscriptions SET enabled = 0 WHERE id = 1");
+    keyed("2", "NULL");
+    shop.fanned_out().await;
+    shop.run("UPDATE _postrider_subscriptions SET enabled = 1");
+    keyed("3", "NULL");
+    shop.run(&format!("INSERT {MINIMAL}"));
+    shop.fanned_out().await;
+    let letters = shop.letters().await;
+    assert_eq!(letters.len(), 1);
+    assert!(letters[0].last_error.as_deref().unwrap().starts_with("[PERMANENT] idempotency_key: "));
+    assert_eq!(letters[0].payload.as_deref(), Some(b"3".as_slice()));
+    assert_eq!(shop.payloads(), ["1", "2", r#"{"total": 4200}"#, r#"{"total": 4200}"#]);
+    let counted = shop.number("SELECT queued FROM _postrider_counts WHERE endpoint_id = 0");
+    assert_eq!(counted, 4);
+}
+
+#[tokio::test]
+async fn a_full_queue_lets_events_wait_and_refuses_more() {
+    let shop = Shop::with_orders().await;
+    shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    shop.configure("max_queue_size", "3").await;
+    shop.run(&format!("INSERT {MINIMAL}"));
+    shop.fanned_out().await;
+    shop.run(&format!("INSERT {MINIMAL}"));
+    let refused = refusal(&shop.app, &format!("INSERT {MINIMAL}"));
+    assert!(refused.starts_with("53400 max_queue_size: the queue is full"), "{refused}");
+    // The node has looked at it in this transaction, and left it.
+    shop.store.set_endpoint_paused("a", true).await.unwrap();
+    assert_eq!((shop.stored_events(), shop.queued().await), (1, 2));
+    assert_eq!(shop.letters().await, [], "it is not invalid");
+    let first = shop.number("SELECT min(id) FROM postrider_queue");
+    shop.store.cancel(postrider::MessageId(first)).await.unwrap();
+    shop.fanned_out().await;
+    assert_eq!(shop.queued().await, 3);
+}
+
+#[tokio::test]
+async fn a_crash_before_the_fan_out_loses_and_doubles_nothing() {
+    let shop = Shop::with_orders().await;
+    let path = shop.path();
+    let Shop { folder, store, app } = shop;
+    drop(store);
+    app.execute_batch(&format!("INSERT {MINIMAL}; INSERT {MINIMAL}")).unwrap();
+    let tool = SqliteStore::open(SqliteOptions::tool(&path)).unwrap();
+    tool.send(NewMessage::new("a", "1")).await.unwrap();
+    drop(tool);
+    let mut shop = Shop { folder, store: SqliteStore::open(SqliteOptions::node(&path)).unwrap(), app };
+    for _ in 0..2 {
+        shop.fanned_out().await;
+        assert_eq!(
+            shop.payloads(),
+            ["1", r#"{"total": 4200}"#, r#"{"total": 4200}"#],
+            "tools leave them to the node"
+        );
+        shop = shop.restart().await;
+    }
+}
+
+#[tokio::test]
+async fn many_events_are_fanned_out_in_short_transactions() {
+    let shop = Shop::with_orders().await;
+    for _ in 0..20 {
+        shop.store.subscribe(NewSubscription::new("*", "a")).await.unwrap();
+    }
+    shop.run(
+        "INSERT INTO postrider_publish (event_type, payload)
+         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300) SELECT 'orders', i FROM n",
+    );
+    shop.fanned_out().await;
+    assert_eq!(shop.queued().await, 300 * 21);
+    let order = shop.number(
+        "SELECT count(*) FROM (SELECT CAST(payload AS TEXT) + 0 AS n, lag(CAST(payload AS TEXT) + 0) OVER (ORDER BY id) AS before
+           FROM postrider_queue) WHERE before > n",
+    );
+    assert_eq!(order, 0, "in their order");
+}
+
+#[tokio::test]
+async fn a_running_node_notices_the_commit() {
+    let shop = Shop::with_orders().await;
+    let (_, mut arrivals) = join(&shop.store, Arc::new(NoDirectClaims)).await;
+    let a = shop.store.endpoint("a").await.unwrap().id;
+    while arrivals.try_recv().is_ok() {}
+    shop.run(&format!("INSERT {MINIMAL}"));
+    let told = async {
+        while !matches!(arrivals.recv().await, Some(Arrival::Pending(endpoint)) if endpoint == a) {}
+    };
+    tokio::time::timeout(Duration::from_secs(5), told).await.expect("the node is told without being asked");
+}
+
+#[tokio::test]
+async fn a_closed_store_takes_no_events() {
+    let shop = Shop::with_orders().await;
+    shop.run(&format!("INSERT {MINIMAL}"));
+    assert!(shop.store.close_for_export("a move").await.unwrap());
+    assert_eq!((shop.stored_events(), shop.queued().await), (0, 1), "what was stored became messages first");
+    let refused = refusal(&shop.app, &format!("INSERT {MINIMAL}"));
+    assert!(refused.starts_with("55000 this store was closed by a move"), "{refused}");
+    for refused in [
+        shop.store.create_event_type(NewEventType::new("more")).await.map(drop).unwrap_err(),
+        shop.store.unsubscribe(1).await.unwrap_err(),
+        shop.store.publish(NewEvent::new("orders", "1")).await.map(drop).unwrap_err(),
+    ] {
+        assert_eq!(refused.sqlstate(), "55000", "{refused}");
+    }
+    shop.store.reopen().await.unwrap();
+    shop.run(&format!("INSERT {MINIMAL}"));
+    shop.fanned_out().await;
+    assert_eq!(shop.queued().await, 2);
+}
+
+#[tokio::test]
+async fn a_store_is_not_exported_without_its_stored_events() {
+    let shop = Shop::with_orders().await;
+    shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    shop.configure("max_queue_size", "1").await;
+    shop.run(&format!("INSERT {MINIMAL}"));
+    let refused = shop.store.close_for_export("a move").await.unwrap_err();
+    assert!(refused.to_string().contains("raise max_queue_size"), "{refused}");
+    let refused = shop.store.export(std::io::sink()).await.unwrap_err();
+    assert!(refused.to_string().contains("raise max_queue_size"), "{refused}");
+    shop.configure("max_queue_size", "2").await;
+    assert!(shop.store.close_for_export("a move").await.unwrap());
+    shop.store.export(std::io::sink()).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_views_show_types_and_subscriptions() {
+    let shop = Shop::open().await;
+    shop.store.create_endpoint(new_endpoint("b", json!({}))).await.unwrap();
+    shop.create_checked(json!({"type": "object"})).await;
+    let filtered = NewSubscription::new("*", "b").filter(json!({"total": 1})).template(json!("{{/total}}"));
+    let filtered = shop.store.subscribe(filtered).await.unwrap();
+    shop.store.set_subscription_enabled(filtered.id, false).await.unwrap();
+    let app: &Connection = &shop.app;
+    let shown: String = app
+        .query_row(
+            "SELECT json_array(name, description, json(schema)) FROM postrider_event_types",
+            [],
+            |row| row.get(0),
+        )
+        .unwrap();
+    assert_eq!(shown, r#"["checked",null,{"type":"object"}]"#);
+    let shown: String = app
+        .query_row(
+            "SELECT json_group_array(json_array(id, pattern, endpoint, json(filter), json(template), enabled))
+             FROM postrider_subscriptions",
+            [],
+            |row| row.get(0),
+        )
+        .unwrap();
+    assert_eq!(shown, r#"[[1,"checked","a",null,null,1],[2,"*","b",{"total":1},"{{/total}}",0]]"#);
+}
