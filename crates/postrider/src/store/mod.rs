@@ -17,8 +17,12 @@ use crate::settings::Settings;
 use crate::verdict::{Class, Verdict};
 
 pub use records::*;
+pub use replays::*;
+pub use sweeps::*;
 
 mod records;
+mod replays;
+mod sweeps;
 pub mod moving;
 pub mod sqlite;
 pub mod postgres;
@@ -69,11 +73,14 @@ pub trait Store: Send + Sync + 'static {
 
     /// Applies retention to at most `limit` rows; true when there is more to do.
     async fn clean_up(&self, limit: usize) -> Result<bool>;
+
+    /// Takes one replay a step further: at most `limit` messages, and its position, in one transaction.
+    async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn>;
 }
 
 /// What people and their programs need: send, look, change.
 #[async_trait]
-pub trait Operate: Send + Sync + 'static {
+pub trait Operate: Replays + Sweeps + Send + Sync + 'static {
     async fn send(&self, message: NewMessage) -> Result<Sent>;
     /// All or nothing.
     async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>>;

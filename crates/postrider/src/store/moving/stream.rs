@@ -45,6 +45,7 @@ pub(crate) struct LastIds {
     pub(crate) node: i64,
     pub(crate) dead_letter: i64,
     pub(crate) event: i64,
+    pub(crate) replay: i64,
 }
 
 /// The last line.

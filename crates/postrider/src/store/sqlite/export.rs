@@ -18,12 +18,13 @@ use crate::store::moving::{Header, Kind, LastIds, MoveError, Moved, Outgoing, SE
 /// Begins every refusal of a closed file.
 const CLOSED: &str = "this store was closed by ";
 /// What a node, a sender or an operator would change.
-const CLOSED_TABLES: [&str; 5] = [
+const CLOSED_TABLES: [&str; 6] = [
     "_postrider_queue",
     "_postrider_dlq",
     "_postrider_endpoints",
     "_postrider_settings",
     "_postrider_last_send",
+    "_postrider_replays",
 ];
 
 /// From now on nothing is sent to this file, delivered from it or changed in it, by whatever program. False when it
@@ -123,6 +124,7 @@ fn header(conn: &Connection, now: Timestamp) -> rusqlite::Result<Header> {
         node: last("_postrider_nodes")?,
         dead_letter: last("_postrider_dlq")?,
         event: last("_postrider_event_log")?,
+        replay: last("_postrider_replays")?,
     };
     let mut header = Header::new(store, now, known::paused(conn)?, last_ids);
     header.archive_months = Month::existing(conn)?.iter().map(Month::first_day).collect();
@@ -153,6 +155,8 @@ fn sources(conn: &Connection, section: &Section) -> rusqlite::Result<Vec<String>
         "dead_letter" => "_postrider_dlq",
         "archived" => return Ok(Month::existing(conn)?.into_iter().rev().map(Month::table).collect()),
         "attempt" => "_postrider_attempts ORDER BY id",
+        "replay" => "_postrider_replays",
+        "replayed" => "_postrider_replayed",
         "event" => "_postrider_event_log",
         other => unreachable!("a section without a table: {other}"),
     };

@@ -12,7 +12,7 @@ use super::super::sqlite::Sqlite;
 use super::super::world::{World, new_endpoint, to};
 use super::{Shop, refusal, send};
 
-const VIEWS: [&str; 10] = [
+const VIEWS: [&str; 11] = [
     "endpoints",
     "queue",
     "dlq",
@@ -20,6 +20,7 @@ const VIEWS: [&str; 10] = [
     "attempts",
     "messages",
     "event_log",
+    "replays",
     "settings",
     "nodes",
     "endpoint_status",

@@ -66,7 +66,7 @@ pub(super) async fn events(store: &impl Operate) -> Vec<EventRecord> {
 }
 
 /// Each table there, and the same here; what only SQLite has.
-const TABLES: [(&str, &str, &[&str]); 9] = [
+const TABLES: [(&str, &str, &[&str]); 11] = [
     ("settings", "_postrider_settings", &[]),
     ("endpoints", "_postrider_endpoints", &[]),
     ("nodes", "_postrider_nodes", &[]),
@@ -75,6 +75,8 @@ const TABLES: [(&str, &str, &[&str]); 9] = [
     ("dlq", "_postrider_dlq", &[]),
     ("archive", "_postrider_archive_", &["delivered_late", "place"]),
     ("attempts", "_postrider_attempts", &["id"]),
+    ("replays", "_postrider_replays", &[]),
+    ("_replayed", "_postrider_replayed", &[]),
     ("event_log", "_postrider_event_log", &[]),
 ];
 
