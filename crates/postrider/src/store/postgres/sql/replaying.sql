@@ -257,7 +257,6 @@ CREATE FUNCTION postrider._replay_room(
   p_originals postrider._original[], p_to bigint, OUT room integer, OUT waiting text
 ) LANGUAGE plpgsql AS $$
 DECLARE
-  d postrider._destination;
   v_endpoint record;
   v_queued bigint;
   v_limit bigint;
@@ -274,7 +273,7 @@ BEGIN
     END IF;
   END IF;
   FOR v_endpoint IN
-    SELECT e.id, e.name, (e.options->>'max_queue_size')::bigint AS queue_max, min(o.n) AS first, count(*) AS more
+    SELECT e.id, e.name, (e.options->>'max_queue_size')::bigint AS queue_max, array_agg(o.n ORDER BY o.n) AS places
     FROM unnest(p_originals) WITH ORDINALITY AS o (id, endpoint_id, status, created_at, priority, correlation_id,
            content_type, ordering_key, event_type, headers, options, payload, n)
       JOIN postrider.endpoints e ON e.id = coalesce(p_to, o.endpoint_id) AND e.dropped_at IS NULL
@@ -284,8 +283,8 @@ BEGIN
     SELECT count(*) INTO v_queued
     FROM (SELECT FROM postrider.queue WHERE endpoint_id = v_endpoint.id LIMIT v_limit + 1) AS q;
     v_fits := greatest(v_limit - v_limit / 10 - v_queued, 0);
-    IF v_endpoint.more > v_fits AND v_endpoint.first - 1 + v_fits < room THEN
-      room := v_endpoint.first - 1 + v_fits;
+    IF v_endpoint.places[v_fits + 1] - 1 < room THEN
+      room := v_endpoint.places[v_fits + 1] - 1;
       waiting := format('the queue is full: %s messages of %s (endpoint "%s"); try again later or raise max_queue_size',
         v_queued, v_limit, v_endpoint.name);
     END IF;
@@ -295,7 +294,7 @@ END $$;
 -- The next of them, window by window, as long as that takes no time: at most so many, and not too large together.
 -- `reached` is the id up to which all are among them.
 CREATE FUNCTION postrider._replay_next(
-  r postrider.replays, p_limit integer, p_bytes_max bigint, OUT found postrider._original[], OUT reached bigint
+  r postrider.replays, p_limit integer, p_bytes_max bigint, OUT originals postrider._original[], OUT reached bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
   v_until timestamptz := clock_timestamp() + interval '20 milliseconds';
@@ -304,23 +303,23 @@ DECLARE
   v_bytes bigint := 0;
   v_more_bytes bigint;
 BEGIN
-  found := '{}';
+  originals := '{}';
   reached := r.position;
-  WHILE reached < r.last_id AND cardinality(found) < p_limit AND clock_timestamp() < v_until LOOP
+  WHILE reached < r.last_id AND cardinality(originals) < p_limit AND clock_timestamp() < v_until LOOP
     SELECT coalesce(array_agg((w.id, w.endpoint_id, w.status, w.created_at, w.priority, w.correlation_id, w.content_type,
              w.ordering_key, w.event_type, w.headers, w.options, w.payload)::postrider._original ORDER BY w.id)
-             FILTER (WHERE v_bytes + w.bytes <= p_bytes_max OR (w.n = 1 AND cardinality(found) = 0)), '{}'),
+             FILTER (WHERE v_bytes + w.bytes <= p_bytes_max OR (w.n = 1 AND cardinality(originals) = 0)), '{}'),
            count(*), coalesce(max(w.bytes), 0)
     INTO v_more, v_seen, v_more_bytes
     FROM (SELECT o.*, row_number() OVER (ORDER BY o.id) AS n,
                  sum(coalesce(octet_length(o.payload), 0)) OVER (ORDER BY o.id) AS bytes
-          FROM postrider._replay_window(r, reached, least(reached + 10000, r.last_id), p_limit - cardinality(found)) o
+          FROM postrider._replay_window(r, reached, least(reached + 10000, r.last_id), p_limit - cardinality(originals)) o
          ) AS w;
-    found := found || v_more;
+    originals := originals || v_more;
     v_bytes := v_bytes + v_more_bytes;
-    IF cardinality(v_more) < v_seen OR cardinality(found) = p_limit THEN
-      IF cardinality(found) > 0 THEN
-        reached := greatest(reached, found[cardinality(found)].id);
+    IF cardinality(v_more) < v_seen OR cardinality(originals) = p_limit THEN
+      IF cardinality(originals) > 0 THEN
+        reached := greatest(reached, originals[cardinality(originals)].id);
       END IF;
       RETURN;
     END IF;
@@ -369,12 +368,12 @@ BEGIN
     END IF;
   END IF;
   SELECT * INTO v_next FROM postrider._replay_next(r, v_limit, p_bytes_max);
-  SELECT * INTO v_room FROM postrider._replay_room(v_next.found, r.to_endpoint_id);
-  IF v_room.room < cardinality(v_next.found) THEN
-    v_next.found := v_next.found[1 : v_room.room];
-    v_next.reached := CASE WHEN v_room.room > 0 THEN v_next.found[v_room.room].id ELSE r.position END;
+  SELECT * INTO v_room FROM postrider._replay_room(v_next.originals, r.to_endpoint_id);
+  IF v_room.room < cardinality(v_next.originals) THEN
+    v_next.originals := v_next.originals[1 : v_room.room];
+    v_next.reached := CASE WHEN v_room.room > 0 THEN v_next.originals[v_room.room].id ELSE r.position END;
   END IF;
-  SELECT * INTO v_done FROM postrider._replay_originals(v_next.found, r.to_endpoint_id);
+  SELECT * INTO v_done FROM postrider._replay_originals(v_next.originals, r.to_endpoint_id);
   IF v_done.waiting IS NOT NULL THEN
     UPDATE postrider.replays p SET waiting = v_done.waiting, next_at = v_now + p_patience WHERE p.id = r.id;
     RETURN;
