@@ -1,7 +1,7 @@
 //! A rate limit as a virtual schedule: one timestamp says how far ahead of itself an endpoint is. Pure.
 
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::endpoint::whole_number;
@@ -9,7 +9,7 @@ use crate::error::Invalid;
 
 pub const LIMIT_MAX: u64 = 1_000_000;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RateLimit {
     pub limit: u32,
     pub interval: Interval,
@@ -18,7 +18,7 @@ pub struct RateLimit {
     pub burst: Option<u32>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Interval {
     Second,

@@ -12,6 +12,7 @@ use self::dispatcher::{Dispatcher, Parts};
 use self::events::Events;
 use self::janitor::Janitor;
 use self::lease::{Began, Lease, LeaseKeeper};
+use self::replayer::Replayer;
 use self::slots::Slots;
 use crate::error::StoreError;
 use crate::sink::Environment;
@@ -33,6 +34,7 @@ mod settlement;
 mod probation;
 mod lease;
 mod janitor;
+mod replayer;
 mod events;
 
 pub const IN_FLIGHT_DEFAULT: u32 = 1024;
@@ -103,6 +105,7 @@ impl Engine {
         let upkeep = vec![
             tokio::spawn(keeper.run(stop_upkeep.clone())),
             tokio::spawn(Janitor { store: store.clone() }.run(stop_upkeep.clone())),
+            tokio::spawn(Replayer { store: store.clone() }.run(stop_upkeep.clone())),
         ];
         let dispatcher = Dispatcher::new(Parts {
             store: store.clone(),

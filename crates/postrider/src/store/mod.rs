@@ -18,9 +18,13 @@ use crate::verdict::{Class, Verdict};
 
 pub use pubsub::PubSub;
 pub use records::*;
+pub use replays::*;
+pub use sweeps::*;
 
 mod pubsub;
 mod records;
+mod replays;
+mod sweeps;
 pub mod moving;
 pub mod sqlite;
 pub mod postgres;
@@ -71,11 +75,14 @@ pub trait Store: Send + Sync + 'static {
 
     /// Applies retention to at most `limit` rows; true when there is more to do.
     async fn clean_up(&self, limit: usize) -> Result<bool>;
+
+    /// Takes one replay a step further: at most `limit` messages, and its position, in one transaction.
+    async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn>;
 }
 
 /// What people and their programs need: send, look, change.
 #[async_trait]
-pub trait Operate: PubSub {
+pub trait Operate: PubSub + Replays + Sweeps {
     async fn send(&self, message: NewMessage) -> Result<Sent>;
     /// All or nothing.
     async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>>;

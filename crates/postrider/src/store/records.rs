@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::AttemptRecord;
 use crate::message::{MessageId, State};
+use crate::verdict::Class;
 
 /// A message's whole story, wherever it is now.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,22 +42,59 @@ pub struct Story {
     /// The recorded attempts, first to last.
     pub attempts: Vec<AttemptRecord>,
     pub dlq_id: Option<i64>,
+    /// The message that it was made from.
+    pub replay_of: Option<MessageId>,
+    /// The messages that were made from it, oldest first, at most the last [`REPLAYED_AS_MAX`].
+    pub replayed_as: Vec<MessageId>,
 }
 
-#[derive(Clone, Debug, Default)]
+/// How many replays of one message its story tells.
+pub const REPLAYED_AS_MAX: usize = 100;
+
+/// Which dead letters are meant: those that all of this is true of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct DlqFilter {
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<MessageId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<DlqStatus>,
+    /// Why it died: `attempts_exhausted`, `permanent` and so on.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Of its last error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class: Option<Class>,
+    /// Its last error has this text in it, letter by letter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub event_type: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ordering_key: Option<String>,
+    /// Died from then on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<Timestamp>,
+    /// Died before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<Timestamp>,
     /// Only ids above this one: the cursor of a list.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<i64>,
     /// 0 means 100.
+    #[serde(skip_serializing_if = "is_zero")]
     pub limit: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+fn is_zero(limit: &usize) -> bool {
+    *limit == 0
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DlqStatus {
     Failed,
@@ -65,6 +103,12 @@ pub enum DlqStatus {
 }
 
 impl DlqStatus {
+    pub const ALL: [Self; 3] = [Self::Failed, Self::Redriven, Self::Discarded];
+
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.as_str() == name)
+    }
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Failed => "failed",
@@ -94,7 +138,7 @@ pub struct DeadLetter {
     pub created_at: Timestamp,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttemptError {
     pub attempt: u32,
     pub at: Timestamp,
@@ -102,7 +146,8 @@ pub struct AttemptError {
 }
 
 /// Which dead letters to put back.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Redrive {
     One(i64),
     Endpoint(String),

@@ -46,6 +46,8 @@ pub struct Rows {
     pub dead_letters: u64,
     pub archived: u64,
     pub attempts: u64,
+    pub replays: u64,
+    pub replayed: u64,
     pub events: u64,
 }
 

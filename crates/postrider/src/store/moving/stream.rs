@@ -46,6 +46,7 @@ pub(crate) struct LastIds {
     pub(crate) dead_letter: i64,
     pub(crate) event: i64,
     pub(crate) subscription: i64,
+    pub(crate) replay: i64,
 }
 
 /// The last line.

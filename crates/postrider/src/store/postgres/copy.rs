@@ -79,6 +79,8 @@ fn table(section: &Section) -> &'static str {
         "dead_letter" => "dlq",
         "archived" => "archive",
         "attempt" => "attempts",
+        "replay" => "replays",
+        "replayed" => "_replayed",
         "event" => "event_log",
         other => unreachable!("a section without a table: {other}"),
     }

@@ -1,40 +1,81 @@
 //! The dead letter queue: look, and put back in steps.
 
 use jiff::Timestamp;
-use postgres_types::Json;
-use serde_json::json;
+use postgres_types::{Json, ToSql};
+use serde_json::{Value, json};
 use tokio_postgres::Row;
 
 use super::Shared;
 use super::errors::store_error;
 use super::row::{big_count, count, headers, payload};
+use crate::clock::truncated;
 use crate::message::MessageId;
 use crate::store::{AttemptError, DeadLetter, DlqFilter, DlqStatus, DlqSummary, Redrive, Result};
+use crate::verdict::Class;
 
 const LIST_DEFAULT: usize = 100;
 /// Letters in one step, unless a single key has more: a few milliseconds.
 const STEP_LETTERS: usize = 250;
+/// What can be put back at all; `d` is the letter.
+pub(super) const REDRIVABLE: &str = "d.status = 'failed' AND d.payload IS NOT NULL
+  AND EXISTS (SELECT FROM postrider.endpoints e WHERE e.id = d.endpoint_id AND e.dropped_at IS NULL)";
 
 pub(super) async fn list(shared: &Shared, filter: &DlqFilter) -> Result<Vec<DeadLetter>> {
-    let endpoint = match &filter.endpoint {
-        Some(name) => Some(super::endpoints::by_name(shared, name).await?.id.0),
-        None => None,
-    };
-    let list = "SELECT d.id, message_id, e.name, status, reason, died_at, attempts, last_error, errors, payload,
-                  content_type, headers, ordering_key, event_type, d.created_at
-                FROM postrider.dlq d JOIN postrider.endpoints e ON e.id = d.endpoint_id
-                WHERE d.id > $1 AND ($2::bigint IS NULL OR d.id = $2) AND ($3::bigint IS NULL OR message_id = $3)
-                  AND ($4::bigint IS NULL OR endpoint_id = $4) AND ($5::text IS NULL OR status = $5)
-                  AND ($6::text IS NULL OR reason = $6)
-                ORDER BY d.id LIMIT $7";
-    let limit = if filter.limit == 0 { LIST_DEFAULT } else { filter.limit } as i64;
-    let (after, message) = (filter.after.unwrap_or(0), filter.message.map(|id| id.0));
-    let status = filter.status.map(DlqStatus::as_str);
-    let rows = shared
-        .pool
-        .query(list, &[&after, &filter.id, &message, &endpoint, &status, &filter.reason, &limit])
-        .await?;
-    Ok(rows.iter().map(dead_letter).collect())
+    let mut matching = Matching::new(shared, filter).await?;
+    let limit = matching.parameter(if filter.limit == 0 { LIST_DEFAULT } else { filter.limit } as i64);
+    let list = format!(
+        "SELECT d.id, message_id, e.name, status, reason, died_at, attempts, last_error, errors, payload,
+           content_type, headers, ordering_key, event_type, d.created_at
+         FROM postrider.dlq d JOIN postrider.endpoints e ON e.id = d.endpoint_id
+         WHERE {} ORDER BY d.id LIMIT {limit}",
+        matching.conditions
+    );
+    Ok(shared.pool.query(&list, &matching.parameters()).await?.iter().map(dead_letter).collect())
+}
+
+/// What a filter says of the letter `d`. Only what it names, so that there is an index for it.
+pub(super) struct Matching {
+    pub(super) conditions: String,
+    values: Vec<Box<dyn ToSql + Sync + Send>>,
+}
+
+impl Matching {
+    pub(super) async fn new(shared: &Shared, filter: &DlqFilter) -> Result<Self> {
+        let mut matching = Self { conditions: "true".to_owned(), values: Vec::new() };
+        if let Some(name) = &filter.endpoint {
+            let endpoint = super::endpoints::by_name(shared, name).await?.id.0;
+            matching.and("d.endpoint_id = {}", Some(endpoint));
+        }
+        matching.and("d.id > {}", filter.after);
+        matching.and("d.id = {}", filter.id);
+        matching.and("d.message_id = {}", filter.message.map(|id| id.0));
+        matching.and("d.status = {}", filter.status.map(DlqStatus::as_str));
+        matching.and("d.reason = {}", filter.reason.clone());
+        matching.and("starts_with(d.last_error, {})", filter.class.map(Class::tag));
+        matching.and("strpos(d.last_error, {}) > 0", filter.error.clone());
+        matching.and("d.event_type = {}", filter.event_type.clone());
+        matching.and("d.ordering_key = {}", filter.ordering_key.clone());
+        matching.and("d.died_at >= {}", filter.from.map(truncated));
+        matching.and("d.died_at < {}", filter.until.map(truncated));
+        Ok(matching)
+    }
+
+    /// `{}` stands for the value.
+    fn and<T: ToSql + Sync + Send + 'static>(&mut self, condition: &str, value: Option<T>) {
+        let Some(value) = value else { return };
+        let condition = condition.replace("{}", &self.parameter(value));
+        self.conditions.push_str(&format!(" AND {condition}"));
+    }
+
+    /// Its name in the statement.
+    pub(super) fn parameter(&mut self, value: impl ToSql + Sync + Send + 'static) -> String {
+        self.values.push(Box::new(value));
+        format!("${}", self.values.len())
+    }
+
+    pub(super) fn parameters(&self) -> Vec<&(dyn ToSql + Sync)> {
+        self.values.iter().map(|value| &**value as &(dyn ToSql + Sync)).collect()
+    }
 }
 
 fn dead_letter(row: &Row) -> DeadLetter {
@@ -77,7 +118,7 @@ pub(super) async fn summary(shared: &Shared) -> Result<Vec<DlqSummary>> {
 /// What a redrive is going to put back, fixed from the beginning; those of one ordering key have one group.
 struct Plan {
     letters: Vec<(i64, i64)>,
-    selection: String,
+    selection: Value,
     due_at: Timestamp,
 }
 
@@ -100,7 +141,7 @@ pub(super) async fn redrive(shared: &Shared, selection: Redrive) -> Result<u64> 
 
 impl Plan {
     async fn new(shared: &Shared, selection: Redrive) -> Result<Self> {
-        let words = format!("{selection:?}");
+        let words = json!(selection);
         let filter = match selection {
             Redrive::One(id) => {
                 // It is said why it cannot be put back.
@@ -111,16 +152,17 @@ impl Plan {
             Redrive::All => DlqFilter::default(),
             Redrive::Matching(filter) => filter,
         };
-        let plan = "SELECT id, key_group FROM postrider._redrive_plan($1, $2, $3, $4, $5, $6, $7)";
-        let (message, status) = (filter.message.map(|id| id.0), filter.status.map(DlqStatus::as_str));
-        let limit = filter.limit as i64;
-        let rows = shared
-            .pool
-            .query(
-                plan,
-                &[&filter.id, &message, &filter.endpoint, &status, &filter.reason, &filter.after, &limit],
-            )
-            .await?;
+        let mut matching = Matching::new(shared, &filter).await?;
+        let limit = matching.parameter(if filter.limit == 0 { i64::MAX } else { filter.limit as i64 });
+        let plan = format!(
+            "SELECT l.id, CASE WHEN l.ordering_key IS NULL THEN l.message_id
+                            ELSE min(l.message_id) OVER (PARTITION BY l.key_scope, l.ordering_key) END AS key_group
+             FROM (SELECT d.id, d.key_scope, d.ordering_key, d.message_id FROM postrider.dlq d
+                   WHERE {REDRIVABLE} AND {} ORDER BY d.message_id, d.id LIMIT {limit}) AS l
+             ORDER BY key_group, l.message_id, l.id",
+            matching.conditions
+        );
+        let rows = shared.pool.query(&plan, &matching.parameters()).await?;
         let letters = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
         let due_at = shared.pool.query_one("SELECT postrider._now()", &[]).await?.get(0);
         Ok(Self { letters, selection: words, due_at })

@@ -7,15 +7,18 @@ use super::row::{Span, big_count, count, headers, object, payload};
 use super::settle::state_named;
 use crate::breaker::CircuitName;
 use crate::message::{MessageId, NodeId};
-use crate::store::{AttemptOutcome, AttemptRecord, EndpointStatus, EventRecord, Result, StoreStatus, Story};
+use crate::store::{
+    AttemptOutcome, AttemptRecord, EndpointStatus, EventRecord, REPLAYED_AS_MAX, Result, StoreStatus, Story,
+};
 use crate::verdict::Class;
 
 pub(super) async fn story(shared: &Shared, id: MessageId) -> Result<Story> {
     let story = "SELECT id, endpoint, state, priority, payload, content_type, headers, options, idempotency_key,
                    correlation_id, ordering_key, event_type, created_at, scheduled_at, expires_at, finished_at, due_at,
-                   attempt_count, last_error, reason, dlq_id
+                   attempt_count, last_error, reason, dlq_id,
+                   (SELECT original_id FROM postrider._replayed r WHERE r.id = $1), postrider._replayed_as($1, $2)
                  FROM postrider._story($1)";
-    let mut story = told(&shared.pool.query_one(story, &[&id.0]).await?);
+    let mut story = told(&shared.pool.query_one(story, &[&id.0, &(REPLAYED_AS_MAX as i32)]).await?);
     let attempts = "SELECT number, node_id, started_at, duration, outcome, class, error, status, body
                     FROM postrider._attempts_of($1)";
     story.attempts = shared.pool.query(attempts, &[&id.0]).await?.iter().map(attempt).collect();
@@ -46,6 +49,8 @@ fn told(row: &Row) -> Story {
         reason: row.get(19),
         attempts: Vec::new(),
         dlq_id: row.get(20),
+        replay_of: row.get::<_, Option<i64>>(21).map(MessageId),
+        replayed_as: row.get::<_, Vec<i64>>(22).into_iter().map(MessageId).collect(),
     }
 }
 

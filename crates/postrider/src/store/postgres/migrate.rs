@@ -29,6 +29,7 @@ const MIGRATIONS: &[&[&str]] = &[&[
     include_str!("sql/api.sql"),
     include_str!("sql/pubsub.sql"),
     include_str!("sql/replay.sql"),
+    include_str!("sql/replaying.sql"),
     include_str!("sql/capture.sql"),
     include_str!("sql/rules.sql"),
     include_str!("sql/import.sql"),

@@ -26,8 +26,9 @@ use self::send::Commit;
 use self::time::StoreClock;
 use super::moving::{MoveError, Moved};
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, Operate, PubSub, Redrive,
-    Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, NewReplay, Operate, PubSub,
+    Redrive, Replay, ReplayPreview, ReplayState, ReplayTurn, Replays, Result, Settled, Settlement, Snapshot,
+    Store, StoreStatus, Story, Suspect, Sweep, SweepAction, SweepCursor, Sweeps, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::Clock;
@@ -59,6 +60,8 @@ mod event_types;
 mod subscriptions;
 mod publish;
 mod dlq;
+mod sweep;
+mod replays;
 mod inspect;
 mod upkeep;
 mod import;
@@ -297,6 +300,56 @@ impl Store for PostgresStore {
 
     async fn clean_up(&self, limit: usize) -> Result<bool> {
         upkeep::clean_up(&self.shared, limit).await
+    }
+
+    async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn> {
+        replays::advance(&self.shared, limit).await
+    }
+}
+
+#[async_trait]
+impl Replays for PostgresStore {
+    async fn replay_message(&self, id: MessageId, to: Option<&str>) -> Result<MessageId> {
+        let replay = "SELECT postrider._replay_message($1, $2)";
+        Ok(MessageId(self.shared.pool.query_one(replay, &[&id.0, &to]).await?.get(0)))
+    }
+
+    async fn preview_replay(&self, replay: NewReplay) -> Result<ReplayPreview> {
+        replays::preview(&self.shared, &replay.checked()?).await
+    }
+
+    async fn start_replay(&self, replay: NewReplay) -> Result<Replay> {
+        replays::start(&self.shared, &replay.checked()?).await
+    }
+
+    async fn replay(&self, id: i64) -> Result<Replay> {
+        replays::load(&self.shared, id).await
+    }
+
+    async fn replays(&self, before: Option<i64>, limit: usize) -> Result<Vec<Replay>> {
+        replays::list(&self.shared, before, limit).await
+    }
+
+    async fn stop_replay(&self, id: i64) -> Result<Replay> {
+        replays::switch(&self.shared, id, ReplayState::Stopped).await
+    }
+
+    async fn resume_replay(&self, id: i64) -> Result<Replay> {
+        replays::switch(&self.shared, id, ReplayState::Running).await
+    }
+}
+
+#[async_trait]
+impl Sweeps for PostgresStore {
+    async fn sweep(
+        &self,
+        action: SweepAction,
+        filter: DlqFilter,
+        from: Option<SweepCursor>,
+    ) -> Result<Sweep> {
+        let swept = sweep::step(&self.shared, action, &filter, from).await;
+        self.shared.cursors.all_returned();
+        swept
     }
 }
 

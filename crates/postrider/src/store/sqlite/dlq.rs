@@ -1,6 +1,7 @@
 //! The dead letter queue: bury, look, discard. `redrive.rs` puts letters back.
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 use serde_json::json;
 
 use super::archive::{self, Leaving};
@@ -18,23 +19,6 @@ use crate::store::{
 
 const ERRORS_MAX: usize = 100;
 const LIST_DEFAULT: usize = 100;
-
-/// A filter as the parameters ?1 to ?7 of the two statements that take one.
-macro_rules! filter_params {
-    ($filter:expr, $endpoint:expr, $limit:expr) => {
-        params![
-            $filter.after.unwrap_or(0),
-            $filter.id,
-            $filter.message.map(|id| id.0),
-            $endpoint,
-            $filter.status.map(DlqStatus::as_str),
-            $filter.reason,
-            $limit
-        ]
-    };
-}
-
-pub(super) use filter_params;
 
 /// A claimed message dies: the whole of it goes to the DLQ with its last errors.
 pub(super) fn bury(
@@ -120,9 +104,21 @@ pub(super) fn redrivable(conn: &Connection, dlq_id: i64) -> Result<(i64, Endpoin
 pub(super) fn discard(write: &mut Write<'_>, dlq_id: i64) -> Result<()> {
     let (_, endpoint) = redrivable(write.conn, dlq_id).or_else(|error| match error {
         // Erasing a dead letter does not keep anybody from discarding it.
-        StoreError::Conflict(_) => erased_but_failed(write.conn, dlq_id)?.ok_or(error),
+        StoreError::Conflict(_) => if_failed(write.conn, dlq_id)?.ok_or(error),
         other => Err(other),
     })?;
+    end_by_discarding(write, dlq_id, endpoint)
+}
+
+/// False when somebody else was first.
+pub(super) fn discard_if_failed(write: &mut Write<'_>, dlq_id: i64) -> Result<bool> {
+    match if_failed(write.conn, dlq_id)? {
+        Some((_, endpoint)) => end_by_discarding(write, dlq_id, endpoint).map(|()| true),
+        None => Ok(false),
+    }
+}
+
+fn end_by_discarding(write: &mut Write<'_>, dlq_id: i64, endpoint: EndpointId) -> Result<()> {
     let key = key_of(write.conn, dlq_id)?;
     end_dead_letter(write, dlq_id, endpoint, DlqStatus::Discarded)?;
     if let Some(key) = key {
@@ -132,7 +128,8 @@ pub(super) fn discard(write: &mut Write<'_>, dlq_id: i64) -> Result<()> {
     Ok(())
 }
 
-fn erased_but_failed(conn: &Connection, dlq_id: i64) -> Result<Option<(i64, EndpointId)>> {
+/// Erased or not.
+fn if_failed(conn: &Connection, dlq_id: i64) -> Result<Option<(i64, EndpointId)>> {
     conn.query_row(
         "SELECT id, endpoint_id FROM _postrider_dlq WHERE id = ?1 AND status = 'failed'",
         [dlq_id],
@@ -233,24 +230,42 @@ fn unknown(dlq_id: i64) -> StoreError {
 }
 
 pub(super) fn list(conn: &Connection, filter: &DlqFilter) -> Result<Vec<DeadLetter>> {
-    let endpoint = endpoint_id(conn, filter)?;
-    let limit = if filter.limit == 0 { LIST_DEFAULT } else { filter.limit } as i64;
-    conn.prepare_cached(
+    let (conditions, mut values) = conditions(conn, filter)?;
+    values.push(if filter.limit == 0 { LIST_DEFAULT as i64 } else { filter.limit as i64 }.into());
+    conn.prepare_cached(&format!(
         "SELECT d.id, message_id, e.name, status, reason, died_at, attempts, last_error, errors, payload,
                 content_type, headers, ordering_key, event_type, d.created_at
          FROM _postrider_dlq d JOIN _postrider_endpoints e ON e.id = d.endpoint_id
-         WHERE d.id > ?1 AND (?2 IS NULL OR d.id = ?2) AND (?3 IS NULL OR message_id = ?3)
-           AND (?4 IS NULL OR endpoint_id = ?4) AND (?5 IS NULL OR status = ?5) AND (?6 IS NULL OR reason = ?6)
-         ORDER BY d.id LIMIT ?7",
-    )
-    .and_then(|mut statement| {
-        statement.query_map(filter_params!(filter, endpoint, limit), dead_letter)?.collect()
-    })
+         WHERE {conditions} ORDER BY d.id LIMIT ?"
+    ))
+    .and_then(|mut statement| statement.query_map(params_from_iter(values), dead_letter)?.collect())
     .map_err(storage_error)
 }
 
-pub(super) fn endpoint_id(conn: &Connection, filter: &DlqFilter) -> Result<Option<i64>> {
-    filter.endpoint.as_ref().map(|name| Ok(endpoints::load_by_name(conn, name)?.id.0)).transpose()
+/// What a filter says of the letter `d`. Only what it names, so that there is an index for it.
+pub(super) fn conditions(conn: &Connection, filter: &DlqFilter) -> Result<(String, Vec<Value>)> {
+    let endpoint = match &filter.endpoint {
+        Some(name) => Some(endpoints::load_by_name(conn, name)?.id.0),
+        None => None,
+    };
+    let text = |text: &Option<String>| text.clone().map(Value::from);
+    let named = [
+        ("d.id > ?", filter.after.map(Value::from)),
+        ("d.id = ?", filter.id.map(Value::from)),
+        ("d.message_id = ?", filter.message.map(|id| id.0.into())),
+        ("d.endpoint_id = ?", endpoint.map(Value::from)),
+        ("d.status = ?", filter.status.map(|status| status.as_str().to_owned().into())),
+        ("d.reason = ?", text(&filter.reason)),
+        ("instr(d.last_error, ?) = 1", filter.class.map(|class| class.tag().to_owned().into())),
+        ("instr(d.last_error, ?) > 0", text(&filter.error)),
+        ("d.event_type = ?", text(&filter.event_type)),
+        ("d.ordering_key = ?", text(&filter.ordering_key)),
+        ("d.died_at >= ?", filter.from.map(|at| micros_of(at).into())),
+        ("d.died_at < ?", filter.until.map(|at| micros_of(at).into())),
+    ];
+    let (sql, values): (Vec<_>, Vec<_>) =
+        named.into_iter().filter_map(|(condition, value)| Some((condition, value?))).unzip();
+    Ok((if sql.is_empty() { "1".to_owned() } else { sql.join(" AND ") }, values))
 }
 
 fn dead_letter(row: &rusqlite::Row<'_>) -> rusqlite::Result<DeadLetter> {

@@ -18,7 +18,7 @@ use crate::store::moving::{Header, Kind, LastIds, MoveError, Moved, Outgoing, SE
 /// Begins every refusal of a closed file.
 const CLOSED: &str = "this store was closed by ";
 /// What a node, a sender or an operator would change.
-const CLOSED_TABLES: [&str; 8] = [
+const CLOSED_TABLES: [&str; 9] = [
     "_postrider_queue",
     "_postrider_dlq",
     "_postrider_endpoints",
@@ -27,6 +27,7 @@ const CLOSED_TABLES: [&str; 8] = [
     "_postrider_event_types",
     "_postrider_subscriptions",
     "_postrider_events",
+    "_postrider_replays",
 ];
 
 /// From now on nothing is sent to this file, delivered from it or changed in it, by whatever program. False when it
@@ -141,6 +142,7 @@ fn header(conn: &Connection, now: Timestamp) -> rusqlite::Result<Header> {
         dead_letter: last("_postrider_dlq")?,
         event: last("_postrider_event_log")?,
         subscription: last("_postrider_subscriptions")?,
+        replay: last("_postrider_replays")?,
     };
     let mut header = Header::new(store, now, known::paused(conn)?, last_ids);
     header.archive_months = Month::existing(conn)?.iter().map(Month::first_day).collect();
@@ -173,6 +175,8 @@ fn sources(conn: &Connection, section: &Section) -> rusqlite::Result<Vec<String>
         "dead_letter" => "_postrider_dlq",
         "archived" => return Ok(Month::existing(conn)?.into_iter().rev().map(Month::table).collect()),
         "attempt" => "_postrider_attempts ORDER BY id",
+        "replay" => "_postrider_replays",
+        "replayed" => "_postrider_replayed",
         "event" => "_postrider_event_log",
         other => unreachable!("a section without a table: {other}"),
     };

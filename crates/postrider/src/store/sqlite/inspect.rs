@@ -11,7 +11,9 @@ use crate::breaker::CircuitState;
 use crate::endpoint::Endpoint;
 use crate::error::StoreError;
 use crate::message::{MessageId, NodeId, State};
-use crate::store::{AttemptOutcome, AttemptRecord, EndpointStatus, Result, StoreStatus, Story};
+use crate::store::{
+    AttemptOutcome, AttemptRecord, EndpointStatus, REPLAYED_AS_MAX, Result, StoreStatus, Story,
+};
 use crate::verdict::Class;
 
 /// The columns that [`told`] reads, in its order; `m` is the message, `e` its endpoint.
@@ -29,7 +31,26 @@ pub(super) fn story(conn: &Connection, now: Timestamp, id: MessageId) -> Result<
     };
     let mut story = found.ok_or_else(|| StoreError::unknown_message(id))?;
     story.attempts = attempts(conn, id).map_err(storage_error)?;
+    story.replay_of = replay_of(conn, id).map_err(storage_error)?;
+    story.replayed_as = replayed_as(conn, id).map_err(storage_error)?;
     Ok(story)
+}
+
+fn replay_of(conn: &Connection, id: MessageId) -> rusqlite::Result<Option<MessageId>> {
+    conn.prepare_cached("SELECT original_id FROM _postrider_replayed WHERE id = ?1")?
+        .query_row([id.0], |row| row.get(0).map(MessageId))
+        .optional()
+}
+
+fn replayed_as(conn: &Connection, id: MessageId) -> rusqlite::Result<Vec<MessageId>> {
+    let mut ids = conn
+        .prepare_cached(
+            "SELECT id FROM _postrider_replayed WHERE original_id = ?1 ORDER BY id DESC LIMIT ?2",
+        )?
+        .query_map([id.0, REPLAYED_AS_MAX as i64], |row| row.get(0).map(MessageId))?
+        .collect::<rusqlite::Result<Vec<_>>>()?;
+    ids.reverse();
+    Ok(ids)
 }
 
 fn queued(conn: &Connection, now: Timestamp, id: MessageId) -> Result<Option<Story>> {
@@ -199,6 +220,8 @@ fn told(row: &Row<'_>, state: State) -> rusqlite::Result<Story> {
         reason: None,
         attempts: Vec::new(),
         dlq_id: None,
+        replay_of: None,
+        replayed_as: Vec::new(),
     })
 }
 

@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 use serde_json::json;
 
-use super::dlq::{self, filter_params};
+use super::dlq;
 use super::keys::{self, Key, Place};
 use super::row::micros_of;
 use super::writer::Write;
@@ -20,6 +20,10 @@ use crate::store::{DlqFilter, DlqStatus, Redrive, Result};
 
 /// Letters in one step, unless a single key has more: about 4 ms.
 const STEP_LETTERS: usize = 100;
+
+/// What can be put back at all; `d` is the letter.
+pub(super) const REDRIVABLE: &str = "d.status = 'failed' AND d.payload IS NOT NULL \
+     AND d.endpoint_id IN (SELECT id FROM _postrider_endpoints WHERE dropped_at IS NULL)";
 
 /// What a redrive is going to put back, whole keys together.
 pub(super) struct Plan {
@@ -83,9 +87,9 @@ pub(super) fn step(write: &mut Write<'_>, plan: &Plan, before: Progress) -> Resu
     let mut redriven = before.redriven;
     // Each goes before everything pending of its key, so the last of them goes first.
     for letter in letters.iter().rev() {
-        redriven += u64::from(put_back(write, letter, due_at)?);
+        redriven += u64::from(put_back(write, letter.id, letter.endpoint, due_at)?);
     }
-    let detail = json!({ "messages": redriven, "selection": format!("{:?}", plan.selection) });
+    let detail = json!({ "messages": redriven, "selection": plan.selection });
     let event = match before.event {
         Some(event) => events::amend(write, event, &detail).map(|()| Some(event))?,
         None if redriven > 0 => Some(events::begin(write, "redrive", None, &detail)?),
@@ -97,9 +101,17 @@ pub(super) fn step(write: &mut Write<'_>, plan: &Plan, before: Progress) -> Resu
 /// Refused before anything has changed when not all of them fit. What is sent while the steps go on is checked
 /// by itself, so the limit may be passed by that much.
 fn make_room(write: &mut Write<'_>, plan: &Plan) -> Result<()> {
-    send::room_for(write, plan.letters.len() as u64)?;
+    room_for(write, plan.letters.iter().map(|letter| letter.endpoint))
+}
+
+/// A letter back to each of these endpoints.
+pub(super) fn room_for(
+    write: &mut Write<'_>,
+    endpoints: impl ExactSizeIterator<Item = EndpointId>,
+) -> Result<()> {
+    send::room_for(write, endpoints.len() as u64)?;
     let mut projected: BTreeMap<EndpointId, u64> = BTreeMap::new();
-    plan.letters.iter().for_each(|letter| *projected.entry(letter.endpoint).or_default() += 1);
+    endpoints.for_each(|endpoint| *projected.entry(endpoint).or_default() += 1);
     for (endpoint, more) in projected {
         if let Some(endpoint) = write.known.by_id(endpoint).cloned() {
             send::room_at(write, &endpoint, more)?;
@@ -123,19 +135,16 @@ fn one(conn: &Connection, dlq_id: i64) -> Result<Letter> {
 
 /// What of the filter can be redriven, by message id: that is the order in which they were sent.
 fn failed(conn: &Connection, filter: &DlqFilter) -> Result<Vec<Letter>> {
-    let endpoint = dlq::endpoint_id(conn, filter)?;
     let limit = if filter.limit == 0 { i64::MAX } else { filter.limit as i64 };
+    let (conditions, mut values) = dlq::conditions(conn, filter)?;
+    values.push(limit.into());
     let mut groups: HashMap<Key, usize> = HashMap::new();
-    conn.prepare_cached(
-        "SELECT id, endpoint_id, key_scope, ordering_key FROM _postrider_dlq
-         WHERE status = 'failed' AND payload IS NOT NULL
-           AND endpoint_id IN (SELECT id FROM _postrider_endpoints WHERE dropped_at IS NULL)
-           AND id > ?1 AND (?2 IS NULL OR id = ?2) AND (?3 IS NULL OR message_id = ?3)
-           AND (?4 IS NULL OR endpoint_id = ?4) AND (?5 IS NULL OR status = ?5) AND (?6 IS NULL OR reason = ?6)
-         ORDER BY message_id, id LIMIT ?7",
-    )
+    conn.prepare_cached(&format!(
+        "SELECT d.id, d.endpoint_id, d.key_scope, d.ordering_key FROM _postrider_dlq d
+         WHERE {REDRIVABLE} AND {conditions} ORDER BY d.message_id, d.id LIMIT ?"
+    ))
     .and_then(|mut statement| {
-        let mut rows = statement.query(filter_params!(filter, endpoint, limit))?;
+        let mut rows = statement.query(params_from_iter(values))?;
         let mut letters = Vec::new();
         while let Some(row) = rows.next()? {
             let own = letters.len();
@@ -152,12 +161,17 @@ fn failed(conn: &Connection, filter: &DlqFilter) -> Result<Vec<Letter>> {
 
 /// The budget restarts while attempt numbers go on; expiry and idempotency key are cleared. False when somebody
 /// else was first.
-fn put_back(write: &mut Write<'_>, letter: &Letter, due_at: Timestamp) -> Result<bool> {
-    if write.known.by_id(letter.endpoint).is_none() {
+pub(super) fn put_back(
+    write: &mut Write<'_>,
+    dlq_id: i64,
+    endpoint: EndpointId,
+    due_at: Timestamp,
+) -> Result<bool> {
+    if write.known.by_id(endpoint).is_none() {
         return Ok(false);
     }
-    let Some(key) = key_if_failed(write.conn, letter.id)? else { return Ok(false) };
-    dlq::stop_holding(write, letter.id)?;
+    let Some(key) = key_if_failed(write.conn, dlq_id)? else { return Ok(false) };
+    dlq::stop_holding(write, dlq_id)?;
     let (place, position) = match &key {
         None => (Place::Ready, None),
         Some(key) => {
@@ -177,12 +191,12 @@ fn put_back(write: &mut Write<'_>, letter: &Letter, due_at: Timestamp) -> Result
              FROM _postrider_dlq WHERE id = ?1",
         )
         .and_then(|mut statement| {
-            statement.execute(params![letter.id, place as i64, micros_of(due_at), position])
+            statement.execute(params![dlq_id, place as i64, micros_of(due_at), position])
         })
         .map_err(storage_error)?;
-    dlq::end_dead_letter(write, letter.id, letter.endpoint, DlqStatus::Redriven)?;
-    write.counts.queued(letter.endpoint, 1);
-    write.tell_pending(Some(letter.endpoint));
+    dlq::end_dead_letter(write, dlq_id, endpoint, DlqStatus::Redriven)?;
+    write.counts.queued(endpoint, 1);
+    write.tell_pending(Some(endpoint));
     Ok(true)
 }
 

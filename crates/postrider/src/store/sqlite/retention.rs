@@ -7,7 +7,7 @@ use serde_json::json;
 use super::archive::{self, Month};
 use super::row::micros_of;
 use super::writer::Write;
-use super::{events, storage_error, surface};
+use super::{events, replays, storage_error, surface};
 use crate::endpoint::EndpointId;
 use crate::message::{MessageId, State};
 use crate::store::Result;
@@ -36,7 +36,16 @@ pub(super) fn expire(write: &mut Write<'_>, limit: usize) -> Result<usize> {
 /// One bounded step; true when there is more to do.
 pub(super) fn clean_up(write: &mut Write<'_>, limit: usize) -> Result<bool> {
     archive::make_months_ahead(write)?;
-    let steps = [clean_dlq, evict_dlq, clean_archive, clean_attempts, clean_event_log, clean_reservations];
+    let steps = [
+        clean_dlq,
+        evict_dlq,
+        clean_archive,
+        clean_attempts,
+        clean_event_log,
+        clean_reservations,
+        clean_replays,
+        clean_replayed,
+    ];
     let mut left = limit;
     for step in steps {
         left -= step(write, left)?.min(left);
@@ -207,6 +216,25 @@ fn clean_reservations(write: &mut Write<'_>, limit: usize) -> Result<usize> {
                (SELECT endpoint_id, idempotency_key FROM _postrider_reservations WHERE until <= ?1 LIMIT ?2)",
         )
         .and_then(|mut statement| statement.execute(params![micros_of(write.now), limit as i64]))
+        .map_err(storage_error)
+}
+
+/// As long as the log tells of them.
+fn clean_replays(write: &mut Write<'_>, limit: usize) -> Result<usize> {
+    let before = days_ago(write.now, write.known.settings().event_log_retention_days);
+    replays::clean_up(write, before, limit)
+}
+
+/// What was replayed from what, as long as the archive is kept. Ids grow with time.
+fn clean_replayed(write: &mut Write<'_>, limit: usize) -> Result<usize> {
+    let before = months_ago(write.now, write.known.settings().archive_retention_months);
+    write
+        .conn
+        .prepare_cached(
+            "DELETE FROM _postrider_replayed WHERE id IN
+               (SELECT id FROM (SELECT id, at FROM _postrider_replayed ORDER BY id LIMIT ?2) WHERE at <= ?1)",
+        )
+        .and_then(|mut statement| statement.execute(params![before, limit as i64]))
         .map_err(storage_error)
 }
 

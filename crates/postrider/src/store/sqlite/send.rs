@@ -49,7 +49,7 @@ fn without_its_own(error: StoreError, messages: &[NewMessage], sent: &[Sent]) ->
     StoreError::QueueFull { queued: queued.saturating_sub(own as u64), limit, endpoint }
 }
 
-fn send_one(write: &mut Write<'_>, message: &NewMessage) -> Result<Sent> {
+pub(super) fn send_one(write: &mut Write<'_>, message: &NewMessage) -> Result<Sent> {
     let endpoint = write.known.by_name(&message.endpoint)?.clone();
     crate::send::check(message, &endpoint, write.known.settings())?;
     if let Some(id) = holder_of_idempotency_key(write, message, &endpoint)? {
@@ -65,6 +65,18 @@ fn send_one(write: &mut Write<'_>, message: &NewMessage) -> Result<Sent> {
 pub(super) fn make_room_for(write: &mut Write<'_>, endpoint: &Endpoint, more: u64) -> Result<()> {
     room_for(write, more)?;
     room_at(write, endpoint, more)
+}
+
+/// A replay leaves a tenth of the queue, and of the endpoint's part of it, to those who send.
+pub(super) fn room_to_spare(write: &mut Write<'_>, endpoint: &Endpoint) -> Result<()> {
+    let full =
+        |queued: u64, limit: u64, endpoint: Option<String>| match limit > 0 && queued >= limit - limit / 10 {
+            true => Err(StoreError::QueueFull { queued, limit, endpoint }),
+            false => Ok(()),
+        };
+    full(write.counts.all_queued(write.conn)?, write.known.settings().max_queue_size, None)?;
+    let limit = endpoint.options.max_queue_size.unwrap_or(0);
+    full(write.counts.endpoint_queued(write.conn, endpoint.id)?, limit, Some(endpoint.name.to_string()))
 }
 
 pub(super) fn room_for(write: &mut Write<'_>, more: u64) -> Result<()> {

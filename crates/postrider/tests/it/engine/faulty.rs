@@ -10,7 +10,7 @@ use postrider::breaker::Circuit;
 use postrider::endpoint::EndpointId;
 use postrider::message::{Fence, LostClaim, NodeId};
 use postrider::store::{
-    ClaimRequest, Claimed, Hello, Result, Settled, Settlement, Snapshot, Suspect, Waiting,
+    ClaimRequest, Claimed, Hello, ReplayTurn, Result, Settled, Settlement, Snapshot, Suspect, Waiting,
 };
 use postrider::{MessageId, SqliteStore, Store, StoreError};
 use serde_json::Map;
@@ -160,5 +160,9 @@ impl Store for Faulty {
 
     async fn clean_up(&self, limit: usize) -> Result<bool> {
         self.ask()?.clean_up(limit).await
+    }
+
+    async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn> {
+        self.ask()?.advance_replays(limit).await
     }
 }

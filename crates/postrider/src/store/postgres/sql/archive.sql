@@ -210,6 +210,7 @@ BEGIN
   v_left := v_left - postrider._clean_reservations(v_left);
   v_left := v_left - postrider._clean_nodes(v_left);
   v_left := v_left - postrider._clean_replayed(v_left);
+  v_left := v_left - postrider._clean_replays(v_left);
   v_left := v_left - postrider._cancel_orphans(v_left);
   v_left := v_left - postrider._clean_months(postrider._setting('archive_retention_months')::integer, v_left);
   v_left := v_left - postrider._clean_dlq(v_left);

@@ -89,6 +89,21 @@ BEGIN
   END IF;
 END $$;
 
+-- Discards what of these is still failed; how many.
+CREATE FUNCTION postrider._discard_letters(p_ids bigint[]) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_ids bigint[] := ARRAY(
+    SELECT d.id FROM postrider.dlq d WHERE d.id = ANY (p_ids) AND d.status = 'failed' ORDER BY d.id FOR UPDATE);
+BEGIN
+  PERFORM postrider._lock_keys(array_agg(key_scope), array_agg(ordering_key)) FROM postrider.dlq
+  WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL HAVING count(*) > 0;
+  UPDATE postrider.dlq SET status = 'discarded', holds_key = false WHERE id = ANY (v_ids);
+  PERFORM postrider._tell_unblocked(postrider._advance_key(k.key_scope, k.ordering_key))
+  FROM (SELECT DISTINCT key_scope, ordering_key FROM postrider.dlq
+        WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL ORDER BY key_scope, ordering_key) AS k;
+  RETURN cardinality(v_ids);
+END $$;
+
 -- Lets a key go on that waits for its dead head; how many heads were released. The dead letters stay.
 CREATE FUNCTION postrider.release_key(key text, endpoint text DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
@@ -121,35 +136,21 @@ BEGIN
   RETURN v_count;
 END $$;
 
--- What a filter selects and can be redriven, whole ordering keys together (key_group), groups in the order in which
--- the first of each was sent. Null means any; a limit of 0 is none.
-CREATE FUNCTION postrider._redrive_plan(
-  p_id bigint, p_message bigint, p_endpoint text, p_status text, p_reason text, p_after bigint, p_limit bigint
-) RETURNS TABLE (id bigint, endpoint_id bigint, key_group bigint) LANGUAGE plpgsql STABLE AS $$
-#variable_conflict use_column
+-- What of an endpoint, or of all, can be redriven, whole ordering keys together, groups in the order in which the first
+-- of each was sent.
+CREATE FUNCTION postrider._redrivable(p_endpoint text) RETURNS bigint[] LANGUAGE plpgsql STABLE AS $$
 DECLARE
-  v_endpoint bigint;
+  v_endpoint bigint := postrider._endpoint_named(p_endpoint);
 BEGIN
-  IF p_endpoint IS NOT NULL THEN
-    SELECT e.id INTO v_endpoint FROM postrider.endpoints e WHERE e.name = p_endpoint AND e.dropped_at IS NULL;
-    IF NOT FOUND THEN
-      PERFORM postrider._unknown('endpoint', p_endpoint);
-    END IF;
-  END IF;
-  RETURN QUERY
-    SELECT l.id, l.endpoint_id,
-           CASE WHEN l.ordering_key IS NULL THEN l.message_id
-                ELSE min(l.message_id) OVER (PARTITION BY l.key_scope, l.ordering_key) END AS key_group
-    FROM (
-      SELECT d.id, d.endpoint_id, d.key_scope, d.ordering_key, d.message_id FROM postrider.dlq d
-      WHERE d.status = 'failed' AND d.payload IS NOT NULL
-        AND EXISTS (SELECT FROM postrider.endpoints e WHERE e.id = d.endpoint_id AND e.dropped_at IS NULL)
-        AND d.id > coalesce(p_after, 0) AND (p_id IS NULL OR d.id = p_id)
-        AND (p_message IS NULL OR d.message_id = p_message) AND (v_endpoint IS NULL OR d.endpoint_id = v_endpoint)
-        AND (p_status IS NULL OR d.status = p_status) AND (p_reason IS NULL OR d.reason = p_reason)
-      ORDER BY d.message_id, d.id LIMIT nullif(p_limit, 0)
-    ) AS l
-    ORDER BY key_group, l.message_id, l.id;
+  RETURN ARRAY(
+    SELECT l.id
+    FROM (SELECT d.id, d.message_id,
+                 CASE WHEN d.ordering_key IS NULL THEN d.message_id
+                      ELSE min(d.message_id) OVER (PARTITION BY d.key_scope, d.ordering_key) END AS key_group
+          FROM postrider.dlq d
+          WHERE d.status = 'failed' AND d.payload IS NOT NULL AND (v_endpoint IS NULL OR d.endpoint_id = v_endpoint)
+            AND EXISTS (SELECT FROM postrider.endpoints e WHERE e.id = d.endpoint_id AND e.dropped_at IS NULL)) AS l
+    ORDER BY l.key_group, l.message_id, l.id);
 END $$;
 
 -- Refuses when the queue has no room for all of them; nothing has changed then.
@@ -270,7 +271,7 @@ BEGIN
   RETURN cardinality(v_ids);
 END $$;
 
-CREATE FUNCTION postrider._redrive(p_ids bigint[], p_selection text) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._redrive(p_ids bigint[], p_selection jsonb) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   v_count bigint;
 BEGIN
@@ -302,7 +303,7 @@ SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 DECLARE
   v_message bigint := postrider._check_redrivable(dlq_id);
 BEGIN
-  PERFORM postrider._redrive(ARRAY[dlq_id], format('One(%s)', dlq_id));
+  PERFORM postrider._redrive(ARRAY[dlq_id], jsonb_build_object('one', dlq_id));
   RETURN v_message;
 END $$;
 
@@ -313,16 +314,13 @@ BEGIN
   IF name IS NULL THEN
     PERFORM postrider._invalid('name', 'is required');
   END IF;
-  RETURN postrider._redrive(
-    ARRAY(SELECT id FROM postrider._redrive_plan(NULL, NULL, name, NULL, NULL, NULL, NULL)),
-    format('Endpoint("%s")', name));
+  RETURN postrider._redrive(postrider._redrivable(name), jsonb_build_object('endpoint', name));
 END $$;
 
 CREATE FUNCTION postrider.redrive_all() RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
-  RETURN postrider._redrive(
-    ARRAY(SELECT id FROM postrider._redrive_plan(NULL, NULL, NULL, NULL, NULL, NULL, NULL)), 'All');
+  RETURN postrider._redrive(postrider._redrivable(NULL), '"all"');
 END $$;
 
 CREATE FUNCTION postrider.dlq_summary()

@@ -12,6 +12,8 @@ DECLARE
     CASE WHEN EXISTS (SELECT FROM postrider.archive) THEN 'archived messages' END,
     CASE WHEN EXISTS (SELECT FROM postrider.attempts) THEN 'attempts' END,
     CASE WHEN EXISTS (SELECT FROM postrider._reservations) THEN 'reserved idempotency keys' END,
+    CASE WHEN EXISTS (SELECT FROM postrider.replays) THEN 'replays' END,
+    CASE WHEN EXISTS (SELECT FROM postrider._replayed) THEN 'replayed messages' END,
     CASE WHEN EXISTS (SELECT FROM postrider.event_types) THEN 'event types' END,
     CASE WHEN EXISTS (SELECT FROM postrider.subscriptions) THEN 'subscriptions' END,
     CASE WHEN EXISTS (SELECT FROM postrider.settings) THEN 'changed settings' END);
@@ -60,6 +62,7 @@ BEGIN
   PERFORM postrider._continue_ids(pg_get_serial_sequence('postrider.dlq', 'id'), p_last_ids->'dead_letter');
   PERFORM postrider._continue_ids(pg_get_serial_sequence('postrider.event_log', 'id'), p_last_ids->'event');
   PERFORM postrider._continue_ids(pg_get_serial_sequence('postrider.subscriptions', 'id'), p_last_ids->'subscription');
+  PERFORM postrider._continue_ids(pg_get_serial_sequence('postrider.replays', 'id'), p_last_ids->'replay');
   UPDATE postrider._store SET name = p_name, paused_because = p_paused;
   PERFORM postrider._refresh_limits();
   PERFORM postrider._recount_queue();

@@ -129,6 +129,12 @@ END $$;
 CREATE FUNCTION postrider._attempts_of(p_id bigint) RETURNS SETOF postrider.attempts LANGUAGE sql STABLE
 AS $$ SELECT * FROM postrider.attempts WHERE message_id = p_id ORDER BY number, started_at $$;
 
+-- What was made from it, oldest first, at most the last so many.
+CREATE FUNCTION postrider._replayed_as(p_id bigint, p_limit integer) RETURNS bigint[] LANGUAGE sql STABLE AS $$
+  SELECT ARRAY(SELECT l.id FROM (SELECT r.id FROM postrider._replayed r WHERE r.original_id = p_id
+                                 ORDER BY r.id DESC LIMIT p_limit) AS l ORDER BY l.id)
+$$;
+
 -- A message's whole story: state, attempts, and why it is not delivered yet.
 CREATE FUNCTION postrider.message(id bigint) RETURNS jsonb LANGUAGE plpgsql STABLE
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
@@ -138,6 +144,7 @@ DECLARE
 BEGIN
   RETURN (to_jsonb(s) - 'payload') || jsonb_build_object(
     'replay_of', (SELECT r.original_id FROM postrider._replayed r WHERE r.id = message.id),
+    'replayed_as', to_jsonb(postrider._replayed_as(message.id, 100)),
     'payload', v_json,
     'payload_base64', CASE WHEN v_json IS NULL THEN replace(encode(s.payload, 'base64'), E'\n', '') END,
     'headers', coalesce(s.headers, '{}'),

@@ -9,24 +9,70 @@ CREATE TABLE postrider._replayed (
 CREATE INDEX replayed_original ON postrider._replayed (original_id);
 CREATE INDEX replayed_at ON postrider._replayed (at);
 
--- Sends one finished message again, to its own endpoint; the id of the new one. Idempotency key and expiry are cleared.
-CREATE FUNCTION postrider.replay_message(message_id bigint) RETURNS bigint LANGUAGE plpgsql
-SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+-- A replay of many: nodes advance it in steps. What is selected was finished by started_at and is at most last_id.
+-- counted_to and position are ids: up to there it is counted, up to there it is replayed.
+CREATE TABLE postrider.replays (
+  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  state text NOT NULL DEFAULT 'running' CHECK (state IN ('running', 'stopped', 'completed')),
+  endpoint_id bigint,
+  event_type text,
+  ordering_key text,
+  status text CHECK (status IN ('completed', 'expired', 'cancelled', 'failed')),
+  created_from timestamptz,
+  created_until timestamptz,
+  to_endpoint_id bigint,
+  rate_limit jsonb,
+  rate_position timestamptz,
+  last_id bigint NOT NULL,
+  counted bigint NOT NULL DEFAULT 0,
+  counted_to bigint NOT NULL DEFAULT 0,
+  position bigint NOT NULL DEFAULT 0,
+  done bigint NOT NULL DEFAULT 0,
+  skipped jsonb NOT NULL DEFAULT '{}',
+  waiting text,
+  next_at timestamptz NOT NULL,
+  started_at timestamptz NOT NULL,
+  ended_at timestamptz
+);
+CREATE INDEX replays_next ON postrider.replays (next_at) WHERE state = 'running';
+
+-- Sends one finished message again, to its own endpoint or to another; the id of the new one. Idempotency key and
+-- expiry are cleared.
+CREATE FUNCTION postrider._replay_message(p_id bigint, p_to text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-  s postrider._story := postrider._story(message_id);
+  s postrider._story := postrider._story(p_id);
+  v_to text := coalesce(p_to, s.endpoint);
   v_id bigint;
 BEGIN
   IF s.state IN ('pending', 'processing') THEN
-    PERFORM postrider._conflict(format('message %s is %s; only a finished one can be replayed', message_id, s.state));
+    PERFORM postrider._conflict(format('message %s is %s; only a finished one can be replayed', p_id, s.state));
+  END IF;
+  IF p_to IS NULL AND postrider._endpoint_of(p_id) IS NULL THEN
+    PERFORM postrider._conflict(format('the endpoint of message %s was dropped; replay it to another one', p_id));
   END IF;
   IF s.payload IS NULL THEN
-    PERFORM postrider._conflict(format('message %s has no payload any more', message_id));
+    PERFORM postrider._conflict(format('message %s has no payload any more', p_id));
   END IF;
-  v_id := (postrider._send(s.endpoint, s.payload, s.content_type, s.priority, NULL, NULL, s.correlation_id, NULL,
+  v_id := (postrider._send(v_to, s.payload, s.content_type, s.priority, NULL, NULL, s.correlation_id, NULL,
     s.ordering_key, s.headers, s.options, s.event_type)).id;
-  INSERT INTO postrider._replayed (id, original_id, at) VALUES (v_id, message_id, postrider._now());
-  PERFORM postrider._log_event('replay', s.endpoint, jsonb_build_object('messages', 1, 'message', message_id));
+  INSERT INTO postrider._replayed (id, original_id, at) VALUES (v_id, p_id, postrider._now());
+  PERFORM postrider._log_event('replay', v_to,
+    jsonb_build_object('messages', 1, 'message', p_id, 'replayed_as', v_id));
   RETURN v_id;
+END $$;
+
+-- The endpoint of a finished message, unless it was dropped: another one may have its name now.
+CREATE FUNCTION postrider._endpoint_of(p_id bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
+  SELECT e.id FROM postrider.endpoints e
+  WHERE e.dropped_at IS NULL AND e.id = coalesce(
+    (SELECT a.endpoint_id FROM postrider.archive a WHERE a.id = p_id LIMIT 1),
+    (SELECT d.endpoint_id FROM postrider.dlq d WHERE d.message_id = p_id ORDER BY d.id DESC LIMIT 1))
+$$;
+
+CREATE FUNCTION postrider.replay_message(message_id bigint) RETURNS bigint LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  RETURN postrider._replay_message(message_id, NULL);
 END $$;
 
 -- Sends again what was created from p_from_ts on and before p_to_ts, in the order of ids; how many. p_status: completed,

@@ -50,9 +50,9 @@ BEGIN
       '_endpoint_statuses', '_as_json') ORDER BY p.oid;
   RETURN NEXT 'GRANT SELECT ON postrider.queue, postrider.dlq, postrider.archive, postrider.attempts, '
     'postrider.event_types, postrider.subscriptions, postrider.event_log, postrider.settings, postrider.nodes, '
-    'postrider.messages, postrider.endpoint_status TO postrider_admin';
-  RETURN NEXT 'GRANT SELECT ON postrider.event_log, postrider.settings, postrider.nodes, postrider.endpoint_status '
-    'TO postrider_monitor';
+    'postrider.messages, postrider.endpoint_status, postrider.replays TO postrider_admin';
+  RETURN NEXT 'GRANT SELECT ON postrider.event_log, postrider.settings, postrider.nodes, postrider.endpoint_status, '
+    'postrider.replays TO postrider_monitor';
   RETURN NEXT 'GRANT SELECT (name, description, created_at) ON postrider.event_types TO postrider_monitor';
   RETURN NEXT 'GRANT SELECT (id, pattern, endpoint_id, enabled, created_at) ON postrider.subscriptions TO postrider_monitor';
   -- Secrets are in config, and nobody is shown them again.

@@ -87,6 +87,10 @@ CREATE TRIGGER endpoints_dropped BEFORE UPDATE OF dropped_at ON postrider.endpoi
 WHEN (OLD.dropped_at IS NOT NULL AND NEW.dropped_at IS DISTINCT FROM OLD.dropped_at)
 EXECUTE FUNCTION postrider._refuse_change('an endpoint that was dropped does not come back; create another');
 
+CREATE TRIGGER replays_ended BEFORE UPDATE OF state ON postrider.replays FOR EACH ROW
+WHEN (OLD.state = 'completed' AND NEW.state <> 'completed')
+EXECUTE FUNCTION postrider._refuse_change('a replay that is completed stays so; start another');
+
 CREATE TRIGGER nodes_ended BEFORE UPDATE OF state ON postrider.nodes FOR EACH ROW
 WHEN (OLD.state <> 'live' AND NEW.state <> OLD.state)
 EXECUTE FUNCTION postrider._refuse_change('a node that left or was lost does not come back; it joins as another');

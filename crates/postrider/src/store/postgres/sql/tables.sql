@@ -212,6 +212,8 @@ CREATE TABLE postrider.dlq (
 CREATE INDEX dlq_message ON postrider.dlq (message_id);
 CREATE INDEX dlq_endpoint ON postrider.dlq (endpoint_id, status, id);
 CREATE INDEX dlq_died ON postrider.dlq (died_at);
+-- A redrive takes whole ordering keys.
+CREATE INDEX dlq_key ON postrider.dlq (key_scope, ordering_key, message_id) WHERE ordering_key IS NOT NULL;
 CREATE INDEX dlq_holds ON postrider.dlq (key_scope, ordering_key) WHERE holds_key;
 
 CREATE TABLE postrider.archive (

@@ -51,6 +51,14 @@ WHERE status <> 'redriven'
   AND NOT EXISTS (SELECT 1 FROM _postrider_queue AS q WHERE q.id = d.message_id)
   AND NOT EXISTS (SELECT 1 FROM _postrider_archive AS a WHERE a.id = d.message_id);
 
+CREATE VIEW postrider_replays AS
+SELECT r.id, r.state, e.name AS endpoint, r.event_type, r.ordering_key, r.status, TIME(r.created_from) AS created_from,
+  TIME(r.created_until) AS created_until, t.name AS to_endpoint, r.rate_limit,
+  CASE WHEN r.counted_to >= r.last_id THEN r.counted END AS total, r.done, r.skipped, r.waiting,
+  TIME(r.started_at) AS started_at, TIME(r.ended_at) AS ended_at
+FROM _postrider_replays AS r LEFT JOIN _postrider_endpoints AS e ON e.id = r.endpoint_id
+  LEFT JOIN _postrider_endpoints AS t ON t.id = r.to_endpoint_id;
+
 CREATE VIEW postrider_event_log AS
 SELECT id, TIME(at) AS at, kind, subject, detail FROM _postrider_event_log;
 

@@ -12,7 +12,7 @@ use super::super::sqlite::Sqlite;
 use super::super::world::{World, new_endpoint, to};
 use super::{Shop, refusal, send};
 
-const VIEWS: [&str; 12] = [
+const VIEWS: [&str; 13] = [
     "endpoints",
     "queue",
     "dlq",
@@ -22,6 +22,7 @@ const VIEWS: [&str; 12] = [
     "event_log",
     "event_types",
     "subscriptions",
+    "replays",
     "settings",
     "nodes",
     "endpoint_status",

@@ -13,6 +13,8 @@ pub(crate) mod suspects;
 pub(crate) mod keys;
 pub(crate) mod dead_letters;
 pub(crate) mod redriving;
+pub(crate) mod sweeping;
+pub(crate) mod replaying;
 pub(crate) mod retention;
 pub(crate) mod backpressure;
 pub(crate) mod pubsub;
@@ -194,6 +196,44 @@ macro_rules! conformance {
                 a_long_redrive_keeps_the_order_of_every_key,
                 a_redrive_that_does_not_fit_changes_nothing,
                 racing_long_redrives_yield_one_message_each,
+            }
+            sweeping {
+                letters_are_found_by_what_went_wrong_and_when,
+                a_sweep_takes_what_its_filter_selects_and_nothing_else,
+                a_sweep_tells_how_far_it_is,
+                a_sweep_keeps_the_order_of_every_key,
+                what_dies_during_a_sweep_is_not_swept_again,
+                a_sweep_discards_what_was_erased_and_lets_keys_go_on,
+                racing_sweeps_yield_one_message_each,
+                a_sweep_is_logged_once,
+                a_sweep_that_finds_no_room_stops_between_steps,
+                a_sweep_has_no_pages,
+            }
+            replaying {
+                a_replayed_message_is_a_new_one_that_knows_its_original,
+                every_finished_message_can_be_replayed_and_no_other,
+                a_message_is_replayed_to_another_endpoint_when_asked,
+                a_replay_takes_what_its_selection_says,
+                a_replay_may_go_to_another_endpoint,
+                a_replay_says_how_far_it_is,
+                what_finishes_after_the_start_is_not_replayed,
+                a_long_replay_keeps_the_order_of_what_was_sent,
+                a_replay_goes_on_after_a_crash_without_losing_or_doubling_any,
+                a_stopped_replay_goes_on_when_resumed,
+                what_cannot_be_replayed_is_skipped_and_says_why,
+                a_replay_has_a_rate_limit_of_its_own,
+                a_replay_waits_for_room_and_says_so,
+                a_replay_leaves_room_at_an_endpoint_with_a_limit_of_its_own,
+                a_replay_waits_for_a_disabled_endpoint,
+                large_messages_are_replayed_a_few_at_a_time,
+                a_preview_shows_ten_and_changes_nothing,
+                a_replay_that_makes_no_sense_is_refused,
+                replays_are_listed_from_the_newest_back,
+                only_so_many_replays_are_unfinished,
+                replays_take_turns,
+                replays_that_ended_go_after_their_days,
+                racing_nodes_replay_each_message_once,
+                a_letter_that_was_redriven_meanwhile_is_not_replayed,
             }
             retention {
                 letters_go_after_their_days_and_not_before,

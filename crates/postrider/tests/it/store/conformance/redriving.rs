@@ -13,7 +13,7 @@ use crate::store::world::{DEAD, Harness, World, to};
 const MANY: usize = 1500;
 
 /// All of them die, one after the other of each key.
-async fn kill_all<H: Harness>(world: &mut World<H>, messages: Vec<NewMessage>) -> Vec<MessageId> {
+pub(super) async fn kill_all<H: Harness>(world: &mut World<H>, messages: Vec<NewMessage>) -> Vec<MessageId> {
     let sent = world.store().send_batch(messages).await.unwrap();
     let mut left = sent.len();
     while left > 0 {

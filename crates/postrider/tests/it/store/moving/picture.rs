@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use postrider::rusqlite::Connection;
 use postrider::settings::Settings;
-use postrider::store::{DeadLetter, DlqFilter, DlqSummary, EventRecord, StoreStatus, Story};
+use postrider::store::{DeadLetter, DlqFilter, DlqSummary, EventRecord, Replay, StoreStatus, Story};
 use postrider::{MessageId, Operate};
 use serde_json::{Value, json};
 use test_servers::Address;
@@ -18,6 +18,7 @@ pub(super) struct Picture {
     letters: Vec<DeadLetter>,
     summary: Vec<DlqSummary>,
     status: StoreStatus,
+    replays: Vec<Replay>,
 }
 
 impl Picture {
@@ -53,6 +54,7 @@ impl Picture {
             letters: store.dlq(DlqFilter { limit: 10_000, ..DlqFilter::default() }).await.unwrap(),
             summary: store.dlq_summary().await.unwrap(),
             // Each database counts its own versions.
+            replays: store.replays(None, 1000).await.unwrap(),
             status: StoreStatus { schema_version: 0, ..store.status().await.unwrap() },
         }
     }
@@ -77,6 +79,8 @@ const TABLES: [(&str, &str, &[&str]); 11] = [
     ("dlq", "_postrider_dlq", &[]),
     ("archive", "_postrider_archive_", &["delivered_late", "place"]),
     ("attempts", "_postrider_attempts", &["id"]),
+    ("replays", "_postrider_replays", &[]),
+    ("_replayed", "_postrider_replayed", &[]),
     ("event_log", "_postrider_event_log", &[]),
 ];
 

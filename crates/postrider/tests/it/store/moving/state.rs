@@ -7,8 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use postrider::breaker::Circuit;
 use postrider::endpoint::{EndpointChange, EndpointId};
+use postrider::rate::{Interval, RateLimit};
 use postrider::rusqlite::Connection;
-use postrider::store::{AttemptOutcome, AttemptRecord, End, Redrive};
+use postrider::store::{
+    AttemptOutcome, AttemptRecord, End, NewReplay, Redrive, ReplaySelection, ReplayState, ReplayStatus,
+    ReplayTurn, Replays,
+};
 use postrider::verdict::{DeadReason, Verdict};
 use postrider::{MessageId, NewMessage, Operate, PostgresStore, State, Store};
 use serde_json::json;
@@ -39,6 +43,7 @@ async fn lived_in() -> World<Sqlite> {
     endpoints(&mut world).await;
     dead_letters(&mut world).await;
     queue(&mut world).await;
+    replays(&world).await;
     world
 }
 
@@ -217,6 +222,53 @@ async fn claims(world: &mut World<Sqlite>, endpoint: EndpointId) {
         let id = world.send(to("direct")).await;
         assert_eq!(world.state(id).await, State::Processing, "claimed for {node:?} at {direct:?}");
     }
+}
+
+/// One that is completed, one that was stopped on its way, one that waits for its endpoint.
+async fn replays(world: &World<Sqlite>) {
+    let limit = RateLimit { limit: 2, interval: Interval::Minute, burst: Some(3) };
+    let until = Some(world.now());
+    let selection = ReplaySelection { endpoint: Some("a".into()), until, ..ReplaySelection::default() };
+    let replay = NewReplay { selection, to: Some("paused".into()), rate_limit: None };
+    let store = world.store();
+    let advanced = async |id: i64, done: u64| {
+        while store.replay(id).await.unwrap().done < done {
+            store.advance_replays(2).await.unwrap();
+        }
+    };
+    let completed = store.start_replay(replay.clone()).await.unwrap().id;
+    advanced(completed, 1).await;
+    while let ReplayTurn::Worked = store.advance_replays(100).await.unwrap() {}
+    let limited = NewReplay { rate_limit: Some(limit), ..replay.clone() };
+    let stopped = store.start_replay(limited).await.unwrap().id;
+    advanced(stopped, 2).await;
+    store.stop_replay(stopped).await.unwrap();
+    let failed = ReplaySelection {
+        event_type: Some("order.paid".into()),
+        ordering_key: Some("k".into()),
+        status: Some(ReplayStatus::Failed),
+        from: Some(world.now()),
+        ..ReplaySelection::default()
+    };
+    store.start_replay(NewReplay { selection: failed, ..NewReplay::default() }).await.unwrap();
+    store.start_replay(NewReplay { to: Some("disabled".into()), ..replay }).await.unwrap();
+    while let ReplayTurn::Worked = store.advance_replays(100).await.unwrap() {}
+    let states: Vec<_> = store
+        .replays(None, 10)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|replay| (replay.state, replay.waiting.is_some()))
+        .collect();
+    assert_eq!(
+        states,
+        [
+            (ReplayState::Running, true),
+            (ReplayState::Completed, false),
+            (ReplayState::Stopped, false),
+            (ReplayState::Completed, false),
+        ]
+    );
 }
 
 async fn last_message(world: &World<Sqlite>) -> MessageId {

@@ -1,11 +1,14 @@
 //! Finished messages sent again.
 
-use postrider::{MessageId, NewMessage, Operate};
+use postrider::store::{
+    DlqFilter, NewReplay, ReplaySelection, ReplayState, ReplayTurn, Replays, SweepAction, Sweeps,
+};
+use postrider::{MessageId, NewMessage, Operate, PostgresStore, Store};
 use serde_json::json;
 
 use super::Postgres;
 use super::prompt::{self, Prompt};
-use crate::store::world::{World, short_lived, to};
+use crate::store::world::{DEAD, Harness, World, short_lived, to};
 
 /// With everything that a replay keeps or clears.
 fn rich(world: &World<Postgres>) -> NewMessage {
@@ -182,4 +185,109 @@ async fn a_range_may_be_larger_than_a_batch() {
     let payloads =
         owner.column("SELECT convert_from(payload, 'UTF8') FROM postrider.queue ORDER BY id").await;
     assert_eq!(payloads, ["1", "2", "3", "4", "5", "6", "7"]);
+}
+
+fn of_a() -> NewReplay {
+    let selection = ReplaySelection { endpoint: Some("a".into()), ..ReplaySelection::default() };
+    NewReplay { selection, ..NewReplay::default() }
+}
+
+async fn advance(store: &PostgresStore) {
+    while let ReplayTurn::Worked = store.advance_replays(7).await.unwrap() {}
+}
+
+/// As on several machines, each with a store of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nodes_that_advance_one_replay_lose_and_double_nothing() {
+    let (world, owner) = prompt::start().await;
+    let keyed = "p_ordering_key => CASE WHEN n % 3 = 0 THEN 'k' END";
+    let send = format!("postrider.send_with_options('a', to_jsonb(n), {keyed})");
+    owner.run(&format!("SELECT postrider.cancel_message({send}) FROM generate_series(1, 500) AS n")).await;
+    let id = world.store().start_replay(of_a()).await.unwrap().id;
+    let (one, two, three) =
+        (world.harness().open().await, world.harness().open().await, world.harness().open().await);
+    while world.store().replay(id).await.unwrap().state == ReplayState::Running {
+        tokio::join!(advance(&one), advance(&two), advance(&three));
+    }
+    let payloads =
+        owner.column("SELECT convert_from(payload, 'UTF8') FROM postrider.queue ORDER BY id").await;
+    assert_eq!(payloads, (1..=500).map(|n| n.to_string()).collect::<Vec<_>>(), "each once, in its order");
+    assert_eq!(world.store().replay(id).await.unwrap().done, 500);
+}
+
+/// Who sends to one of its keys and does not commit holds up this replay, but neither a person nor another replay.
+#[tokio::test]
+async fn a_replay_waits_for_a_sender_of_its_key_and_can_be_stopped_meanwhile() {
+    let (world, owner) = prompt::start().await;
+    let id = world.send(to("a").ordering_key("k")).await;
+    world.store().cancel(id).await.unwrap();
+    let sender = Prompt::of(&world).await;
+    sender.run("BEGIN").await;
+    sender.run("SELECT postrider.send_with_options('a', '1', p_ordering_key => 'k')").await;
+    let replay = world.store().start_replay(of_a()).await.unwrap().id;
+    advance(world.store()).await;
+    let waiting = world.store().replay(replay).await.unwrap();
+    assert_eq!((waiting.done, waiting.state), (0, ReplayState::Running));
+    assert!(waiting.waiting.is_some_and(|says| says.contains("in the middle of its transaction")));
+    world.store().stop_replay(replay).await.unwrap();
+    world.store().resume_replay(replay).await.unwrap();
+    sender.run("COMMIT").await;
+    advance(world.store()).await;
+    assert_eq!(world.store().replay(replay).await.unwrap().state, ReplayState::Completed);
+    assert_eq!(originals_of(&owner).await, [id]);
+}
+
+async fn originals_of(owner: &Prompt) -> Vec<MessageId> {
+    let replayed = "SELECT original_id FROM postrider._replayed ORDER BY id";
+    owner.column(replayed).await.iter().map(|id| MessageId(id.parse().expect("an id"))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn letters_that_two_nodes_redrive_at_once_are_queued_once() {
+    let (mut world, owner) = prompt::start().await;
+    let message = |at: usize| NewMessage { ordering_key: (at % 3 == 0).then(|| "k".into()), ..to("a") };
+    let sent = world.store().send_batch((0..400).map(message).collect()).await.unwrap();
+    let mut left = sent.len();
+    while left > 0 {
+        let tickets = world.claim(world.a, 1000).await;
+        left -= tickets.len();
+        for ticket in tickets {
+            world.settle(ticket, DEAD).await;
+        }
+    }
+    let (one, two) = (world.harness().open().await, world.harness().open().await);
+    let sweep = async |store: &PostgresStore| {
+        let (mut next, mut done) = (None, 0);
+        loop {
+            let sweep = store.sweep(SweepAction::Redrive, DlqFilter::default(), next).await.unwrap();
+            done = sweep.done.max(done);
+            match sweep.next {
+                Some(cursor) => next = Some(cursor),
+                None => return done,
+            }
+        }
+    };
+    let (first, second) = tokio::join!(sweep(&one), sweep(&two));
+    assert_eq!(first + second, 400);
+    assert_eq!(owner.number("SELECT count(*) FROM postrider.queue").await, 400);
+    let in_order = "SELECT bool_and(ok) FROM (SELECT key_position > lag(key_position, 1, key_position - 1) OVER (ORDER BY id) AS ok
+                    FROM postrider.queue WHERE ordering_key = 'k') AS pairs";
+    assert_eq!(owner.value(in_order).await, "t");
+}
+
+/// What people at a prompt see of it.
+#[tokio::test]
+async fn a_replay_is_a_row_that_can_be_read() {
+    let (world, owner) = prompt::start().await;
+    let id = world.send(to("a")).await;
+    world.store().cancel(id).await.unwrap();
+    let replay = world.store().start_replay(of_a()).await.unwrap().id;
+    advance(world.store()).await;
+    let row = format!(
+        "SELECT concat_ws(' ', state, counted, done, skipped) FROM postrider.replays WHERE id = {replay}"
+    );
+    assert_eq!(owner.value(&row).await, "completed 1 1 {}");
+    let story = owner.value(&format!("SELECT postrider.message({id})->>'replayed_as'")).await;
+    assert_eq!(story, format!("[{}]", id.0 + 1));
+    owner.refuses("UPDATE postrider.replays SET state = 'running'", "55000", "stays so; start another").await;
 }

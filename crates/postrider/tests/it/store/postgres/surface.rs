@@ -18,7 +18,7 @@ use crate::store::world::{Ticket, due, join};
 /// Every public function with its arguments and what it returns: the contract.
 const FUNCTIONS: &str = include_str!("surface.txt");
 
-const RELATIONS: [&str; 12] = [
+const RELATIONS: [&str; 13] = [
     "archive",
     "attempts",
     "dlq",
@@ -29,6 +29,7 @@ const RELATIONS: [&str; 12] = [
     "messages",
     "nodes",
     "queue",
+    "replays",
     "settings",
     "subscriptions",
 ];

@@ -1,0 +1,132 @@
+//! A step of a sweep: the next letters of a filter are looked up, then redriven or discarded in one transaction.
+
+use deadpool_postgres::Transaction;
+use jiff::Timestamp;
+use postgres_types::Json;
+use serde_json::json;
+
+use super::Shared;
+use super::dlq::{Matching, REDRIVABLE};
+use super::errors::store_error;
+use super::row::{big_count, count};
+use crate::store::{DlqFilter, Result, Sweep, SweepAction, SweepCursor, check_sweep};
+
+/// Letters in one step, and what else there is of their keys: a few milliseconds.
+const STEP_LETTERS: i64 = 250;
+/// What can be discarded: also what was erased, or has no endpoint any more.
+const DISCARDABLE: &str = "d.status = 'failed'";
+
+pub(super) async fn step(
+    shared: &Shared,
+    action: SweepAction,
+    filter: &DlqFilter,
+    from: Option<SweepCursor>,
+) -> Result<Sweep> {
+    check_sweep(filter)?;
+    let cursor = match from {
+        Some(cursor) => cursor,
+        None => begin(shared, action, filter).await?,
+    };
+    let (letters, position) = next(shared, action, filter, cursor).await?;
+    if letters.is_empty() {
+        return Ok(cursor.after(None, cursor.done, cursor.event));
+    }
+    let mut client = shared.pool.client().await?;
+    let transaction = client.transaction().await.map_err(store_error)?;
+    let done = cursor.done + u64::from(take(&transaction, action, &letters).await?);
+    let event = log(&transaction, action, filter, cursor.event, done).await?;
+    transaction.commit().await.map_err(store_error)?;
+    Ok(cursor.after(position, done, event))
+}
+
+fn possible(action: SweepAction) -> &'static str {
+    match action {
+        SweepAction::Redrive => REDRIVABLE,
+        SweepAction::Discard => DISCARDABLE,
+    }
+}
+
+async fn begin(shared: &Shared, action: SweepAction, filter: &DlqFilter) -> Result<SweepCursor> {
+    let matching = Matching::new(shared, filter).await?;
+    let (possible, conditions) = (possible(action), &matching.conditions);
+    let sql = format!(
+        "SELECT coalesce((SELECT max(id) FROM postrider.dlq), 0),
+           (SELECT count(*) FROM postrider.dlq d WHERE {possible} AND {conditions})"
+    );
+    let row = shared.pool.query_one(&sql, &matching.parameters()).await?;
+    Ok(SweepCursor::begin(row.get(0), big_count(&row, 1)))
+}
+
+/// In the order of their messages, and up to which message that is; None when there are no more. A key whose letters came
+/// back by halves would go on with what was sent later, so all that there is of a key goes along.
+async fn next(
+    shared: &Shared,
+    action: SweepAction,
+    filter: &DlqFilter,
+    from: SweepCursor,
+) -> Result<(Vec<i64>, Option<i64>)> {
+    let mut matching = Matching::new(shared, filter).await?;
+    let newest = matching.parameter(from.newest);
+    let position = matching.parameter(from.position);
+    let limit = matching.parameter(STEP_LETTERS);
+    let (possible, conditions) = (possible(action), &matching.conditions);
+    let selected = format!("d.id <= {newest} AND {possible} AND {conditions}");
+    let sql = format!(
+        "WITH first AS MATERIALIZED (
+           SELECT d.id, d.message_id, d.key_scope, d.ordering_key FROM postrider.dlq d
+           WHERE d.message_id > {position} AND {selected} ORDER BY d.message_id, d.id LIMIT {limit}
+         ), last AS (
+           SELECT max(message_id) AS message_id, count(*) = {limit} AS there_is_more FROM first
+         ), rest AS (
+           SELECT d.id, d.message_id
+           FROM (SELECT DISTINCT key_scope, ordering_key FROM first WHERE ordering_key IS NOT NULL) AS k, last,
+             LATERAL (SELECT d.* FROM postrider.dlq d WHERE d.key_scope = k.key_scope AND d.ordering_key = k.ordering_key
+                        AND d.ordering_key IS NOT NULL AND d.message_id > last.message_id AND {selected}) AS d
+         )
+         SELECT l.id, CASE WHEN last.there_is_more THEN last.message_id END
+         FROM (SELECT id, message_id FROM first UNION ALL SELECT id, message_id FROM rest) AS l, last
+         ORDER BY l.message_id, l.id"
+    );
+    let rows = shared.pool.query(&sql, &matching.parameters()).await?;
+    Ok((rows.iter().map(|row| row.get(0)).collect(), rows.first().and_then(|row| row.get(1))))
+}
+
+/// As far as they are still `failed`: whoever is first has a letter.
+async fn take(transaction: &Transaction<'_>, action: SweepAction, letters: &Vec<i64>) -> Result<u32> {
+    let row = match action {
+        SweepAction::Redrive => {
+            let room = "SELECT postrider._redrive_room($1)";
+            transaction.query(room, &[letters]).await.map_err(store_error)?;
+            let due_at: Timestamp =
+                transaction.query_one("SELECT postrider._now()", &[]).await.map_err(store_error)?.get(0);
+            let step = "SELECT postrider._redrive_step($1, $2)";
+            transaction.query_one(step, &[letters, &due_at]).await
+        }
+        SweepAction::Discard => {
+            transaction.query_one("SELECT postrider._discard_letters($1)", &[letters]).await
+        }
+    };
+    Ok(count(&row.map_err(store_error)?, 0))
+}
+
+/// One line for all steps. A cursor comes from outside, so the line it names may be gone, or another's.
+async fn log(
+    transaction: &Transaction<'_>,
+    action: SweepAction,
+    filter: &DlqFilter,
+    event: Option<i64>,
+    done: u64,
+) -> Result<Option<i64>> {
+    let detail = Json(json!({ "messages": done, "selection": { "matching": filter } }));
+    let amend = "UPDATE postrider.event_log SET detail = $3 WHERE id = $1 AND kind = $2 RETURNING id";
+    let amended = transaction.query_opt(amend, &[&event, &action.as_str(), &detail]).await;
+    if let Some(row) = amended.map_err(store_error)? {
+        return Ok(Some(row.get(0)));
+    }
+    if done == 0 {
+        return Ok(None);
+    }
+    let begin = "SELECT postrider._log_event($1, NULL, $2)";
+    let row = transaction.query_one(begin, &[&action.as_str(), &detail]).await.map_err(store_error)?;
+    Ok(Some(row.get(0)))
+}

@@ -1,0 +1,241 @@
+//! Replay: finished messages are sent again, as new ones that refer to the old.
+//!
+//! A replay of many is a row in the store. Nodes advance it in bounded steps: each makes its messages and moves the
+//! replay's position in one transaction, so that a crash neither loses nor doubles any, and whoever comes next goes on.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::Result;
+use crate::clock::truncated;
+use crate::error::{Invalid, StoreError};
+use crate::message::MessageId;
+use crate::rate::RateLimit;
+use crate::send::check_key;
+
+/// Messages that a preview shows.
+pub const SAMPLE_MAX: usize = 10;
+/// Replays that are not at their end; each is looked at in turn.
+pub const UNFINISHED_MAX: u64 = 100;
+/// Messages made in one step are of so many bytes, or one.
+pub(crate) const STEP_BYTES_MAX: i64 = 4 << 20;
+/// A replay that waits for room, or for an endpoint, looks again after this long.
+pub(crate) const PATIENCE_SECONDS: u64 = 2;
+
+#[async_trait]
+pub trait Replays: Send + Sync + 'static {
+    /// Sends one finished message again, to its own endpoint or to another; the id of the new one.
+    async fn replay_message(&self, id: MessageId, to: Option<&str>) -> Result<MessageId>;
+
+    /// What this replay would send if it were started now. Changes nothing.
+    async fn preview_replay(&self, replay: NewReplay) -> Result<ReplayPreview>;
+
+    /// What is selected is fixed from now on: what finishes later is not replayed. Nodes do the rest.
+    async fn start_replay(&self, replay: NewReplay) -> Result<Replay>;
+    async fn replay(&self, id: i64) -> Result<Replay>;
+    /// Newest first, older than `before`.
+    async fn replays(&self, before: Option<i64>, limit: usize) -> Result<Vec<Replay>>;
+    /// It goes on where it was when it is resumed.
+    async fn stop_replay(&self, id: i64) -> Result<Replay>;
+    async fn resume_replay(&self, id: i64) -> Result<Replay>;
+}
+
+/// Which messages are replayed: those that all of this is true of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReplaySelection {
+    pub endpoint: Option<String>,
+    pub event_type: Option<String>,
+    pub ordering_key: Option<String>,
+    /// None is everything in the archive.
+    pub status: Option<ReplayStatus>,
+    /// Created from then on.
+    pub from: Option<Timestamp>,
+    /// Created before.
+    pub until: Option<Timestamp>,
+}
+
+/// How a message ended that is replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReplayStatus {
+    Completed,
+    Expired,
+    Cancelled,
+    /// In the DLQ, neither redriven nor discarded. It stays there.
+    Failed,
+}
+
+impl ReplayStatus {
+    pub const ALL: [Self; 4] = [Self::Completed, Self::Expired, Self::Cancelled, Self::Failed];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Expired => "expired",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.as_str() == name)
+    }
+}
+
+/// A replay as it is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NewReplay {
+    #[serde(flatten)]
+    pub selection: ReplaySelection,
+    /// The endpoint that all of them go to; each to its own unless said.
+    pub to: Option<String>,
+    /// Of this replay alone; the endpoint's own holds as well.
+    pub rate_limit: Option<RateLimit>,
+}
+
+impl NewReplay {
+    /// What can be said of it without looking anywhere. Times are as exact as stores keep them afterwards.
+    pub(crate) fn checked(mut self) -> Result<Self, StoreError> {
+        let selection = &mut self.selection;
+        selection.from = selection.from.map(truncated);
+        selection.until = selection.until.map(truncated);
+        if *selection == ReplaySelection::default() {
+            let rule = "select something: endpoint, event_type, ordering_key, status, from or until";
+            return Err(Invalid::new("selection", rule).into());
+        }
+        for (field, key) in [("event_type", &selection.event_type), ("ordering_key", &selection.ordering_key)]
+        {
+            key.as_deref().map_or(Ok(()), |key| check_key(field, key))?;
+        }
+        if let (Some(from), Some(until)) = (selection.from, selection.until)
+            && until <= from
+        {
+            return Err(Invalid::new("until", "must be later than from").into());
+        }
+        if let Some(limit) = &self.rate_limit {
+            let value = serde_json::to_value(limit).expect("numbers become JSON");
+            RateLimit::check("rate_limit", &value)?;
+        }
+        Ok(self)
+    }
+}
+
+/// What a replay would do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplayPreview {
+    /// How many would be sent.
+    pub count: u64,
+    /// How many are selected and cannot be, by reason.
+    pub skipped: BTreeMap<String, u64>,
+    /// The first of those that would be sent, at most [`SAMPLE_MAX`].
+    pub sample: Vec<ReplaySample>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplaySample {
+    pub id: MessageId,
+    pub endpoint: String,
+    pub status: ReplayStatus,
+    pub event_type: Option<String>,
+    pub ordering_key: Option<String>,
+    pub created_at: Timestamp,
+}
+
+/// A replay and how far it has come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replay {
+    pub id: i64,
+    pub state: ReplayState,
+    #[serde(flatten)]
+    pub selection: ReplaySelection,
+    pub to: Option<String>,
+    pub rate_limit: Option<RateLimit>,
+    /// How many are selected; None until they are counted.
+    pub total: Option<u64>,
+    /// How many were sent.
+    pub done: u64,
+    /// How many could not be, by reason: see [`Skip`].
+    pub skipped: BTreeMap<String, u64>,
+    /// What it waits for, in words.
+    pub waiting: Option<String>,
+    pub started_at: Timestamp,
+    /// When it was stopped or completed.
+    pub ended_at: Option<Timestamp>,
+}
+
+impl Replay {
+    pub fn skipped_count(&self) -> u64 {
+        self.skipped.values().sum()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReplayState {
+    Running,
+    Stopped,
+    Completed,
+}
+
+impl ReplayState {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Stopped => "stopped",
+            Self::Completed => "completed",
+        }
+    }
+
+    pub(crate) fn named(name: &str) -> Self {
+        match name {
+            "stopped" => Self::Stopped,
+            "completed" => Self::Completed,
+            _ => Self::Running,
+        }
+    }
+}
+
+/// Why a selected message was not sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Skip {
+    /// It was erased, or the archive kept its metadata only.
+    NoPayload,
+    /// Its endpoint is not there any more.
+    EndpointDropped,
+    /// Its headers or options are not for the endpoint it would go to.
+    Invalid,
+    /// A limit was lowered since.
+    TooLarge,
+}
+
+impl Skip {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoPayload => "no_payload",
+            Self::EndpointDropped => "endpoint_dropped",
+            Self::Invalid => "invalid",
+            Self::TooLarge => "too_large",
+        }
+    }
+}
+
+pub(crate) fn too_many_replays() -> String {
+    format!(
+        "{UNFINISHED_MAX} replays are running or stopped; wait until some are completed, or until the stopped ones \
+         are old enough to go"
+    )
+}
+
+/// How a turn of [`super::Store::advance_replays`] went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplayTurn {
+    /// There may be more to do at once.
+    Worked,
+    /// Nothing is to be done before; None until one is started.
+    Idle(Option<Timestamp>),
+}

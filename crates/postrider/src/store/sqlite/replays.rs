@@ -1,0 +1,225 @@
+//! Replays as rows: start, look, stop, resume. `replaying.rs` takes them further.
+
+use jiff::Timestamp;
+use rusqlite::types::Type;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde_json::json;
+
+use super::endpoints;
+use super::finished::Selected;
+use super::row::{at, micros_of, optional_at};
+use super::writer::Write;
+use super::{events, storage_error};
+use crate::endpoint::EndpointId;
+use crate::error::StoreError;
+use crate::rate::RateLimit;
+use crate::store::{
+    NewReplay, Replay, ReplayPreview, ReplaySelection, ReplayState, ReplayStatus, Result, SAMPLE_MAX, Skip,
+    UNFINISHED_MAX, too_many_replays,
+};
+
+/// The columns that [`told`] reads, in its order.
+const COLUMNS: &str = "r.id, r.state, (SELECT name FROM _postrider_endpoints WHERE id = r.endpoint_id), r.event_type, \
+     r.ordering_key, r.status, r.created_from, r.created_until, \
+     (SELECT name FROM _postrider_endpoints WHERE id = r.to_endpoint_id), r.rate_limit, \
+     CASE WHEN r.counted_to >= r.last_id THEN r.counted END, r.done, r.skipped, r.waiting, r.started_at, r.ended_at";
+
+pub(super) fn start(write: &mut Write<'_>, replay: &NewReplay) -> Result<Replay> {
+    let id_of = |name: &String| write.known.by_name(name).map(|endpoint| endpoint.id.0);
+    let endpoint = replay.selection.endpoint.as_ref().map(id_of).transpose()?;
+    let to = replay.to.as_ref().map(id_of).transpose()?;
+    let unfinished: u64 = write
+        .conn
+        .query_row("SELECT count(*) FROM _postrider_replays WHERE state <> 'completed'", [], |row| row.get(0))
+        .map_err(storage_error)?;
+    if unfinished >= UNFINISHED_MAX {
+        return Err(StoreError::Conflict(too_many_replays()));
+    }
+    let now = micros_of(write.now);
+    let selection = &replay.selection;
+    let id = write
+        .conn
+        .prepare_cached(
+            "INSERT INTO _postrider_replays (state, endpoint_id, event_type, ordering_key, status, created_from,
+               created_until, to_endpoint_id, rate_limit, last_id, next_at, started_at)
+             VALUES ('running', ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8,
+               (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = '_postrider_queue'), ?9, ?9)",
+        )
+        .and_then(|mut statement| {
+            statement.insert(params![
+                endpoint,
+                selection.event_type,
+                selection.ordering_key,
+                selection.status.map(ReplayStatus::as_str),
+                selection.from.map(micros_of),
+                selection.until.map(micros_of),
+                to,
+                replay.rate_limit.map(|limit| json!(limit).to_string()),
+                now,
+            ])
+        })
+        .map_err(storage_error)?;
+    log(write, "replay.started", id, &json!(replay))?;
+    load(write.conn, id)
+}
+
+pub(super) fn load(conn: &Connection, id: i64) -> Result<Replay> {
+    conn.prepare_cached(&format!("SELECT {COLUMNS} FROM _postrider_replays AS r WHERE r.id = ?1"))
+        .and_then(|mut statement| statement.query_row([id], told).optional())
+        .map_err(storage_error)?
+        .ok_or_else(|| StoreError::Unknown { what: "replay", name: id.to_string() })
+}
+
+pub(super) fn list(conn: &Connection, before: Option<i64>, limit: usize) -> rusqlite::Result<Vec<Replay>> {
+    conn.prepare_cached(&format!(
+        "SELECT {COLUMNS} FROM _postrider_replays AS r WHERE r.id < ?1 ORDER BY r.id DESC LIMIT ?2"
+    ))?
+    .query_map(params![before.unwrap_or(i64::MAX), limit as i64], told)?
+    .collect()
+}
+
+pub(super) fn stop(write: &mut Write<'_>, id: i64) -> Result<Replay> {
+    if expect_unfinished(write.conn, id)? == ReplayState::Running {
+        let sql =
+            "UPDATE _postrider_replays SET state = 'stopped', waiting = NULL, ended_at = ?2 WHERE id = ?1";
+        write.conn.execute(sql, params![id, micros_of(write.now)]).map_err(storage_error)?;
+        log(write, "replay.stopped", id, &json!({}))?;
+    }
+    load(write.conn, id)
+}
+
+pub(super) fn resume(write: &mut Write<'_>, id: i64) -> Result<Replay> {
+    if expect_unfinished(write.conn, id)? == ReplayState::Stopped {
+        let sql =
+            "UPDATE _postrider_replays SET state = 'running', next_at = ?2, ended_at = NULL WHERE id = ?1";
+        write.conn.execute(sql, params![id, micros_of(write.now)]).map_err(storage_error)?;
+        log(write, "replay.resumed", id, &json!({}))?;
+    }
+    load(write.conn, id)
+}
+
+fn expect_unfinished(conn: &Connection, id: i64) -> Result<ReplayState> {
+    match load(conn, id)?.state {
+        ReplayState::Completed => Err(StoreError::Conflict(format!("replay {id} is completed already"))),
+        state @ (ReplayState::Running | ReplayState::Stopped) => Ok(state),
+    }
+}
+
+pub(super) fn log(write: &mut Write<'_>, kind: &str, id: i64, detail: &serde_json::Value) -> Result<()> {
+    events::log(write, kind, Some(&id.to_string()), detail)
+}
+
+/// What it would send if it were started now.
+pub(super) fn preview(conn: &Connection, now: Timestamp, replay: &NewReplay) -> Result<ReplayPreview> {
+    let id_of = |name: &String| endpoints::load_by_name(conn, name).map(|endpoint| endpoint.id);
+    let endpoint = replay.selection.endpoint.as_ref().map(id_of).transpose()?;
+    let to = replay.to.as_ref().map(id_of).transpose()?;
+    let ReplaySelection { event_type, ordering_key, status, from, until, .. } = replay.selection.clone();
+    let (from, until) = (from.map(micros_of), until.map(micros_of));
+    let selected =
+        Selected { endpoint, event_type, ordering_key, status, from, until, finished_by: micros_of(now) };
+    let [count, no_payload, dropped] = selected.count_all(conn, i64::MAX, to).map_err(storage_error)?;
+    let skipped = [(Skip::NoPayload, no_payload), (Skip::EndpointDropped, dropped)];
+    let skipped = skipped.into_iter().filter(|(_, count)| *count > 0);
+    Ok(ReplayPreview {
+        count,
+        skipped: skipped.map(|(skip, count)| (skip.as_str().to_owned(), count)).collect(),
+        sample: selected.sample(conn, i64::MAX, to, SAMPLE_MAX).map_err(storage_error)?,
+    })
+}
+
+/// Those that ended long ago, oldest first.
+pub(super) fn clean_up(write: &mut Write<'_>, before: i64, limit: usize) -> Result<usize> {
+    let sql = "DELETE FROM _postrider_replays WHERE id IN
+                 (SELECT id FROM _postrider_replays WHERE ended_at <= ?1 ORDER BY id LIMIT ?2)";
+    write.conn.execute(sql, params![before, limit as i64]).map_err(storage_error)
+}
+
+fn told(row: &Row<'_>) -> rusqlite::Result<Replay> {
+    Ok(Replay {
+        id: row.get(0)?,
+        state: ReplayState::named(row.get_ref(1)?.as_str()?),
+        selection: ReplaySelection {
+            endpoint: row.get(2)?,
+            event_type: row.get(3)?,
+            ordering_key: row.get(4)?,
+            status: row.get_ref(5)?.as_str_or_null()?.and_then(ReplayStatus::named),
+            from: optional_at(row.get(6)?),
+            until: optional_at(row.get(7)?),
+        },
+        to: row.get(8)?,
+        rate_limit: rate_limit(row, 9)?,
+        total: row.get(10)?,
+        done: row.get(11)?,
+        skipped: json_of(row, 12)?,
+        waiting: row.get(13)?,
+        started_at: at(row.get(14)?),
+        ended_at: optional_at(row.get(15)?),
+    })
+}
+
+fn rate_limit(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<RateLimit>> {
+    match row.get_ref(column)?.as_str_or_null()? {
+        None => Ok(None),
+        Some(_) => json_of(row, column).map(Some),
+    }
+}
+
+fn json_of<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
+    serde_json::from_str(row.get_ref(column)?.as_str()?)
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
+}
+
+/// A replay that is running, as the next step needs it.
+#[derive(Clone, Debug)]
+pub(super) struct Running {
+    pub(super) id: i64,
+    pub(super) selected: Selected,
+    pub(super) to: Option<EndpointId>,
+    pub(super) rate_limit: Option<RateLimit>,
+    pub(super) rate_position: Option<Timestamp>,
+    pub(super) last_id: i64,
+    pub(super) counted_to: i64,
+    pub(super) position: i64,
+}
+
+/// Whose turn it is; else when the next one has something to do.
+pub(super) fn next_running(
+    conn: &Connection,
+    now: Timestamp,
+) -> rusqlite::Result<std::result::Result<Running, Option<Timestamp>>> {
+    let first = conn
+        .prepare_cached(
+            "SELECT id, endpoint_id, event_type, ordering_key, status, created_from, created_until, to_endpoint_id,
+               rate_limit, rate_position, last_id, counted_to, position, started_at, next_at
+             FROM _postrider_replays WHERE state = 'running' ORDER BY next_at, id LIMIT 1",
+        )?
+        .query_row([], |row| Ok((running(row)?, at(row.get(14)?))))
+        .optional()?;
+    Ok(match first {
+        Some((running, next_at)) if next_at <= now => Ok(running),
+        Some((_, next_at)) => Err(Some(next_at)),
+        None => Err(None),
+    })
+}
+
+fn running(row: &Row<'_>) -> rusqlite::Result<Running> {
+    Ok(Running {
+        id: row.get(0)?,
+        selected: Selected {
+            endpoint: row.get::<_, Option<i64>>(1)?.map(EndpointId),
+            event_type: row.get(2)?,
+            ordering_key: row.get(3)?,
+            status: row.get_ref(4)?.as_str_or_null()?.and_then(ReplayStatus::named),
+            from: row.get(5)?,
+            until: row.get(6)?,
+            finished_by: row.get(13)?,
+        },
+        to: row.get::<_, Option<i64>>(7)?.map(EndpointId),
+        rate_limit: rate_limit(row, 8)?,
+        rate_position: optional_at(row.get(9)?),
+        last_id: row.get(10)?,
+        counted_to: row.get(11)?,
+        position: row.get(12)?,
+    })
+}

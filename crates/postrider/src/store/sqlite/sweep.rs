@@ -1,0 +1,168 @@
+//! A step of a sweep: the next letters of a filter are looked up beside the writer, then redriven or discarded.
+
+use std::collections::HashSet;
+
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension, params_from_iter};
+use serde_json::json;
+
+use super::keys::Key;
+use super::redrive::{self, REDRIVABLE};
+use super::writer::{Commit, Write};
+use super::{SqliteStore, dlq, events, storage_error};
+use crate::endpoint::EndpointId;
+use crate::store::{DlqFilter, Result, Sweep, SweepAction, SweepCursor, check_sweep};
+
+/// Letters in one step, and what else there is of their keys: about 4 ms.
+const STEP_LETTERS: usize = 100;
+/// What can be discarded: also what was erased, or has no endpoint any more.
+const DISCARDABLE: &str = "d.status = 'failed'";
+
+#[derive(Clone, Debug)]
+struct Letter {
+    id: i64,
+    message: i64,
+    endpoint: EndpointId,
+    key: Option<Key>,
+}
+
+pub(super) async fn step(
+    store: &SqliteStore,
+    action: SweepAction,
+    filter: DlqFilter,
+    from: Option<SweepCursor>,
+) -> Result<Sweep> {
+    check_sweep(&filter)?;
+    let looked = filter.clone();
+    let (cursor, letters, position) = store
+        .read(move |conn| {
+            let select = Select::new(conn, action, &looked)?;
+            let cursor = match from {
+                Some(cursor) => cursor,
+                None => select.begin(conn).map_err(storage_error)?,
+            };
+            let (letters, position) = select.next(conn, cursor).map_err(storage_error)?;
+            Ok((cursor, letters, position))
+        })
+        .await?;
+    if letters.is_empty() {
+        return Ok(cursor.after(None, cursor.done, cursor.event));
+    }
+    store.write(Commit::Durable, move |write| take(write, action, &filter, cursor, &letters, position)).await
+}
+
+/// The filter in words of SQL.
+struct Select {
+    possible: &'static str,
+    conditions: String,
+    values: Vec<Value>,
+}
+
+impl Select {
+    fn new(conn: &Connection, action: SweepAction, filter: &DlqFilter) -> Result<Self> {
+        let (conditions, values) = dlq::conditions(conn, filter)?;
+        let possible = match action {
+            SweepAction::Redrive => REDRIVABLE,
+            SweepAction::Discard => DISCARDABLE,
+        };
+        Ok(Self { possible, conditions, values })
+    }
+
+    fn begin(&self, conn: &Connection) -> rusqlite::Result<SweepCursor> {
+        let newest = conn.query_row(
+            "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = '_postrider_dlq'",
+            [],
+            |row| row.get(0),
+        )?;
+        let Self { possible, conditions, values } = self;
+        let sql = format!("SELECT count(*) FROM _postrider_dlq d WHERE {possible} AND {conditions}");
+        let total = conn.prepare(&sql)?.query_row(params_from_iter(values), |row| row.get(0))?;
+        Ok(SweepCursor::begin(newest, total))
+    }
+
+    /// By message, and up to which message that is; None when there are no more.
+    fn next(&self, conn: &Connection, from: SweepCursor) -> rusqlite::Result<(Vec<Letter>, Option<i64>)> {
+        let after = [Value::from(from.newest), Value::from(from.position)];
+        let mut letters =
+            self.letters(conn, "d.id <= ? AND d.message_id > ?", &after, STEP_LETTERS as i64)?;
+        let position = letters.last().filter(|_| letters.len() == STEP_LETTERS).map(|last| last.message);
+        let Some(position) = position else { return Ok((letters, None)) };
+        // A key whose letters came back by halves would go on with what was sent later.
+        let keys: HashSet<Key> = letters.iter().filter_map(|letter| letter.key.clone()).collect();
+        for Key { scope, key } in keys {
+            let of_key = "d.id <= ? AND d.message_id > ? AND d.key_scope = ? AND d.ordering_key = ?";
+            let values = [Value::from(from.newest), position.into(), scope.into(), key.into()];
+            letters.extend(self.letters(conn, of_key, &values, i64::MAX)?);
+        }
+        letters.sort_by_key(|letter| letter.message);
+        Ok((letters, Some(position)))
+    }
+
+    fn letters(
+        &self,
+        conn: &Connection,
+        also: &str,
+        also_values: &[Value],
+        limit: i64,
+    ) -> rusqlite::Result<Vec<Letter>> {
+        let Self { possible, conditions, values } = self;
+        let sql = format!(
+            "SELECT d.id, d.message_id, d.endpoint_id, d.key_scope, d.ordering_key FROM _postrider_dlq d
+             WHERE {also} AND {possible} AND {conditions} ORDER BY d.message_id, d.id LIMIT ?"
+        );
+        let values = also_values.iter().chain(values).cloned().chain([limit.into()]);
+        conn.prepare_cached(&sql)?
+            .query_map(params_from_iter(values), |row| {
+                Ok(Letter {
+                    id: row.get(0)?,
+                    message: row.get(1)?,
+                    endpoint: EndpointId(row.get(2)?),
+                    key: Key::of(row.get(3)?, row.get(4)?),
+                })
+            })?
+            .collect()
+    }
+}
+
+/// As far as they are still `failed`: whoever is first has a letter.
+fn take(
+    write: &mut Write<'_>,
+    action: SweepAction,
+    filter: &DlqFilter,
+    cursor: SweepCursor,
+    letters: &[Letter],
+    position: Option<i64>,
+) -> Result<Sweep> {
+    let mut done = cursor.done;
+    match action {
+        SweepAction::Redrive => {
+            redrive::room_for(write, letters.iter().map(|letter| letter.endpoint))?;
+            // Each goes before everything pending of its key, so the last of them goes first.
+            for letter in letters.iter().rev() {
+                done += u64::from(redrive::put_back(write, letter.id, letter.endpoint, write.now)?);
+            }
+        }
+        SweepAction::Discard => {
+            for letter in letters {
+                done += u64::from(dlq::discard_if_failed(write, letter.id)?);
+            }
+        }
+    }
+    let detail = json!({ "messages": done, "selection": { "matching": filter } });
+    let event = match logged(write, action, cursor.event)? {
+        Some(event) => events::amend(write, event, &detail).map(|()| Some(event))?,
+        None if done > 0 => Some(events::begin(write, action.as_str(), None, &detail)?),
+        None => None,
+    };
+    Ok(cursor.after(position, done, event))
+}
+
+/// Its line in the log, if it has one and that is still there. A cursor comes from outside.
+fn logged(write: &Write<'_>, action: SweepAction, event: Option<i64>) -> Result<Option<i64>> {
+    let Some(event) = event else { return Ok(None) };
+    write
+        .conn
+        .prepare_cached("SELECT id FROM _postrider_event_log WHERE id = ?1 AND kind = ?2")
+        .and_then(|mut statement| statement.query_row((event, action.as_str()), |row| row.get(0)).optional())
+        .map_err(storage_error)
+}
