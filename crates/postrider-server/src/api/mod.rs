@@ -6,54 +6,106 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Response, StatusCode, Uri};
 use axum::response::IntoResponse;
-use axum::routing::{get, post};
+use axum::routing::post;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use postrider::Operate;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
+use document::Document;
 use limits::Limits;
 use problem::Problem;
 
+mod answers;
+mod authority;
+mod batch;
 mod body;
+mod config;
+mod dlq;
+mod document;
 mod endpoints;
 mod fields;
 mod gate;
 mod health;
+mod keys;
 mod limits;
+mod listing;
 mod messages;
+mod node;
+mod page;
 mod problem;
 mod send_options;
 mod server;
+mod switches;
+mod system;
+mod tail;
+mod tokens;
+mod wanted;
 
+pub(crate) use gate::Gate;
+pub(crate) use node::Node;
 pub(crate) use server::serve;
 
 /// What every handler holds. It can send and look; it cannot claim.
 pub(crate) struct Api {
     operate: Arc<dyn Operate>,
+    node: Arc<dyn Node>,
     limits: Limits,
-    is_progressing: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Answers that go on for long end then.
+    stop: CancellationToken,
 }
 
 impl Api {
-    pub(crate) fn new(
-        operate: Arc<dyn Operate>,
-        is_progressing: impl Fn() -> bool + Send + Sync + 'static,
-    ) -> Arc<Self> {
-        Arc::new(Self { operate, limits: Limits::default(), is_progressing: Box::new(is_progressing) })
+    pub(crate) fn new(operate: Arc<dyn Operate>, node: Arc<dyn Node>, stop: CancellationToken) -> Arc<Self> {
+        Arc::new(Self { operate, node, limits: Limits::default(), stop })
     }
 }
 
 pub(crate) fn router(api: Arc<Api>) -> Router {
-    Router::new()
-        .route("/v1/endpoints", post(endpoints::create).get(endpoints::list))
-        .route("/v1/endpoints/{name}", get(endpoints::show))
-        .route("/v1/endpoints/{name}/messages", post(messages::send))
-        .route("/v1/messages/{id}", get(messages::show))
-        .route("/livez", get(health::livez))
-        .route("/readyz", get(health::readyz))
+    let (router, document) = documented().split_for_parts();
+    router
+        .route("/v1/openapi.json", document::route(&document))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .with_state(api)
+}
+
+/// Every route with its description: what is added here is described, or does not compile.
+fn documented() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(endpoints::create, endpoints::list))
+        .routes(routes!(endpoints::show, endpoints::change, endpoints::drop))
+        .routes(routes!(switches::enable))
+        .routes(routes!(switches::disable))
+        .routes(routes!(switches::pause))
+        .routes(routes!(switches::resume))
+        .routes(routes!(switches::reset))
+        .routes(routes!(switches::test))
+        .routes(routes!(messages::send))
+        .routes(routes!(batch::send))
+        .routes(routes!(listing::list))
+        .routes(routes!(messages::show, messages::cancel))
+        .route("/v1/messages/{id}", post(messages::act))
+        .routes(routes!(dlq::list))
+        .routes(routes!(dlq::summary))
+        .routes(routes!(dlq::show))
+        .route("/v1/dlq/{id}", post(dlq::act))
+        .routes(routes!(dlq::release_key))
+        .routes(routes!(config::show, config::change))
+        .routes(routes!(system::status))
+        .routes(routes!(system::event_log))
+        .routes(routes!(system::nodes))
+        .routes(routes!(system::pause))
+        .routes(routes!(system::resume))
+        .routes(routes!(tail::tail))
+        .routes(routes!(tokens::create, tokens::list))
+        .routes(routes!(tokens::revoke))
+        .routes(routes!(health::livez))
+        .routes(routes!(health::readyz))
 }
 
 /// The same server answering an empty 202: the yardstick of `postrider bench`.
@@ -77,6 +129,14 @@ async fn unknown_route(uri: Uri) -> Problem {
 async fn wrong_method(method: Method, uri: Uri) -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "wrong-method", "This route has no such method")
         .detail(format!("{method} is not for {}", uri.path()))
+}
+
+fn to_response(status: StatusCode, answer: &impl Serialize) -> Response<Body> {
+    json_response(status, serde_json::to_vec(answer).expect("an answer becomes JSON"))
+}
+
+fn no_content() -> Response<Body> {
+    StatusCode::NO_CONTENT.into_response()
 }
 
 fn json_response(status: StatusCode, json: impl Into<Bytes>) -> Response<Body> {

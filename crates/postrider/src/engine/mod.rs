@@ -13,11 +13,14 @@ use self::events::Events;
 use self::janitor::Janitor;
 use self::lease::{Began, Lease, LeaseKeeper};
 use self::slots::Slots;
+use crate::endpoint::Endpoint;
 use crate::error::StoreError;
+use crate::message::NewMessage;
 use crate::sink::Environment;
 use crate::store::{Hello, Store};
 
 pub use events::{Event, Happening};
+pub use trial::{Trial, TrialReport};
 
 mod dispatcher;
 mod lanes;
@@ -28,6 +31,7 @@ mod slots;
 mod stock;
 mod concurrency;
 mod attempt;
+mod trial;
 mod ended;
 mod settlement;
 mod probation;
@@ -68,6 +72,7 @@ impl Default for EngineOptions {
 /// A running node.
 pub struct Engine {
     store: Arc<dyn Store>,
+    environment: Arc<Environment>,
     lease: Arc<Lease>,
     events: Events,
     pulse: Arc<Pulse>,
@@ -104,9 +109,10 @@ impl Engine {
             tokio::spawn(keeper.run(stop_upkeep.clone())),
             tokio::spawn(Janitor { store: store.clone() }.run(stop_upkeep.clone())),
         ];
+        let environment = Arc::new(options.environment);
         let dispatcher = Dispatcher::new(Parts {
             store: store.clone(),
-            environment: Arc::new(options.environment),
+            environment: environment.clone(),
             slots,
             lease: lease.clone(),
             events: events.clone(),
@@ -115,7 +121,17 @@ impl Engine {
         });
         let dispatcher =
             tokio::spawn(dispatcher.run(inbox, suspects, stop_dispatcher.clone(), options.drain_timeout));
-        Ok(Self { store, lease, events, pulse, stop_dispatcher, stop_upkeep, dispatcher, upkeep })
+        Ok(Self {
+            store,
+            environment,
+            lease,
+            events,
+            pulse,
+            stop_dispatcher,
+            stop_upkeep,
+            dispatcher,
+            upkeep,
+        })
     }
 
     /// What happens from now on. A slow reader misses events, it never slows the engine.
@@ -126,6 +142,11 @@ impl Engine {
     /// The dispatcher turned within the last seconds, and the lease is confirmed.
     pub fn is_progressing(&self) -> bool {
         !self.dispatcher.is_finished() && self.pulse.is_felt() && self.lease.is_valid()
+    }
+
+    /// A message that goes to the receiver as this node would send it, and is in no queue.
+    pub fn trial(&self, endpoint: Endpoint, message: NewMessage, body_bytes_max: usize) -> Trial {
+        Trial::new(endpoint, self.environment.clone(), self.store.name(), message, body_bytes_max)
     }
 
     /// Stops claiming, waits for running attempts up to `drain_timeout`, gives the rest back.

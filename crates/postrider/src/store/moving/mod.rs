@@ -45,6 +45,7 @@ pub struct Rows {
     pub archived: u64,
     pub attempts: u64,
     pub events: u64,
+    pub tokens: u64,
 }
 
 /// Why a store was not moved. Whatever the reason, no half of it is anywhere.

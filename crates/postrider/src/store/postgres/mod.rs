@@ -26,8 +26,9 @@ use self::send::Commit;
 use self::time::StoreClock;
 use super::moving::{MoveError, Moved};
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, Operate, Redrive, Result,
-    Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, IssuedToken, Keyring,
+    Listing, MessageFilter, MessagePage, NewToken, NodeRecord, Operate, Redrive, Result, Settled, Settlement,
+    Snapshot, Store, StoreStatus, Story, Suspect, TokenKey, TokenRecord, Tokens, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::Clock;
@@ -56,6 +57,8 @@ mod stragglers;
 mod endpoints;
 mod dlq;
 mod inspect;
+mod listing;
+mod tokens;
 mod upkeep;
 mod import;
 mod copy;
@@ -416,5 +419,38 @@ impl Operate for PostgresStore {
 
     async fn status(&self) -> Result<StoreStatus> {
         inspect::status(&self.shared).await
+    }
+}
+
+#[async_trait]
+impl Listing for PostgresStore {
+    async fn messages(&self, filter: MessageFilter) -> Result<MessagePage> {
+        listing::messages(&self.shared, &filter).await
+    }
+
+    async fn nodes(&self, before: Option<NodeId>, limit: usize) -> Result<Vec<NodeRecord>> {
+        listing::nodes(&self.shared, before, limit).await
+    }
+}
+
+#[async_trait]
+impl Tokens for PostgresStore {
+    async fn create_token(&self, token: NewToken) -> Result<IssuedToken> {
+        tokens::create(&self.shared, token).await
+    }
+
+    async fn tokens(&self) -> Result<Vec<TokenRecord>> {
+        tokens::list(&self.shared).await
+    }
+
+    async fn revoke_token(&self, prefix: &str) -> Result<()> {
+        self.shared.pool.call("SELECT postrider._revoke_token($1)", &[&prefix]).await
+    }
+}
+
+#[async_trait]
+impl Keyring for PostgresStore {
+    async fn keys(&self) -> Result<Vec<TokenKey>> {
+        tokens::keys(&self.shared).await
     }
 }

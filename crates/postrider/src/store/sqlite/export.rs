@@ -18,12 +18,13 @@ use crate::store::moving::{Header, Kind, LastIds, MoveError, Moved, Outgoing, SE
 /// Begins every refusal of a closed file.
 const CLOSED: &str = "this store was closed by ";
 /// What a node, a sender or an operator would change.
-const CLOSED_TABLES: [&str; 5] = [
+const CLOSED_TABLES: [&str; 6] = [
     "_postrider_queue",
     "_postrider_dlq",
     "_postrider_endpoints",
     "_postrider_settings",
     "_postrider_last_send",
+    "_postrider_tokens",
 ];
 
 /// From now on nothing is sent to this file, delivered from it or changed in it, by whatever program. False when it
@@ -154,6 +155,7 @@ fn sources(conn: &Connection, section: &Section) -> rusqlite::Result<Vec<String>
         "archived" => return Ok(Month::existing(conn)?.into_iter().rev().map(Month::table).collect()),
         "attempt" => "_postrider_attempts ORDER BY id",
         "event" => "_postrider_event_log",
+        "token" => "_postrider_tokens",
         other => unreachable!("a section without a table: {other}"),
     };
     Ok(vec![source.to_owned()])

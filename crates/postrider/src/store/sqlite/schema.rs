@@ -10,7 +10,11 @@ use super::{storage_error, surface};
 use crate::error::StoreError;
 use crate::store::Result;
 
-const MIGRATIONS: &[&str] = &[include_str!("sql/0001_init.sql"), include_str!("sql/0002_any_language.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("sql/0001_init.sql"),
+    include_str!("sql/0002_any_language.sql"),
+    include_str!("sql/0005_tokens.sql"),
+];
 pub(super) const CURRENT: i64 = MIGRATIONS.len() as i64;
 
 const STORE_NAME_LENGTH: usize = 8;

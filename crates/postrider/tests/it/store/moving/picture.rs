@@ -66,7 +66,7 @@ pub(super) async fn events(store: &impl Operate) -> Vec<EventRecord> {
 }
 
 /// Each table there, and the same here; what only SQLite has.
-const TABLES: [(&str, &str, &[&str]); 9] = [
+const TABLES: [(&str, &str, &[&str]); 10] = [
     ("settings", "_postrider_settings", &[]),
     ("endpoints", "_postrider_endpoints", &[]),
     ("nodes", "_postrider_nodes", &[]),
@@ -76,6 +76,7 @@ const TABLES: [(&str, &str, &[&str]); 9] = [
     ("archive", "_postrider_archive_", &["delivered_late", "place"]),
     ("attempts", "_postrider_attempts", &["id"]),
     ("event_log", "_postrider_event_log", &[]),
+    ("_tokens", "_postrider_tokens", &[]),
 ];
 
 type Rows = BTreeMap<String, Value>;
