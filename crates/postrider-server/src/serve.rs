@@ -34,7 +34,8 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
         refuse_strangers(&config, false)?;
     }
     let store = config.store.open_node(config.migrate).await?;
-    refuse_strangers(&config, !store.keyring.keys().await?.is_empty())?;
+    let keys = store.keyring.keys().await?;
+    refuse_strangers(&config, !keys.is_empty())?;
     let listener = TcpListener::bind(config.listen)
         .await
         .map_err(|error| Failure::failed(format!("cannot listen on {}: {error}", config.listen)))?;
@@ -50,7 +51,7 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     if extras.bench_route {
         router = api::with_empty_route(router);
     }
-    let gate = Gate::new(store.keyring, address);
+    let gate = Gate::new(store.keyring, keys, address);
     let serving = tokio::spawn(api::serve(listener, router, gate, stop.clone()));
     greet(&config.store, created, address);
     tracing::info!(store = %config.store, %address, node = config.engine.node_name, "Postrider is ready");

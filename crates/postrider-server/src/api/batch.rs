@@ -64,6 +64,9 @@ fn lines(body: &Bytes) -> Result<(Vec<usize>, Vec<NewMessage>), Problem> {
             found.1.push(message(body, line).map_err(|problem| problem.line(number))?);
         }
     }
+    if found.0.is_empty() {
+        return Err(Problem::invalid("messages", "must be at least one line"));
+    }
     Ok(found)
 }
 

@@ -11,20 +11,25 @@ const FRESH: Duration = Duration::from_millis(500);
 
 pub(super) struct Keys {
     keyring: Arc<dyn Keyring>,
-    known: Mutex<Option<Known>>,
+    known: Mutex<Known>,
     /// One asks the store, the others wait for what it is told.
     asking: tokio::sync::Mutex<()>,
 }
 
-#[derive(Clone)]
 struct Known {
     keys: Arc<[TokenKey]>,
     until: Instant,
 }
 
 impl Keys {
-    pub(super) fn new(keyring: Arc<dyn Keyring>) -> Self {
-        Self { keyring, known: Mutex::default(), asking: tokio::sync::Mutex::default() }
+    pub(super) fn new(keyring: Arc<dyn Keyring>, keys: Vec<TokenKey>) -> Self {
+        let known = Known { keys: keys.into(), until: Instant::now() };
+        Self { keyring, known: Mutex::new(known), asking: tokio::sync::Mutex::default() }
+    }
+
+    /// When the store was last asked.
+    pub(super) fn were_any(&self) -> bool {
+        !self.lock().keys.is_empty()
     }
 
     pub(super) async fn current(&self) -> Result<Arc<[TokenKey]>, StoreError> {
@@ -38,15 +43,16 @@ impl Keys {
         // They are as old as the question, not as the answer.
         let until = Instant::now() + FRESH;
         let keys: Arc<[TokenKey]> = self.keyring.keys().await?.into();
-        *self.lock() = Some(Known { keys: keys.clone(), until });
+        *self.lock() = Known { keys: keys.clone(), until };
         Ok(keys)
     }
 
     fn fresh(&self) -> Option<Arc<[TokenKey]>> {
-        self.lock().as_ref().filter(|known| Instant::now() < known.until).map(|known| known.keys.clone())
+        let known = self.lock();
+        (Instant::now() < known.until).then(|| known.keys.clone())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Known>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
         self.known.lock().expect("nothing panics while it holds a list")
     }
 }

@@ -115,7 +115,10 @@ pub(super) async fn act(
         Some((id, "reschedule")) => reschedule(&api, message_id(id)?, request).await,
         Some((id, "erase")) => erase(&api, message_id(id)?).await,
         Some(_) => Err(unknown_route(request.uri().clone()).await),
-        None => Err(wrong_method(request.method().clone(), request.uri().clone()).await),
+        None => {
+            let problem = wrong_method(request.method().clone(), request.uri().clone()).await;
+            Err(problem.allow("GET,HEAD,DELETE"))
+        }
     }
 }
 

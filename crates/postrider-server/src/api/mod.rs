@@ -127,8 +127,12 @@ async fn unknown_route(uri: Uri) -> Problem {
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> Problem {
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "wrong-method", "This route has no such method")
-        .detail(format!("{method} is not for {}", uri.path()))
+    let problem =
+        Problem::new(StatusCode::METHOD_NOT_ALLOWED, "wrong-method", "This route has no such method")
+            .detail(format!("{method} is not for {}", uri.path()));
+    // The router takes `{id}:redrive` for an id.
+    let is_action = uri.path().rsplit('/').next().is_some_and(|last| last.contains(':'));
+    if is_action { problem.allow("POST") } else { problem }
 }
 
 fn to_response(status: StatusCode, answer: &impl Serialize) -> Response<Body> {
@@ -144,4 +148,71 @@ fn json_response(status: StatusCode, json: impl Into<Bytes>) -> Response<Body> {
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use axum::http::Request;
+    use http_body_util::BodyExt;
+    use postrider::SqliteStore;
+    use postrider::store::sqlite::SqliteOptions;
+    use serde_json::Value;
+    use tower_service::Service;
+
+    use super::node::tests::Stopped;
+    use super::*;
+
+    fn described() -> Value {
+        serde_json::to_value(documented().into_openapi()).expect("a description is JSON")
+    }
+
+    /// What the router itself says that it knows.
+    fn paths(router: &Router) -> BTreeSet<String> {
+        let known = format!("{router:?}");
+        let quoted = known.split('"').skip(1).step_by(2);
+        // What the fallback is made of is not among them.
+        let is_route = |text: &&str| text.len() > 1 && text.starts_with('/') && !text.contains("fallback");
+        quoted.filter(is_route).map(str::to_owned).collect()
+    }
+
+    fn router_of_a_new_store(folder: &tempfile::TempDir) -> Router {
+        let store = SqliteStore::open(SqliteOptions::tool(folder.path().join("a.db"))).expect("a store");
+        router(Api::new(Arc::new(store), Arc::new(Stopped), CancellationToken::new()))
+    }
+
+    #[tokio::test]
+    async fn every_route_of_the_router_is_described() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let routes = paths(&router_of_a_new_store(&folder));
+        let described = described();
+        let undescribed: Vec<&String> =
+            routes.iter().filter(|path| described["paths"].get(path.as_str()).is_none()).collect();
+        assert!(routes.len() > 20, "{routes:?}");
+        assert!(undescribed.is_empty(), "{undescribed:?}");
+    }
+
+    #[tokio::test]
+    async fn every_described_operation_is_a_route_and_answers_as_described() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut router = router_of_a_new_store(&folder);
+        for (path, operations) in described()["paths"].as_object().expect("paths") {
+            for (method, operation) in operations.as_object().expect("operations") {
+                let uri = path.replace("{name}", "nobody").replace("{id}", "1").replace("{prefix}", "pr_x");
+                let request = Request::builder().method(method.to_uppercase().as_str()).uri(&uri);
+                let answer =
+                    router.call(request.body(Body::empty()).expect("a request")).await.expect("an answer");
+                let status = answer.status();
+                let body = answer.into_body().collect().await.expect("a body").to_bytes();
+                let kind = serde_json::from_slice::<Value>(&body).unwrap_or_default()["type"].to_string();
+                assert!(
+                    !kind.contains("unknown-route") && !kind.contains("wrong-method"),
+                    "{method} {path}: {kind}"
+                );
+                let described = operation["responses"].get(status.as_str()).is_some();
+                assert!(described, "{method} {path}: {status} is not described");
+            }
+        }
+    }
 }

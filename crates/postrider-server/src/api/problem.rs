@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use axum::response::IntoResponse;
-use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use postrider::{Invalid, StoreError};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -38,6 +38,9 @@ pub(super) struct Problem {
     #[serde(skip)]
     #[schema(ignore)]
     retry_after_seconds: Option<u32>,
+    #[serde(skip)]
+    #[schema(ignore)]
+    allow: Option<&'static str>,
 }
 
 impl Problem {
@@ -51,6 +54,7 @@ impl Problem {
             line: None,
             sqlstate: None,
             retry_after_seconds: None,
+            allow: None,
         }
     }
 
@@ -90,6 +94,13 @@ impl Problem {
     #[must_use]
     fn sqlstate(mut self, sqlstate: &'static str) -> Self {
         self.sqlstate = Some(sqlstate);
+        self
+    }
+
+    /// The methods that the route has; the router says so itself where it knows.
+    #[must_use]
+    pub(super) fn allow(mut self, methods: &'static str) -> Self {
+        self.allow = Some(methods);
         self
     }
 
@@ -157,6 +168,9 @@ impl IntoResponse for Problem {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(methods) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(methods));
         }
         if let Some(seconds) = self.retry_after_seconds {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));

@@ -84,7 +84,7 @@ struct Trial {
     duration_seconds: f64,
     #[serde(flatten)]
     body: ResponseBody,
-    #[schema(schema_with = schemas::class)]
+    #[schema(required, schema_with = schemas::class)]
     class: Option<Class>,
     #[schema(required)]
     error: Option<String>,

@@ -23,7 +23,7 @@ pub(crate) struct EndpointView {
     #[schema(value_type = Object)]
     options: Value,
     enabled: bool,
-    #[schema(schema_with = schemas::disabled_by)]
+    #[schema(required, schema_with = schemas::disabled_by)]
     disabled_by: Option<DisabledBy>,
     paused: bool,
     circuit: CircuitView,

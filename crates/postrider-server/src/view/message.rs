@@ -68,7 +68,7 @@ struct AttemptView {
     duration_seconds: f64,
     #[schema(schema_with = schemas::outcome)]
     outcome: &'static str,
-    #[schema(schema_with = schemas::class)]
+    #[schema(required, schema_with = schemas::class)]
     class: Option<&'static str>,
     #[schema(required)]
     error: Option<String>,
