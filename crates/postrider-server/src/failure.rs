@@ -84,6 +84,9 @@ impl From<StoreError> for Failure {
             StoreError::Unknown { what: "endpoint", .. } => {
                 (Exit::Refused, None, Some("`postrider endpoint list` shows which there are"))
             }
+            StoreError::Unknown { what: "token", .. } => {
+                (Exit::Refused, None, Some("`postrider token list` shows which there are"))
+            }
             StoreError::Unknown { .. } => (Exit::Refused, None, None),
             StoreError::Disabled { .. } => {
                 (Exit::Refused, None, Some("`postrider endpoint enable NAME` enables it"))

@@ -4,15 +4,15 @@ use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 
 use console::style;
-use postrider::engine::{Event, Happening};
-use postrider::{Engine, State};
+use postrider::engine::{Event, Happening, Trial};
+use postrider::{Endpoint, Engine, NewMessage, State};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 
-use crate::api::{self, Api};
+use crate::api::{self, Api, Gate};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::store_url::StoreUrl;
@@ -30,7 +30,12 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     let mut signals = Signals::new()?;
     warn_of_unknown_variables();
     let created = !config.store.exists().await?;
+    if created {
+        refuse_strangers(&config, false)?;
+    }
     let store = config.store.open_node(config.migrate).await?;
+    let keys = store.keyring.keys().await?;
+    refuse_strangers(&config, !keys.is_empty())?;
     let listener = TcpListener::bind(config.listen)
         .await
         .map_err(|error| Failure::failed(format!("cannot listen on {}: {error}", config.listen)))?;
@@ -41,14 +46,13 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     tokio::spawn(log_happenings(engine.events()));
     let node = Arc::new(Node::new(engine));
 
-    let asked = Arc::clone(&node);
-    let api = Api::new(store.api, move || asked.is_progressing());
-    let mut router = api::router(api);
+    let stop = CancellationToken::new();
+    let mut router = api::router(Api::new(store.api, Arc::clone(&node) as Arc<dyn api::Node>, stop.clone()));
     if extras.bench_route {
         router = api::with_empty_route(router);
     }
-    let stop = CancellationToken::new();
-    let serving = tokio::spawn(api::serve(listener, router, stop.clone()));
+    let gate = Gate::new(store.keyring, keys, address);
+    let serving = tokio::spawn(api::serve(listener, router, gate, stop.clone()));
     greet(&config.store, created, address);
     tracing::info!(store = %config.store, %address, node = config.engine.node_name, "Postrider is ready");
 
@@ -76,9 +80,8 @@ impl Node {
         Self(RwLock::new(Some(engine)))
     }
 
-    fn is_progressing(&self) -> bool {
-        let engine = self.0.read().expect("nothing panics while it holds the engine");
-        engine.as_ref().is_some_and(Engine::is_progressing)
+    fn ask<T>(&self, question: impl FnOnce(&Engine) -> T) -> Option<T> {
+        self.0.read().expect("nothing panics while it holds the engine").as_ref().map(question)
     }
 
     async fn stop(&self) {
@@ -87,6 +90,32 @@ impl Node {
             engine.stop().await;
         }
     }
+}
+
+impl api::Node for Node {
+    fn is_progressing(&self) -> bool {
+        self.ask(Engine::is_progressing).unwrap_or(false)
+    }
+
+    fn events(&self) -> Option<Receiver<Event>> {
+        self.ask(Engine::events)
+    }
+
+    fn trial(&self, endpoint: Endpoint, message: NewMessage, body_bytes_max: usize) -> Option<Trial> {
+        self.ask(|engine| engine.trial(endpoint, message, body_bytes_max))
+    }
+}
+
+/// Anyone who reaches the API may use it as long as it has no tokens, so it stays on this machine until then.
+fn refuse_strangers(config: &Config, has_tokens: bool) -> Result<(), Failure> {
+    if has_tokens || config.listen.ip().is_loopback() {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "listen: {} can be reached from other machines, and the store has no tokens: anyone could send through it",
+        config.listen
+    ))
+    .hint("make one with `postrider token create NAME admin`, or listen on a loopback address such as 127.0.0.1:7171"))
 }
 
 struct Signals {
@@ -127,7 +156,7 @@ fn log(event: &Event) {
         Happening::Attempted { message, attempt, state: State::Dead, error, status, .. } => {
             tracing::warn!(endpoint, %message, attempt, status, error, "A message is dead; it is in the DLQ");
         }
-        Happening::Attempted { message, attempt, state, class, error, status, duration, age } => {
+        Happening::Attempted { message, attempt, state, class, error, status, duration, age, .. } => {
             let class = class.map(|class| class.as_str());
             tracing::debug!(endpoint, %message, attempt, %state, class, error, status, ?duration, ?age, "An attempt ended");
         }

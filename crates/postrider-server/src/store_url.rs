@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use postrider::store::Keyring;
 use postrider::store::postgres::PostgresOptions;
 use postrider::store::sqlite::SqliteOptions;
 use postrider::{Operate, PostgresStore, SqliteStore, Store};
@@ -19,16 +20,17 @@ pub(crate) enum StoreUrl {
     Postgres(PostgresUrl),
 }
 
-/// What a node needs of its store: the engine claims, the API sends and looks.
+/// What a node needs of its store: the engine claims, the API sends and looks, its gate knows the tokens.
 pub(crate) struct NodeStore {
     pub(crate) engine: Arc<dyn Store>,
     pub(crate) api: Arc<dyn Operate>,
+    pub(crate) keyring: Arc<dyn Keyring>,
 }
 
 impl NodeStore {
-    fn of<S: Store + Operate>(store: S) -> Self {
+    fn of<S: Store + Operate + Keyring>(store: S) -> Self {
         let store = Arc::new(store);
-        Self { engine: store.clone(), api: store }
+        Self { engine: store.clone(), api: store.clone(), keyring: store }
     }
 }
 

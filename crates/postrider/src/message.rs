@@ -133,6 +133,10 @@ impl State {
         }
     }
 
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == name)
+    }
+
     /// The only moves there are; the store refuses every other.
     pub fn next(self) -> &'static [State] {
         match self {

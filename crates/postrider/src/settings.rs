@@ -224,6 +224,55 @@ impl Settings {
     }
 }
 
+impl Settings {
+    /// What one setting says, as [`Settings::apply`] takes it; None for a name that is none.
+    pub fn value(&self, name: &str) -> Option<String> {
+        let seconds = |duration: Duration| duration.as_secs().to_string();
+        Some(match name {
+            "default_max_attempts" => self.default_max_attempts.to_string(),
+            "retry_base_delay" => seconds(self.retry_base_delay),
+            "retry_max_delay" => seconds(self.retry_max_delay),
+            "retry_increment" => seconds(self.retry_increment),
+            "circuit_breaker_threshold" => self.circuit_breaker_threshold.to_string(),
+            "circuit_breaker_cooldown" => seconds(self.circuit_breaker_cooldown),
+            "node_lease" => seconds(self.node_lease),
+            "stale_recovery_timeout" => seconds(self.stale_recovery_timeout),
+            "max_queue_size" => self.max_queue_size.to_string(),
+            "max_payload_bytes" => self.max_payload_bytes.to_string(),
+            "max_headers_bytes" => self.max_headers_bytes.to_string(),
+            "max_key_bytes" => self.max_key_bytes.to_string(),
+            "max_batch_messages" => self.max_batch_messages.to_string(),
+            "max_fanout" => self.max_fanout.to_string(),
+            "dlq_retention_days" => self.dlq_retention_days.to_string(),
+            "dlq_max_bytes" => self.dlq_max_bytes.to_string(),
+            "archive" => match self.archive {
+                ArchiveMode::On => "on",
+                ArchiveMode::Metadata => "metadata",
+                ArchiveMode::Off => "off",
+            }
+            .to_owned(),
+            "archive_retention_months" => self.archive_retention_months.to_string(),
+            "cleanup_interval" => seconds(self.cleanup_interval),
+            "attempt_log" => match self.attempt_log {
+                AttemptLog::All => "all",
+                AttemptLog::Failures => "failures",
+                AttemptLog::Off => "off",
+            }
+            .to_owned(),
+            "capture_response" => match self.capture_response {
+                CaptureResponse::All => "all",
+                CaptureResponse::Failures => "failures",
+                CaptureResponse::Off => "off",
+            }
+            .to_owned(),
+            "response_body_max_bytes" => self.response_body_max_bytes.to_string(),
+            "idempotency_retention" => seconds(self.idempotency_retention),
+            "event_log_retention_days" => self.event_log_retention_days.to_string(),
+            _ => return None,
+        })
+    }
+}
+
 impl Setting {
     /// The number it stands for; 0 for a choice.
     pub fn check(&self, value: &str) -> Result<u64, Invalid> {

@@ -7,6 +7,7 @@ mod port;
 pub mod old_sqlite;
 pub mod postgres;
 pub mod pgbouncer;
+pub mod schemathesis;
 
 #[cfg(feature = "databases")]
 mod database;

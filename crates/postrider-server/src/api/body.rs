@@ -10,8 +10,11 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 
 use super::problem::Problem;
 
-/// For bodies that are not payloads: an endpoint's definition.
+/// For bodies that are not payloads: an endpoint's definition, settings.
 pub(super) const SMALL_MAX: Limit = Limit { bytes: 1 << 20, setting: "the API" };
+
+/// For the whole of a body: enough for the largest batch over a slow line.
+const READ_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// How much of a body that is too large is read and dropped, and for how long.
 const DRAIN_BYTES_MAX: usize = 64 << 20;
@@ -37,7 +40,19 @@ pub(super) async fn read(headers: &HeaderMap, mut body: Body, limit: Limit) -> R
         }
         return Err(limit.exceeded());
     }
-    match Limited::new(&mut body, limit.bytes as usize).collect().await {
+    let reading = Limited::new(&mut body, limit.bytes as usize).collect();
+    let read = match tokio::time::timeout(READ_TIME_MAX, reading).await {
+        Ok(read) => read,
+        Err(_elapsed) => {
+            return Err(Problem::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "slow-body",
+                "The body did not arrive in time",
+            )
+            .detail(format!("a body has {} seconds", READ_TIME_MAX.as_secs())));
+        }
+    };
+    match read {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => {
             drain(body).await;

@@ -1,24 +1,30 @@
-//! Endpoints: create, list, show.
+//! Endpoints: create, list, show, change, drop.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
-use axum::http::{Request, Response, StatusCode};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::{Request, Response, StatusCode, Uri};
 use http::header::{HeaderValue, LOCATION};
+use postrider::endpoint::EndpointChange;
 use postrider::{Invalid, NewEndpoint, StoreError};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
+use super::answers::{self, Clash, Common, Named};
+use super::authority::Viewer;
 use super::fields::Fields;
+use super::page::{Page, Params};
 use super::problem::Problem;
-use super::{Api, body, fields, json_response};
-use crate::view;
+use super::wanted::{EndpointChanges, WantedEndpoint};
+use super::{Api, body, fields, no_content, to_response};
+use crate::view::EndpointView;
 
-const PAGE_DEFAULT: usize = 100;
-const PAGE_MAX: usize = 1000;
-
+/// Create an endpoint.
+#[utoipa::path(post, path = "/v1/endpoints", operation_id = "create_endpoint", tag = "endpoints",
+    request_body = WantedEndpoint,
+    responses((status = 201, description = "The endpoint", body = EndpointView, headers(("location" = String))), Common, answers::Body, Clash))]
 pub(super) async fn create(
     State(api): State<Arc<Api>>,
     request: Request<Body>,
@@ -26,7 +32,7 @@ pub(super) async fn create(
     let (parts, body) = request.into_parts();
     let body = body::read(&parts.headers, body, body::SMALL_MAX).await?;
     let endpoint = api.operate.create_endpoint(wanted(&body)?).await?;
-    let mut response = json_response(StatusCode::CREATED, view::endpoint(&endpoint).to_string());
+    let mut response = to_response(StatusCode::CREATED, &EndpointView::of(&endpoint));
     if let Ok(location) = HeaderValue::try_from(format!("/v1/endpoints/{}", endpoint.name)) {
         response.headers_mut().insert(LOCATION, location);
     }
@@ -34,9 +40,7 @@ pub(super) async fn create(
 }
 
 fn wanted(body: &[u8]) -> Result<NewEndpoint, Problem> {
-    let Fields(body): Fields<Value> =
-        serde_json::from_slice(body).map_err(|error| Problem::bad_json(&error))?;
-    Ok(from_fields(body).map_err(StoreError::from)?)
+    Ok(from_fields(Fields::read(body)?).map_err(StoreError::from)?)
 }
 
 fn from_fields(mut body: BTreeMap<String, Value>) -> Result<NewEndpoint, Invalid> {
@@ -49,54 +53,74 @@ fn from_fields(mut body: BTreeMap<String, Value>) -> Result<NewEndpoint, Invalid
     Ok(NewEndpoint { name, protocol, config, retry_policy: given("retry_policy"), options: given("options") })
 }
 
+/// List endpoints by name.
+#[utoipa::path(get, path = "/v1/endpoints", operation_id = "list_endpoints", tag = "endpoints",
+    params(("limit" = Option<u16>, Query, minimum = 1, maximum = 1000), ("cursor" = Option<String>, Query)),
+    responses((status = 200, description = "A page", body = Page<EndpointView>), Common, Named))]
+pub(super) async fn list(
+    State(api): State<Arc<Api>>,
+    viewer: Viewer,
+    uri: Uri,
+) -> Result<Response<Body>, Problem> {
+    let mut params = Params::parse(&uri, &["limit", "cursor"])?;
+    let (limit, after) = (params.limit()?, params.cursor::<String>()?);
+    let endpoints = api.operate.endpoints(after.as_deref(), limit + 1).await?;
+    let page = Page::of(endpoints, limit, |last| last.name.clone(), |endpoint| viewer.endpoint(&endpoint));
+    Ok(page.into_response())
+}
+
+/// Show an endpoint, without its secrets.
+#[utoipa::path(get, path = "/v1/endpoints/{name}", operation_id = "show_endpoint", tag = "endpoints",
+    params(("name" = String, Path)),
+    responses((status = 200, description = "The endpoint", body = EndpointView), Common, Named))]
 pub(super) async fn show(
     State(api): State<Arc<Api>>,
+    viewer: Viewer,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response<Body>, Problem> {
     let endpoint = api.operate.endpoint(&endpoint_name(name)?).await?;
-    Ok(json_response(StatusCode::OK, view::endpoint(&endpoint).to_string()))
+    Ok(to_response(StatusCode::OK, &viewer.endpoint(&endpoint)))
 }
 
-pub(super) async fn list(
+/// Change an endpoint: what is given is replaced as a whole, the rest stays.
+#[utoipa::path(patch, path = "/v1/endpoints/{name}", operation_id = "change_endpoint", tag = "endpoints",
+    params(("name" = String, Path)), request_body = EndpointChanges,
+    responses((status = 200, description = "The endpoint", body = EndpointView), Common, Named, answers::Body))]
+pub(super) async fn change(
     State(api): State<Arc<Api>>,
-    query: Result<Query<BTreeMap<String, String>>, QueryRejection>,
+    name: Result<Path<String>, PathRejection>,
+    request: Request<Body>,
 ) -> Result<Response<Body>, Problem> {
-    let Query(query) = query.map_err(|error| Problem::invalid("query", error.body_text()))?;
-    let page = Page::parse(&query)?;
-    // One more than asked for tells whether there is a next page.
-    let mut endpoints = api.operate.endpoints(page.after.as_deref(), page.limit + 1).await?;
-    let more = endpoints.len() > page.limit;
-    endpoints.truncate(page.limit);
-    let next = endpoints.last().filter(|_| more).map(|endpoint| endpoint.name.clone());
-    let items: Vec<Value> = endpoints.iter().map(view::endpoint).collect();
-    Ok(json_response(StatusCode::OK, json!({ "items": items, "next": next }).to_string()))
+    let name = endpoint_name(name)?;
+    let (parts, body) = request.into_parts();
+    let body = body::read(&parts.headers, body, body::SMALL_MAX).await?;
+    let change = changes(Fields::read(&body)?).map_err(StoreError::from)?;
+    let endpoint = api.operate.alter_endpoint(&name, change).await?;
+    Ok(to_response(StatusCode::OK, &EndpointView::of(&endpoint)))
+}
+
+fn changes(mut body: BTreeMap<String, Value>) -> Result<EndpointChange, Invalid> {
+    fields::known(body.keys(), &["config", "retry_policy", "options"])?;
+    let mut given = |field| body.remove(field).filter(|value| !value.is_null());
+    let config = given("config").map(|value| fields::object("config", value)).transpose()?;
+    Ok(EndpointChange { config, retry_policy: given("retry_policy"), options: given("options") })
+}
+
+/// Drop an endpoint. Refused while it has messages, unless forced: then they are cancelled.
+#[utoipa::path(delete, path = "/v1/endpoints/{name}", operation_id = "drop_endpoint", tag = "endpoints",
+    params(("name" = String, Path), ("force" = Option<bool>, Query)),
+    responses((status = 204, description = "It is gone"), Common, Named, Clash))]
+pub(super) async fn drop(
+    State(api): State<Arc<Api>>,
+    name: Result<Path<String>, PathRejection>,
+    uri: Uri,
+) -> Result<Response<Body>, Problem> {
+    let force = Params::parse(&uri, &["force"])?.value("force", "must be true or false")?;
+    api.operate.drop_endpoint(&endpoint_name(name)?, force.unwrap_or(false)).await?;
+    Ok(no_content())
 }
 
 /// A name that is not text cannot exist.
 pub(super) fn endpoint_name(path: Result<Path<String>, PathRejection>) -> Result<String, Problem> {
     path.map(|Path(name)| name).map_err(|_| StoreError::unknown_endpoint("(not text)").into())
-}
-
-struct Page {
-    after: Option<String>,
-    limit: usize,
-}
-
-impl Page {
-    fn parse(query: &BTreeMap<String, String>) -> Result<Self, Problem> {
-        let mut page = Self { after: None, limit: PAGE_DEFAULT };
-        for (key, value) in query {
-            match key.as_str() {
-                "limit" => {
-                    let limit = value.parse().ok().filter(|limit| (1..=PAGE_MAX).contains(limit));
-                    page.limit = limit.ok_or_else(|| {
-                        Problem::invalid("limit", format!("must be a whole number from 1 to {PAGE_MAX}"))
-                    })?;
-                }
-                "cursor" => page.after = Some(value.clone()),
-                _ => return Err(StoreError::from(Invalid::unknown_key("", key, &["limit", "cursor"])).into()),
-            }
-        }
-        Ok(page)
-    }
 }

@@ -8,12 +8,21 @@ use postrider::Invalid;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
+use super::problem::Problem;
+
 /// The fields of an object, of which none may be given twice.
 pub(super) struct Fields<T>(pub(super) BTreeMap<String, T>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Fields<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(FieldsVisitor(PhantomData))
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Fields<T> {
+    pub(super) fn read(body: &'de [u8]) -> Result<BTreeMap<String, T>, Problem> {
+        let Self(fields) = serde_json::from_slice(body).map_err(|error| Problem::bad_json(&error))?;
+        Ok(fields)
     }
 }
 

@@ -1,14 +1,69 @@
-//! Who may speak to an API without tokens: this machine, by a loopback name. A page in a browser that
-//! rebinds its own name to 127.0.0.1 sends that name as Host, and other sites send their Origin.
+//! Who may speak to the API: whoever has a token, and as long as there is none, this machine by a loopback name. A page
+//! in a browser that rebinds its own name to 127.0.0.1 sends that name as Host, and other sites send their Origin.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use axum::http::{Request, StatusCode, Uri};
-use http::header::{HOST, HeaderMap, ORIGIN};
+use http::header::{AUTHORIZATION, HOST, HeaderMap, ORIGIN};
+use postrider::store::{Keyring, Scope, TokenKey};
 
+use super::authority::{self, Viewer};
+use super::keys::Keys;
 use super::problem::Problem;
 
-pub(super) fn check<B>(request: &Request<B>) -> Result<(), Problem> {
+/// What a load balancer asks; the answers say nothing about messages.
+const OPEN: [&str; 2] = ["/livez", "/readyz"];
+
+pub(crate) struct Gate {
+    keys: Keys,
+    /// Other machines reach this one; without a token none of them gets in.
+    is_public: bool,
+}
+
+impl Gate {
+    pub(crate) fn new(keyring: Arc<dyn Keyring>, keys: Vec<TokenKey>, listens: SocketAddr) -> Self {
+        Self { keys: Keys::new(keyring, keys), is_public: !listens.ip().is_loopback() }
+    }
+
+    /// Lets a request in, with the name of its sender's scope on it.
+    pub(super) async fn admit<B>(&self, request: &mut Request<B>) -> Result<(), Problem> {
+        if OPEN.contains(&request.uri().path()) {
+            // Whatever the store says now: a probe is about this process.
+            return if self.is_public || self.keys.were_any() { Ok(()) } else { check(request) };
+        }
+        let keys = self.keys.current().await?;
+        if keys.is_empty() && !self.is_public {
+            return check(request);
+        }
+        let token = bearer(request.headers()).ok_or_else(no_token)?;
+        let opened = keys.iter().find(|key| token.starts_with(&key.prefix) && key.opens(token));
+        let scope = opened.map(|key| key.scope).ok_or_else(no_token)?;
+        if !authority::may(scope, request.method(), request.uri().path()) {
+            return Err(not_for_this(scope));
+        }
+        request.extensions_mut().insert(Viewer(scope));
+        Ok(())
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = single(headers, AUTHORIZATION)?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// The same for a missing, a wrong and a revoked one.
+fn no_token() -> Problem {
+    Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "A token is needed")
+        .detail("send a token as `authorization: Bearer …`; `postrider token create` makes one")
+}
+
+fn not_for_this(scope: Scope) -> Problem {
+    Problem::new(StatusCode::FORBIDDEN, "forbidden", "The token is not for this")
+        .detail(format!("its scope is {scope}"))
+}
+
+fn check<B>(request: &Request<B>) -> Result<(), Problem> {
     // In absolute form (`GET http://name/ HTTP/1.1`) the authority stands for the Host.
     let host = match request.uri().authority() {
         Some(authority) => Some(authority.as_str()),

@@ -6,15 +6,30 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Response, StatusCode};
 
+use utoipa::ToSchema;
+
 use super::problem::Problem;
 use super::{Api, json_response};
 
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes an answer")]
+struct Health {
+    status: String,
+}
+
+/// Does the process live?
+#[utoipa::path(get, path = "/livez", operation_id = "livez", tag = "health", security(),
+    responses((status = 200, description = "It does", body = Health)))]
 pub(super) async fn livez() -> Response<Body> {
     json_response(StatusCode::OK, r#"{"status":"alive"}"#)
 }
 
+/// Does the engine get anything done?
+#[utoipa::path(get, path = "/readyz", operation_id = "readyz", tag = "health", security(),
+    responses((status = 200, description = "It does", body = Health),
+        (status = 503, description = "The dispatcher does not turn, or the lease is not confirmed", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn readyz(State(api): State<Arc<Api>>) -> Result<Response<Body>, Problem> {
-    if (api.is_progressing)() {
+    if api.node.is_progressing() {
         return Ok(json_response(StatusCode::OK, r#"{"status":"ready"}"#));
     }
     Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "not-ready", "The engine makes no progress")
@@ -27,15 +42,18 @@ mod tests {
     use axum::http::Request;
     use postrider::SqliteStore;
     use postrider::store::sqlite::SqliteOptions;
+    use tokio_util::sync::CancellationToken;
     use tower_service::Service;
 
     use super::*;
+    use crate::api::node::tests::Stopped;
 
     #[tokio::test]
     async fn an_engine_that_makes_no_progress_is_not_ready_but_alive() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let store = SqliteStore::open(SqliteOptions::tool(folder.path().join("a.db"))).expect("a store");
-        let mut router = crate::api::router(Api::new(Arc::new(store), || false));
+        let api = Api::new(Arc::new(store), Arc::new(Stopped), CancellationToken::new());
+        let mut router = crate::api::router(api);
         for (path, status) in [("/readyz", 503), ("/livez", 200)] {
             let request = Request::get(path).body(Body::empty()).expect("a request");
             assert_eq!(router.call(request).await.expect("an answer").status(), status, "{path}");

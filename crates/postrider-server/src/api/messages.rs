@@ -1,4 +1,4 @@
-//! Messages: send one, show its story.
+//! Messages: send one, show its story, cancel, reschedule, erase.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,21 +10,44 @@ use axum::http::{Request, Response, StatusCode};
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap};
 use postrider::{Invalid, MessageId, NewMessage, StoreError};
+use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
+use super::answers::{self, Clash, Common, Full, Named};
+use super::authority::Viewer;
 use super::body::{self, Limit};
 use super::endpoints::endpoint_name;
 use super::fields::Fields;
 use super::problem::Problem;
-use super::{Api, fields, json_response, send_options};
-use crate::view;
+use super::wanted::{Envelope, Reschedule};
+use super::{Api, fields, json_response, no_content, send_options, unknown_route, wrong_method};
+use crate::send_values;
+use crate::view::{self, MessageView};
 
 const ENVELOPE: &str = "application/vnd.postrider+json";
 
 /// Room around the payload of an envelope: options, headers, names.
 const ENVELOPE_BYTES_EXTRA: u64 = 2 << 20;
 
+/// Send a message. The body is the payload, delivered byte for byte, and options are headers; or both are in one
+/// document. 202 means that the message is on disk.
+#[utoipa::path(post, path = "/v1/endpoints/{name}/messages", operation_id = "send_message", tag = "messages",
+    params(
+        ("name" = String, Path),
+        ("postrider-priority" = Option<u8>, Header, minimum = 0, maximum = 10),
+        ("postrider-scheduled-at" = Option<Timestamp>, Header, description = "No attempt before"),
+        ("postrider-expires-at" = Option<Timestamp>, Header, description = "No attempt after"),
+        ("idempotency-key" = Option<String>, Header, description = "The same key and payload give the message that is queued already"),
+        ("postrider-idempotency-key" = Option<String>, Header, description = "The same as `idempotency-key`"),
+        ("postrider-correlation-id" = Option<Uuid>, Header),
+        ("postrider-ordering-key" = Option<String>, Header, description = "Messages of one key go one after the other"),
+        ("postrider-event-type" = Option<String>, Header),
+        ("postrider-options" = Option<String>, Header, description = "Overrides for this message, as JSON"),
+    ),
+    request_body(content((Value = "application/json"), (Envelope = "application/vnd.postrider+json"), (String = "text/plain"))),
+    responses((status = 202, description = "It is queued, or was already", body = Sent), Common, Named, answers::Body, Clash, Full))]
 pub(super) async fn send(
     State(api): State<Arc<Api>>,
     name: Result<Path<String>, PathRejection>,
@@ -48,18 +71,93 @@ pub(super) async fn send(
     Ok(json_response(StatusCode::ACCEPTED, answer))
 }
 
+/// What became of a send.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Sent {
+    pub(super) id: i64,
+    /// The idempotency key was taken by a message with the same payload: this one.
+    pub(super) duplicate: bool,
+}
+
+/// A message's whole story, wherever it is now.
+#[utoipa::path(get, path = "/v1/messages/{id}", operation_id = "show_message", tag = "messages",
+    params(("id" = i64, Path)),
+    responses((status = 200, description = "The message", body = MessageView), Common, Named))]
 pub(super) async fn show(
+    State(api): State<Arc<Api>>,
+    viewer: Viewer,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Response<Body>, Problem> {
+    let story = api.operate.story(message_id(&path_text(id))?).await?;
+    Ok(json_response(StatusCode::OK, view::story(&viewer.story(story))))
+}
+
+/// Cancel a pending message.
+#[utoipa::path(delete, path = "/v1/messages/{id}", operation_id = "cancel_message", tag = "messages",
+    params(("id" = i64, Path)),
+    responses((status = 204, description = "It is cancelled"), Common, Named, Clash))]
+pub(super) async fn cancel(
     State(api): State<Arc<Api>>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response<Body>, Problem> {
-    let text = id.map(|Path(text)| text).unwrap_or_default();
-    let id = text.parse().map(MessageId).map_err(|_| StoreError::Unknown { what: "message", name: text })?;
-    let story = api.operate.story(id).await?;
-    Ok(json_response(StatusCode::OK, view::story(&story)))
+    api.operate.cancel(message_id(&path_text(id))?).await?;
+    Ok(no_content())
+}
+
+/// `POST /v1/messages/{id}:…`: the router knows whole segments only.
+pub(super) async fn act(
+    State(api): State<Arc<Api>>,
+    id: Result<Path<String>, PathRejection>,
+    request: Request<Body>,
+) -> Result<Response<Body>, Problem> {
+    let text = path_text(id);
+    match text.split_once(':') {
+        Some((id, "reschedule")) => reschedule(&api, message_id(id)?, request).await,
+        Some((id, "erase")) => erase(&api, message_id(id)?).await,
+        Some(_) => Err(unknown_route(request.uri().clone()).await),
+        None => {
+            let problem = wrong_method(request.method().clone(), request.uri().clone()).await;
+            Err(problem.allow("GET,HEAD,DELETE"))
+        }
+    }
+}
+
+/// Set when a pending message is tried next.
+#[utoipa::path(post, path = "/v1/messages/{id}:reschedule", operation_id = "reschedule_message", tag = "messages",
+    params(("id" = i64, Path)), request_body = Reschedule,
+    responses((status = 204, description = "It is due then"), Common, Named, answers::Body, Clash))]
+async fn reschedule(api: &Api, id: MessageId, request: Request<Body>) -> Result<Response<Body>, Problem> {
+    let (parts, body) = request.into_parts();
+    let mut body = Fields::read(&body::read(&parts.headers, body, body::SMALL_MAX).await?)?;
+    let at = fields::known(body.keys(), &["at"])
+        .and_then(|()| fields::string("at", fields::required("at", body.remove("at"))?))
+        .and_then(|at| send_values::timestamp("at", &at))
+        .map_err(StoreError::from)?;
+    api.operate.reschedule(id, at).await?;
+    Ok(no_content())
+}
+
+/// Remove a message's payload and headers wherever it is; the record stays. A pending one is cancelled as well.
+#[utoipa::path(post, path = "/v1/messages/{id}:erase", operation_id = "erase_message", tag = "messages",
+    params(("id" = i64, Path)),
+    responses((status = 204, description = "Its content is gone"), Common, Named, Clash))]
+async fn erase(api: &Api, id: MessageId) -> Result<Response<Body>, Problem> {
+    api.operate.erase(id).await?;
+    Ok(no_content())
+}
+
+/// What is not text names nothing.
+pub(super) fn path_text(path: Result<Path<String>, PathRejection>) -> String {
+    path.map(|Path(text)| text).unwrap_or_default()
+}
+
+fn message_id(text: &str) -> Result<MessageId, StoreError> {
+    let unknown = |_| StoreError::Unknown { what: "message", name: text.to_owned() };
+    text.parse().map(MessageId).map_err(unknown)
 }
 
 /// The body is the payload, byte for byte; options are in headers.
-fn from_body(
+pub(super) fn from_body(
     endpoint: String,
     headers: &HeaderMap,
     content_type: Option<&str>,
@@ -81,18 +179,17 @@ fn from_envelope(endpoint: String, headers: &HeaderMap, body: &Bytes) -> Result<
             format!("cannot be given beside {ENVELOPE}: put it into the body's options"),
         ));
     }
-    let Fields(envelope): Fields<&RawValue> =
-        serde_json::from_slice(body).map_err(|error| Problem::bad_json(&error))?;
+    let envelope = Fields::<&RawValue>::read(body)?;
+    fields::known(envelope.keys(), &["payload", "options"]).map_err(StoreError::from)?;
     let (payload, options) = payload_and_options(&envelope).map_err(StoreError::from)?;
     let mut message = NewMessage::new(endpoint, body.slice_ref(payload.get().as_bytes()));
     send_options::from_json(&mut message, options)?;
     Ok(message)
 }
 
-fn payload_and_options<'a>(
+pub(super) fn payload_and_options<'a>(
     envelope: &BTreeMap<String, &'a RawValue>,
 ) -> Result<(&'a RawValue, Map<String, Value>), Invalid> {
-    fields::known(envelope.keys(), &["payload", "options"])?;
     let payload = fields::required("payload", envelope.get("payload").copied())?;
     let options = match envelope.get("options").map_or("null", |options| options.get()) {
         "null" => Map::new(),
@@ -101,7 +198,7 @@ fn payload_and_options<'a>(
     Ok((payload, options))
 }
 
-fn content_type(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+pub(super) fn content_type(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     headers
         .get(CONTENT_TYPE)
         .map(|value| value.to_str())

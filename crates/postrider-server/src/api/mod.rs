@@ -6,54 +6,106 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Response, StatusCode, Uri};
 use axum::response::IntoResponse;
-use axum::routing::{get, post};
+use axum::routing::post;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use postrider::Operate;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
+use document::Document;
 use limits::Limits;
 use problem::Problem;
 
+mod answers;
+mod authority;
+mod batch;
 mod body;
+mod config;
+mod dlq;
+mod document;
 mod endpoints;
 mod fields;
 mod gate;
 mod health;
+mod keys;
 mod limits;
+mod listing;
 mod messages;
+mod node;
+mod page;
 mod problem;
 mod send_options;
 mod server;
+mod switches;
+mod system;
+mod tail;
+mod tokens;
+mod wanted;
 
+pub(crate) use gate::Gate;
+pub(crate) use node::Node;
 pub(crate) use server::serve;
 
 /// What every handler holds. It can send and look; it cannot claim.
 pub(crate) struct Api {
     operate: Arc<dyn Operate>,
+    node: Arc<dyn Node>,
     limits: Limits,
-    is_progressing: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Answers that go on for long end then.
+    stop: CancellationToken,
 }
 
 impl Api {
-    pub(crate) fn new(
-        operate: Arc<dyn Operate>,
-        is_progressing: impl Fn() -> bool + Send + Sync + 'static,
-    ) -> Arc<Self> {
-        Arc::new(Self { operate, limits: Limits::default(), is_progressing: Box::new(is_progressing) })
+    pub(crate) fn new(operate: Arc<dyn Operate>, node: Arc<dyn Node>, stop: CancellationToken) -> Arc<Self> {
+        Arc::new(Self { operate, node, limits: Limits::default(), stop })
     }
 }
 
 pub(crate) fn router(api: Arc<Api>) -> Router {
-    Router::new()
-        .route("/v1/endpoints", post(endpoints::create).get(endpoints::list))
-        .route("/v1/endpoints/{name}", get(endpoints::show))
-        .route("/v1/endpoints/{name}/messages", post(messages::send))
-        .route("/v1/messages/{id}", get(messages::show))
-        .route("/livez", get(health::livez))
-        .route("/readyz", get(health::readyz))
+    let (router, document) = documented().split_for_parts();
+    router
+        .route("/v1/openapi.json", document::route(&document))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .with_state(api)
+}
+
+/// Every route with its description: what is added here is described, or does not compile.
+fn documented() -> OpenApiRouter<Arc<Api>> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(endpoints::create, endpoints::list))
+        .routes(routes!(endpoints::show, endpoints::change, endpoints::drop))
+        .routes(routes!(switches::enable))
+        .routes(routes!(switches::disable))
+        .routes(routes!(switches::pause))
+        .routes(routes!(switches::resume))
+        .routes(routes!(switches::reset))
+        .routes(routes!(switches::test))
+        .routes(routes!(messages::send))
+        .routes(routes!(batch::send))
+        .routes(routes!(listing::list))
+        .routes(routes!(messages::show, messages::cancel))
+        .route("/v1/messages/{id}", post(messages::act))
+        .routes(routes!(dlq::list))
+        .routes(routes!(dlq::summary))
+        .routes(routes!(dlq::show))
+        .route("/v1/dlq/{id}", post(dlq::act))
+        .routes(routes!(dlq::release_key))
+        .routes(routes!(config::show, config::change))
+        .routes(routes!(system::status))
+        .routes(routes!(system::event_log))
+        .routes(routes!(system::nodes))
+        .routes(routes!(system::pause))
+        .routes(routes!(system::resume))
+        .routes(routes!(tail::tail))
+        .routes(routes!(tokens::create, tokens::list))
+        .routes(routes!(tokens::revoke))
+        .routes(routes!(health::livez))
+        .routes(routes!(health::readyz))
 }
 
 /// The same server answering an empty 202: the yardstick of `postrider bench`.
@@ -75,8 +127,20 @@ async fn unknown_route(uri: Uri) -> Problem {
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> Problem {
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "wrong-method", "This route has no such method")
-        .detail(format!("{method} is not for {}", uri.path()))
+    let problem =
+        Problem::new(StatusCode::METHOD_NOT_ALLOWED, "wrong-method", "This route has no such method")
+            .detail(format!("{method} is not for {}", uri.path()));
+    // The router takes `{id}:redrive` for an id.
+    let is_action = uri.path().rsplit('/').next().is_some_and(|last| last.contains(':'));
+    if is_action { problem.allow("POST") } else { problem }
+}
+
+fn to_response(status: StatusCode, answer: &impl Serialize) -> Response<Body> {
+    json_response(status, serde_json::to_vec(answer).expect("an answer becomes JSON"))
+}
+
+fn no_content() -> Response<Body> {
+    StatusCode::NO_CONTENT.into_response()
 }
 
 fn json_response(status: StatusCode, json: impl Into<Bytes>) -> Response<Body> {
@@ -84,4 +148,71 @@ fn json_response(status: StatusCode, json: impl Into<Bytes>) -> Response<Body> {
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use axum::http::Request;
+    use http_body_util::BodyExt;
+    use postrider::SqliteStore;
+    use postrider::store::sqlite::SqliteOptions;
+    use serde_json::Value;
+    use tower_service::Service;
+
+    use super::node::tests::Stopped;
+    use super::*;
+
+    fn described() -> Value {
+        serde_json::to_value(documented().into_openapi()).expect("a description is JSON")
+    }
+
+    /// What the router itself says that it knows.
+    fn paths(router: &Router) -> BTreeSet<String> {
+        let known = format!("{router:?}");
+        let quoted = known.split('"').skip(1).step_by(2);
+        // What the fallback is made of is not among them.
+        let is_route = |text: &&str| text.len() > 1 && text.starts_with('/') && !text.contains("fallback");
+        quoted.filter(is_route).map(str::to_owned).collect()
+    }
+
+    fn router_of_a_new_store(folder: &tempfile::TempDir) -> Router {
+        let store = SqliteStore::open(SqliteOptions::tool(folder.path().join("a.db"))).expect("a store");
+        router(Api::new(Arc::new(store), Arc::new(Stopped), CancellationToken::new()))
+    }
+
+    #[tokio::test]
+    async fn every_route_of_the_router_is_described() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let routes = paths(&router_of_a_new_store(&folder));
+        let described = described();
+        let undescribed: Vec<&String> =
+            routes.iter().filter(|path| described["paths"].get(path.as_str()).is_none()).collect();
+        assert!(routes.len() > 20, "{routes:?}");
+        assert!(undescribed.is_empty(), "{undescribed:?}");
+    }
+
+    #[tokio::test]
+    async fn every_described_operation_is_a_route_and_answers_as_described() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut router = router_of_a_new_store(&folder);
+        for (path, operations) in described()["paths"].as_object().expect("paths") {
+            for (method, operation) in operations.as_object().expect("operations") {
+                let uri = path.replace("{name}", "nobody").replace("{id}", "1").replace("{prefix}", "pr_x");
+                let request = Request::builder().method(method.to_uppercase().as_str()).uri(&uri);
+                let answer =
+                    router.call(request.body(Body::empty()).expect("a request")).await.expect("an answer");
+                let status = answer.status();
+                let body = answer.into_body().collect().await.expect("a body").to_bytes();
+                let kind = serde_json::from_slice::<Value>(&body).unwrap_or_default()["type"].to_string();
+                assert!(
+                    !kind.contains("unknown-route") && !kind.contains("wrong-method"),
+                    "{method} {path}: {kind}"
+                );
+                let described = operation["responses"].get(status.as_str()).is_some();
+                assert!(described, "{method} {path}: {status} is not described");
+            }
+        }
+    }
 }

@@ -3,30 +3,44 @@
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use axum::response::IntoResponse;
-use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use postrider::{Invalid, StoreError};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 /// A full queue drains in seconds or not at all; asking more often than this helps nobody.
 const RETRY_AFTER_FULL_SECONDS: u32 = 5;
 const RETRY_AFTER_UNAVAILABLE_SECONDS: u32 = 1;
 
-#[derive(Debug, Serialize)]
+pub(super) const MEDIA_TYPE: &str = "application/problem+json";
+
+/// Why a request was refused (RFC 9457).
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Problem {
+    /// `urn:postrider:problem:…`; docs/api.md lists them.
     #[serde(rename = "type")]
     kind: String,
     title: &'static str,
     #[serde(serialize_with = "as_number")]
+    #[schema(value_type = u16)]
     status: StatusCode,
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
     /// The field that broke a rule, as a path.
     #[serde(skip_serializing_if = "Option::is_none")]
     field: Option<String>,
+    /// The line of a batch that was refused, from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<usize>,
+    /// The code that names the same error in SQL.
     #[serde(skip_serializing_if = "Option::is_none")]
     sqlstate: Option<&'static str>,
     #[serde(skip)]
+    #[schema(ignore)]
     retry_after_seconds: Option<u32>,
+    #[serde(skip)]
+    #[schema(ignore)]
+    allow: Option<&'static str>,
 }
 
 impl Problem {
@@ -37,8 +51,10 @@ impl Problem {
             status,
             detail: None,
             field: None,
+            line: None,
             sqlstate: None,
             retry_after_seconds: None,
+            allow: None,
         }
     }
 
@@ -70,8 +86,21 @@ impl Problem {
     }
 
     #[must_use]
+    pub(super) fn line(mut self, line: usize) -> Self {
+        self.line = Some(line);
+        self
+    }
+
+    #[must_use]
     fn sqlstate(mut self, sqlstate: &'static str) -> Self {
         self.sqlstate = Some(sqlstate);
+        self
+    }
+
+    /// The methods that the route has; the router says so itself where it knows.
+    #[must_use]
+    pub(super) fn allow(mut self, methods: &'static str) -> Self {
+        self.allow = Some(methods);
         self
     }
 
@@ -136,7 +165,13 @@ impl IntoResponse for Problem {
         let mut response = Response::new(Body::from(document));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(methods) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(methods));
+        }
         if let Some(seconds) = self.retry_after_seconds {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
-use super::gate;
+use super::gate::Gate;
 
 /// Far above what one machine's senders open, far below what its file descriptors allow.
 const CONNECTIONS_MAX: usize = 4096;
@@ -28,11 +28,12 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts until `stop`, then lets the requests under way finish.
-pub(crate) async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
+pub(crate) async fn serve(listener: TcpListener, router: Router, gate: Gate, stop: CancellationToken) {
+    let gate = Arc::new(gate);
     let connections = TaskTracker::new();
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     while let Some((stream, place)) = next(&listener, &places, &stop).await {
-        connections.spawn(connection(stream, router.clone(), stop.clone(), place));
+        connections.spawn(connection(stream, router.clone(), Arc::clone(&gate), stop.clone(), place));
     }
     drop(listener);
     connections.close();
@@ -65,12 +66,13 @@ async fn next(
 async fn connection(
     stream: TcpStream,
     router: Router,
+    gate: Arc<Gate>,
     stop: CancellationToken,
     _place: OwnedSemaphorePermit,
 ) {
     // Answers are small and written whole: waiting for more to send only adds latency.
     let _ = stream.set_nodelay(true);
-    let service = service_fn(move |request| respond(router.clone(), request));
+    let service = service_fn(move |request| respond(router.clone(), Arc::clone(&gate), request));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
@@ -89,8 +91,12 @@ async fn connection(
 }
 
 /// The gate stands here and not in a layer: it costs no boxed future on the way of every send.
-async fn respond(mut router: Router, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
-    match gate::check(&request) {
+async fn respond(
+    mut router: Router,
+    gate: Arc<Gate>,
+    mut request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    match gate.admit(&mut request).await {
         Ok(()) => router.call(request.map(Body::new)).await,
         Err(problem) => Ok(problem.into_response()),
     }

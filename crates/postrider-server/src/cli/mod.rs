@@ -18,6 +18,7 @@ mod migrate;
 mod moving;
 mod send;
 mod status;
+mod token;
 
 const EVERYWHERE: &str = "For every command";
 
@@ -73,6 +74,9 @@ enum Command {
     Endpoint(endpoint::EndpointCommand),
     /// Show what is queued and how the endpoints are
     Status,
+    /// Make, list and revoke the tokens that open the API
+    #[command(subcommand)]
+    Token(token::TokenCommand),
     /// Write a whole SQLite store to a file, to move it to PostgreSQL
     #[command(after_help = export::HELP)]
     Export(export::ExportArgs),
@@ -161,6 +165,7 @@ async fn dispatch(cli: Cli, file: RawConfig) -> Result<(), Failure> {
                 Command::Export(arguments) => export::run(arguments, &store()?, output).await,
                 Command::Import(arguments) => import::run(arguments, &store()?, output).await,
                 Command::Status => status::run(&store()?, output).await,
+                Command::Token(command) => token::run(command, &store()?, output).await,
                 Command::Serve(_) | Command::BenchReceiver => unreachable!("handled above"),
             }
         }

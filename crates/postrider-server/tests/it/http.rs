@@ -80,6 +80,26 @@ impl Client {
         self.stream.get_mut().write_all(bytes)
     }
 
+    /// Reads lines of an answer that goes on, until one holds this text; false when it ends before.
+    pub(crate) fn read_until(&mut self, text: &str) -> bool {
+        while let Ok(line) = read_line(&mut self.stream) {
+            if line.contains(text) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// What follows this word, at the beginning of the next line that has it.
+    pub(crate) fn read_line_with(&mut self, word: &str) -> Option<String> {
+        while let Ok(line) = read_line(&mut self.stream) {
+            if let Some(rest) = line.strip_prefix(word) {
+                return Some(rest.to_owned());
+            }
+        }
+        None
+    }
+
     pub(crate) fn read(&mut self) -> std::io::Result<Answer> {
         let line = read_line(&mut self.stream)?;
         let status = line.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(ended)?;

@@ -7,6 +7,7 @@ mod chaos_postgres;
 mod cli;
 mod delivery;
 mod demo;
+mod description;
 mod docs;
 mod full_disk;
 mod http;
@@ -14,8 +15,11 @@ mod moving;
 mod node;
 mod poison;
 mod receiver;
+mod routes;
 mod serve;
 mod sql_load;
+mod tailing;
+mod tokens;
 
 use std::time::{Duration, Instant};
 

@@ -87,7 +87,9 @@ impl Home {
     }
 
     fn serve(&self, arguments: &[&str]) -> Command {
-        self.command(&[&["serve", "--listen", "127.0.0.1:0", "--log-format", "json"], arguments].concat())
+        let listen: &[&str] =
+            if arguments.contains(&"--listen") { &[] } else { &["--listen", "127.0.0.1:0"] };
+        self.command(&[&["serve", "--log-format", "json"], listen, arguments].concat())
     }
 }
 

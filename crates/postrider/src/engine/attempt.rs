@@ -71,14 +71,7 @@ impl Attempt {
             capture: self.capture,
             now: self.started_at,
         };
-        let deliver = AssertUnwindSafe(deliver(&self.connection, &delivery)).catch_unwind();
-        let (result, timed_out) = match tokio::time::timeout(self.timeout, deliver).await {
-            Ok(Ok(result)) => (result, false),
-            Ok(Err(_panic)) => (Err(Failure::retryable("the sink panicked")), false),
-            Err(_elapsed) => {
-                (Err(Failure::retryable(format!("timed out after {} s", self.timeout.as_secs_f64()))), true)
-            }
-        };
+        let (result, timed_out) = try_once(&self.connection, &delivery, self.timeout).await;
         Finished {
             claim: self.claim,
             load: load(&result, timed_out),
@@ -90,6 +83,22 @@ impl Attempt {
             started_at: self.started_at,
             duration: began.elapsed(),
             epoch: self.epoch,
+        }
+    }
+}
+
+/// What the receiver said, and whether it took too long to say anything.
+pub(super) async fn try_once(
+    connection: &Connection,
+    delivery: &Delivery,
+    timeout: Duration,
+) -> (Result<Receipt, Failure>, bool) {
+    let deliver = AssertUnwindSafe(deliver(connection, delivery)).catch_unwind();
+    match tokio::time::timeout(timeout, deliver).await {
+        Ok(Ok(result)) => (result, false),
+        Ok(Err(_panic)) => (Err(Failure::retryable("the sink panicked")), false),
+        Err(_elapsed) => {
+            (Err(Failure::retryable(format!("timed out after {} s", timeout.as_secs_f64()))), true)
         }
     }
 }

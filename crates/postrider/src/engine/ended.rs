@@ -26,6 +26,7 @@ pub(super) struct Ended {
 struct Report {
     endpoint: Arc<str>,
     attempt: u32,
+    event_type: Option<Arc<str>>,
     outcome: Outcome,
     duration: Duration,
     age: Duration,
@@ -49,6 +50,7 @@ impl Ended {
         let report = anybody_listens.then(|| Report {
             endpoint: lane.endpoint.name.clone(),
             attempt: finished.claim.attempt,
+            event_type: finished.claim.message.event_type.as_deref().map(Arc::from),
             duration: finished.duration,
             age: Duration::try_from(now.duration_since(finished.claim.message.created_at))
                 .unwrap_or_default(),
@@ -79,6 +81,7 @@ impl Ended {
         let happening = Happening::Attempted {
             message: settled.id,
             attempt: report.attempt,
+            event_type: report.event_type,
             state,
             class,
             error,

@@ -29,6 +29,7 @@ pub enum Happening {
     Attempted {
         message: MessageId,
         attempt: u32,
+        event_type: Option<Arc<str>>,
         /// What the message is now: completed, pending (a retry), dead or expired.
         state: State,
         /// None when it was delivered.

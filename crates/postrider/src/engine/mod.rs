@@ -14,11 +14,14 @@ use self::janitor::Janitor;
 use self::lease::{Began, Lease, LeaseKeeper};
 use self::replayer::Replayer;
 use self::slots::Slots;
+use crate::endpoint::Endpoint;
 use crate::error::StoreError;
+use crate::message::NewMessage;
 use crate::sink::Environment;
 use crate::store::{Hello, Store};
 
 pub use events::{Event, Happening};
+pub use trial::{Trial, TrialReport};
 
 mod dispatcher;
 mod lanes;
@@ -29,6 +32,7 @@ mod slots;
 mod stock;
 mod concurrency;
 mod attempt;
+mod trial;
 mod ended;
 mod settlement;
 mod probation;
@@ -70,6 +74,7 @@ impl Default for EngineOptions {
 /// A running node.
 pub struct Engine {
     store: Arc<dyn Store>,
+    environment: Arc<Environment>,
     lease: Arc<Lease>,
     events: Events,
     pulse: Arc<Pulse>,
@@ -107,9 +112,10 @@ impl Engine {
             tokio::spawn(Janitor { store: store.clone() }.run(stop_upkeep.clone())),
             tokio::spawn(Replayer { store: store.clone() }.run(stop_upkeep.clone())),
         ];
+        let environment = Arc::new(options.environment);
         let dispatcher = Dispatcher::new(Parts {
             store: store.clone(),
-            environment: Arc::new(options.environment),
+            environment: environment.clone(),
             slots,
             lease: lease.clone(),
             events: events.clone(),
@@ -118,7 +124,17 @@ impl Engine {
         });
         let dispatcher =
             tokio::spawn(dispatcher.run(inbox, suspects, stop_dispatcher.clone(), options.drain_timeout));
-        Ok(Self { store, lease, events, pulse, stop_dispatcher, stop_upkeep, dispatcher, upkeep })
+        Ok(Self {
+            store,
+            environment,
+            lease,
+            events,
+            pulse,
+            stop_dispatcher,
+            stop_upkeep,
+            dispatcher,
+            upkeep,
+        })
     }
 
     /// What happens from now on. A slow reader misses events, it never slows the engine.
@@ -129,6 +145,11 @@ impl Engine {
     /// The dispatcher turned within the last seconds, and the lease is confirmed.
     pub fn is_progressing(&self) -> bool {
         !self.dispatcher.is_finished() && self.pulse.is_felt() && self.lease.is_valid()
+    }
+
+    /// A message that goes to the receiver as this node would send it, and is in no queue.
+    pub fn trial(&self, endpoint: Endpoint, message: NewMessage, body_bytes_max: usize) -> Trial {
+        Trial::new(endpoint, self.environment.clone(), self.store.name(), message, body_bytes_max)
     }
 
     /// Stops claiming, waits for running attempts up to `drain_timeout`, gives the rest back.

@@ -4,10 +4,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
 
 use crate::endpoint::Endpoint;
 use crate::message::Message;
 use crate::protocol::Protocol;
+use crate::protocol::secret::Reference;
 use crate::verdict::{Failure, Receipt};
 
 pub use net::{Resolve, SystemResolver};
@@ -63,6 +67,42 @@ pub struct Environment {
     pub secrets_dir: Option<PathBuf>,
     /// Below which file sinks write; None refuses them.
     pub file_root: Option<PathBuf>,
+}
+
+/// What a receiver could repeat of an endpoint's secrets, as they are sent. A reference that leads nowhere has none.
+pub(crate) fn secrets_of(endpoint: &Endpoint, environment: &Environment) -> Vec<String> {
+    let shown = Value::Object(endpoint.protocol.redacted(&endpoint.config));
+    let secrets = secret::Secrets::new(environment);
+    let mut found = Vec::new();
+    hidden(&Value::Object(endpoint.config.clone()), &shown, &mut |text| found.extend(secrets.reveal(text)));
+    let basic = endpoint.config.get("auth").and_then(|auth| auth.get("username")).and_then(Value::as_str);
+    if let Some(username) = basic {
+        let pairs: Vec<String> =
+            found.iter().map(|secret| STANDARD.encode(format!("{username}:{secret}"))).collect();
+        found.extend(pairs);
+    }
+    // A secret that holds another one goes first.
+    found.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+    found
+}
+
+/// Calls `tell` with every text of `whole` that `shown` hides or refers to.
+fn hidden(whole: &Value, shown: &Value, tell: &mut impl FnMut(&str)) {
+    match (whole, shown) {
+        (Value::String(text), shown) if whole != shown || is_reference(text) => tell(text),
+        (Value::Object(whole), shown) => {
+            whole.iter().for_each(|(key, value)| hidden(value, shown.get(key).unwrap_or(&Value::Null), tell));
+        }
+        (Value::Array(whole), shown) => {
+            let shown = |at| shown.get(at).unwrap_or(&Value::Null);
+            whole.iter().enumerate().for_each(|(at, value)| hidden(value, shown(at), tell));
+        }
+        _ => {}
+    }
+}
+
+fn is_reference(text: &str) -> bool {
+    matches!(Reference::parse(text), Ok(Some(_)))
 }
 
 /// Config to sink. Does no I/O to the receiver yet, except opening what the sink holds.

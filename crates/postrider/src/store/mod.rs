@@ -16,15 +16,19 @@ use crate::message::{Claim, Fence, LostClaim, MessageId, NewMessage, NodeId, Sen
 use crate::settings::Settings;
 use crate::verdict::{Class, Verdict};
 
+pub use listing::*;
 pub use pubsub::PubSub;
 pub use records::*;
 pub use replays::*;
 pub use sweeps::*;
+pub use tokens::*;
 
+mod listing;
 mod pubsub;
 mod records;
 mod replays;
 mod sweeps;
+mod tokens;
 pub mod moving;
 pub mod sqlite;
 pub mod postgres;
@@ -82,7 +86,7 @@ pub trait Store: Send + Sync + 'static {
 
 /// What people and their programs need: send, look, change.
 #[async_trait]
-pub trait Operate: PubSub + Replays + Sweeps {
+pub trait Operate: Listing + PubSub + Replays + Sweeps + Tokens {
     async fn send(&self, message: NewMessage) -> Result<Sent>;
     /// All or nothing.
     async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>>;

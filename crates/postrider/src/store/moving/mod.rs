@@ -49,6 +49,7 @@ pub struct Rows {
     pub replays: u64,
     pub replayed: u64,
     pub events: u64,
+    pub tokens: u64,
 }
 
 /// Why a store was not moved. Whatever the reason, no half of it is anywhere.

@@ -248,6 +248,17 @@ pub(crate) const SECTIONS: &[Section] = &[
         columns: &[("id", Whole), ("at", Time), ("kind", Text), ("subject", Note), ("detail", Notes)],
         count: |rows| &mut rows.events,
     },
+    Section {
+        name: "token",
+        columns: &[
+            ("prefix", Text),
+            ("name", Text),
+            ("scope", Text),
+            ("digest", Bytes),
+            ("created_at", Time),
+        ],
+        count: |rows| &mut rows.tokens,
+    },
 ];
 
 impl Section {

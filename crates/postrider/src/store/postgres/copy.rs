@@ -76,6 +76,7 @@ fn table(section: &Section) -> &'static str {
         "message" => "queue",
         "claim" => "_claims",
         "reservation" => "_reservations",
+        "token" => "_tokens",
         "dead_letter" => "dlq",
         "archived" => "archive",
         "attempt" => "attempts",

@@ -10,7 +10,8 @@ use crate::error::{Invalid, StoreError};
 use crate::message::MessageId;
 
 /// What there can be none of.
-const THINGS: [&str; 6] = ["endpoint", "message", "dead letter", "event type", "subscription", "replay"];
+const THINGS: [&str; 7] =
+    ["endpoint", "message", "dead letter", "event type", "subscription", "replay", "token"];
 /// What can be too large, and the settings that say so.
 const FIELDS: [&str; 7] =
     ["payload", "headers", "ordering_key", "idempotency_key", "event_type", "messages", "events"];

@@ -26,6 +26,8 @@ const MIGRATIONS: &[&[&str]] = &[&[
     include_str!("sql/messages.sql"),
     include_str!("sql/archive.sql"),
     include_str!("sql/inspect.sql"),
+    include_str!("sql/listing.sql"),
+    include_str!("sql/tokens.sql"),
     include_str!("sql/api.sql"),
     include_str!("sql/pubsub.sql"),
     include_str!("sql/replay.sql"),

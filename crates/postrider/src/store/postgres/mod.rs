@@ -26,9 +26,11 @@ use self::send::Commit;
 use self::time::StoreClock;
 use super::moving::{MoveError, Moved};
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, NewReplay, Operate, PubSub,
-    Redrive, Replay, ReplayPreview, ReplayState, ReplayTurn, Replays, Result, Settled, Settlement, Snapshot,
-    Store, StoreStatus, Story, Suspect, Sweep, SweepAction, SweepCursor, Sweeps, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, IssuedToken, Keyring,
+    Listing, MessageFilter, MessagePage, NewReplay, NewToken, NodeRecord, Operate, PubSub, Redrive, Replay,
+    ReplayPreview, ReplayState, ReplayTurn, Replays, Result, Settled, Settlement, Snapshot, Store,
+    StoreStatus, Story, Suspect, Sweep, SweepAction, SweepCursor, Sweeps, TokenKey, TokenRecord, Tokens,
+    Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::Clock;
@@ -63,6 +65,8 @@ mod dlq;
 mod sweep;
 mod replays;
 mod inspect;
+mod listing;
+mod tokens;
 mod upkeep;
 mod import;
 mod copy;
@@ -529,5 +533,38 @@ impl PubSub for PostgresStore {
 
     async fn publish_skipped(&self) -> Result<u64> {
         publish::skipped(&self.shared).await
+    }
+}
+
+#[async_trait]
+impl Listing for PostgresStore {
+    async fn messages(&self, filter: MessageFilter) -> Result<MessagePage> {
+        listing::messages(&self.shared, &filter).await
+    }
+
+    async fn nodes(&self, before: Option<NodeId>, limit: usize) -> Result<Vec<NodeRecord>> {
+        listing::nodes(&self.shared, before, limit).await
+    }
+}
+
+#[async_trait]
+impl Tokens for PostgresStore {
+    async fn create_token(&self, token: NewToken) -> Result<IssuedToken> {
+        tokens::create(&self.shared, token).await
+    }
+
+    async fn tokens(&self) -> Result<Vec<TokenRecord>> {
+        tokens::list(&self.shared).await
+    }
+
+    async fn revoke_token(&self, prefix: &str) -> Result<()> {
+        self.shared.pool.call("SELECT postrider._revoke_token($1)", &[&prefix]).await
+    }
+}
+
+#[async_trait]
+impl Keyring for PostgresStore {
+    async fn keys(&self) -> Result<Vec<TokenKey>> {
+        tokens::keys(&self.shared).await
     }
 }

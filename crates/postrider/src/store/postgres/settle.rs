@@ -109,7 +109,7 @@ fn settled(settlement: &Settlement, row: &Row) -> Settled {
 }
 
 pub(super) fn state_named(name: &str) -> State {
-    State::ALL.into_iter().find(|state| state.as_str() == name).unwrap_or(State::Pending)
+    State::from_name(name).unwrap_or(State::Pending)
 }
 
 /// `postrider._delivered`.

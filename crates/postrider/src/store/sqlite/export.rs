@@ -18,7 +18,7 @@ use crate::store::moving::{Header, Kind, LastIds, MoveError, Moved, Outgoing, SE
 /// Begins every refusal of a closed file.
 const CLOSED: &str = "this store was closed by ";
 /// What a node, a sender or an operator would change.
-const CLOSED_TABLES: [&str; 9] = [
+const CLOSED_TABLES: [&str; 10] = [
     "_postrider_queue",
     "_postrider_dlq",
     "_postrider_endpoints",
@@ -28,6 +28,7 @@ const CLOSED_TABLES: [&str; 9] = [
     "_postrider_subscriptions",
     "_postrider_events",
     "_postrider_replays",
+    "_postrider_tokens",
 ];
 
 /// From now on nothing is sent to this file, delivered from it or changed in it, by whatever program. False when it
@@ -178,6 +179,7 @@ fn sources(conn: &Connection, section: &Section) -> rusqlite::Result<Vec<String>
         "replay" => "_postrider_replays",
         "replayed" => "_postrider_replayed",
         "event" => "_postrider_event_log",
+        "token" => "_postrider_tokens",
         other => unreachable!("a section without a table: {other}"),
     };
     Ok(vec![source.to_owned()])

@@ -20,11 +20,14 @@ use self::publish::Publication;
 use self::stored_events::StoredEvents;
 use self::syncer::{SyncFile, Syncer};
 use self::writer::{Commit, Write, Writer, WriterHandle};
+use super::listing::Pager;
 use super::moving::{MoveError, Moved};
+use super::tokens::Minted;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, NewReplay, Operate, PubSub,
-    Redrive, Replay, ReplayPreview, ReplayTurn, Replays, Result, Settled, Settlement, Snapshot, Store,
-    StoreStatus, Story, Suspect, Sweep, SweepAction, SweepCursor, Sweeps, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, IssuedToken, Keyring,
+    Listing, MessageFilter, MessagePage, NewReplay, NewToken, NodeRecord, Operate, PubSub, Redrive, Replay,
+    ReplayPreview, ReplayTurn, Replays, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story,
+    Suspect, Sweep, SweepAction, SweepCursor, Sweeps, TokenKey, TokenRecord, Tokens, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::{Clock, SystemClock, truncated};
@@ -48,6 +51,7 @@ mod finished;
 mod inspect;
 mod keys;
 mod known;
+mod listing;
 mod lock;
 mod nodes;
 mod outbox;
@@ -66,6 +70,7 @@ mod subscriptions;
 mod surface;
 mod sweep;
 mod syncer;
+mod tokens;
 mod writer;
 
 pub use outbox::{publish_batch_in, publish_in, send_batch_in, send_in};
@@ -604,6 +609,56 @@ impl PubSub for SqliteStore {
 
     async fn publish_skipped(&self) -> Result<u64> {
         self.read(|conn| publish::skipped(conn).map_err(storage_error)).await
+    }
+}
+
+#[async_trait]
+impl Listing for SqliteStore {
+    async fn messages(&self, filter: MessageFilter) -> Result<MessagePage> {
+        let asked = filter.clone();
+        let begin = move |conn: &Connection| {
+            listing::check(conn, &asked)?;
+            listing::last_id(conn).map_err(storage_error)
+        };
+        let mut pager = Pager::new(&filter, self.read(begin).await?);
+        while let Some((ids, room)) = pager.next() {
+            let (filter, looked_at) = (filter.clone(), ids.clone());
+            let look = move |conn: &Connection| listing::window(conn, &filter, ids, room);
+            pager.take(&looked_at, self.read(look).await?);
+        }
+        Ok(pager.page())
+    }
+
+    async fn nodes(&self, before: Option<NodeId>, limit: usize) -> Result<Vec<NodeRecord>> {
+        self.read(move |conn| listing::nodes(conn, before, limit).map_err(storage_error)).await
+    }
+}
+
+#[async_trait]
+impl Tokens for SqliteStore {
+    async fn create_token(&self, token: NewToken) -> Result<IssuedToken> {
+        token.check()?;
+        let (new, minted) = (token.clone(), Minted::new());
+        let stored = minted.clone();
+        let created_at =
+            self.write(Commit::Durable, move |write| tokens::create(write, &new, &stored)).await?;
+        Ok(minted.issued(token, created_at))
+    }
+
+    async fn tokens(&self) -> Result<Vec<TokenRecord>> {
+        self.read(|conn| tokens::list(conn).map_err(storage_error)).await
+    }
+
+    async fn revoke_token(&self, prefix: &str) -> Result<()> {
+        let prefix = prefix.to_owned();
+        self.write(Commit::Durable, move |write| tokens::revoke(write, &prefix)).await
+    }
+}
+
+#[async_trait]
+impl Keyring for SqliteStore {
+    async fn keys(&self) -> Result<Vec<TokenKey>> {
+        self.read(|conn| tokens::keys(conn).map_err(storage_error)).await
     }
 }
 

@@ -15,6 +15,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("sql/0002_any_language.sql"),
     include_str!("sql/0003_pubsub.sql"),
     include_str!("sql/0004_replays.sql"),
+    include_str!("sql/0005_tokens.sql"),
 ];
 pub(super) const CURRENT: i64 = MIGRATIONS.len() as i64;
 

@@ -10,7 +10,8 @@ use postrider::endpoint::{EndpointId, NewEndpoint};
 use postrider::message::{Claim, Fence, LostClaim, NodeId};
 use postrider::store::{
     Arrival, AttemptOutcome, AttemptRecord, ClaimRequest, Claimed, DeadLetter, DirectClaims, DlqFilter,
-    Effect, End, EventRecord, Hello, NextDue, NoDirectClaims, Pick, Settled, Settlement, Story, Want,
+    Effect, End, EventRecord, Hello, Keyring, NextDue, NoDirectClaims, Pick, Settled, Settlement, Story,
+    Want,
 };
 use postrider::verdict::{Class, DeadReason, Verdict};
 use postrider::{MessageId, NewMessage, Operate, State, Store};
@@ -20,7 +21,7 @@ use tokio::sync::mpsc;
 /// What a store needs to be tested.
 #[async_trait]
 pub(crate) trait Harness: Send + Sync + Sized + 'static {
-    type S: Store + Operate;
+    type S: Store + Operate + Keyring;
     /// Whoever opens the data again knows that the nodes before it are dead.
     const REOPENING_ENDS_EARLIER_NODES: bool;
     /// Empty data, and a clock that stands still.

@@ -22,6 +22,8 @@ pub(crate) mod endpoints;
 pub(crate) mod circuits;
 pub(crate) mod settings;
 pub(crate) mod stories;
+pub(crate) mod listing;
+pub(crate) mod tokens;
 pub(crate) mod durability;
 pub(crate) mod concurrency;
 
@@ -317,6 +319,22 @@ macro_rules! conformance {
                 only_a_pending_message_has_a_reason,
                 a_message_is_erased_wherever_it_is,
                 status_counts_each_endpoint,
+            }
+            listing {
+                every_message_is_listed_once_newest_first,
+                a_listed_message_says_what_its_story_says,
+                a_list_has_what_every_filter_selects,
+                a_dropped_endpoint_is_listed_and_an_unknown_one_is_named,
+                a_redriven_message_is_listed_where_it_is,
+                a_rare_message_is_found_in_bounded_pages,
+                nodes_are_listed_newest_first_with_their_state,
+            }
+            tokens {
+                a_token_opens_its_scope_and_nothing_else_does,
+                a_token_is_listed_by_its_prefix_and_never_shown_again,
+                a_revoked_token_opens_nothing,
+                tokens_that_come_and_go_are_logged,
+                a_token_has_a_name_for_people,
             }
             durability {
                 everything_survives_a_crash,

@@ -68,7 +68,7 @@ pub(super) async fn events(store: &impl Operate) -> Vec<EventRecord> {
 }
 
 /// Each table there, and the same here; what only SQLite has.
-const TABLES: [(&str, &str, &[&str]); 11] = [
+const TABLES: [(&str, &str, &[&str]); 14] = [
     ("settings", "_postrider_settings", &[]),
     ("endpoints", "_postrider_endpoints", &[]),
     ("event_types", "_postrider_event_types", &[]),
@@ -82,6 +82,7 @@ const TABLES: [(&str, &str, &[&str]); 11] = [
     ("replays", "_postrider_replays", &[]),
     ("_replayed", "_postrider_replayed", &[]),
     ("event_log", "_postrider_event_log", &[]),
+    ("_tokens", "_postrider_tokens", &[]),
 ];
 
 type Rows = BTreeMap<String, Value>;

@@ -10,8 +10,8 @@ use postrider::endpoint::{EndpointChange, EndpointId};
 use postrider::rate::{Interval, RateLimit};
 use postrider::rusqlite::Connection;
 use postrider::store::{
-    AttemptOutcome, AttemptRecord, End, NewReplay, Redrive, ReplaySelection, ReplayState, ReplayStatus,
-    ReplayTurn, Replays,
+    AttemptOutcome, AttemptRecord, End, NewReplay, NewToken, Redrive, ReplaySelection, ReplayState,
+    ReplayStatus, ReplayTurn, Replays, Scope, Tokens,
 };
 use postrider::verdict::{DeadReason, Verdict};
 use postrider::{MessageId, NewMessage, Operate, PostgresStore, State, Store};
@@ -31,6 +31,9 @@ async fn lived_in() -> World<Sqlite> {
     let mut world = World::<Sqlite>::start().await;
     for (name, value) in [("idempotency_retention", "1000000"), ("attempt_log", "all"), ("archive", "on")] {
         world.configure(name, value).await;
+    }
+    for (name, scope) in [("shop", Scope::Application), ("operator", Scope::Admin)] {
+        world.store().create_token(NewToken { name: name.to_owned(), scope }).await.unwrap();
     }
     world.endpoint("hold", json!({"on_dead": "hold"})).await;
     world.endpoint("global", json!({"key_scope": "global"})).await;

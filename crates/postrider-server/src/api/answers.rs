@@ -1,0 +1,76 @@
+//! The refusals that routes have in common, for the API's description.
+
+use std::collections::BTreeMap;
+
+use utoipa::IntoResponses;
+use utoipa::openapi::{ContentBuilder, Ref, RefOr, Response, ResponseBuilder};
+
+use super::problem::MEDIA_TYPE;
+
+type Responses = BTreeMap<String, RefOr<Response>>;
+
+/// Of every route.
+pub(super) struct Common;
+
+/// Where something is named: in the path, or in the query.
+pub(super) struct Named;
+
+/// Where a body is read.
+pub(super) struct Body;
+
+/// Where the present state may be in the way.
+pub(super) struct Clash;
+
+/// Where messages come into the queue.
+pub(super) struct Full;
+
+impl IntoResponses for Common {
+    fn responses() -> Responses {
+        refusals(&[
+            (401, "The store has tokens, and none that it knows was given"),
+            (403, "The token is not for this, or without tokens: `Host` or `Origin` is not loopback"),
+            (
+                503,
+                "The store is not available, or the node is stopping; `Retry-After` says when to try again",
+            ),
+        ])
+    }
+}
+
+impl IntoResponses for Named {
+    fn responses() -> Responses {
+        refusals(&[(404, "What is named does not exist"), (422, "A value breaks a rule; `field` says which")])
+    }
+}
+
+impl IntoResponses for Body {
+    fn responses() -> Responses {
+        refusals(&[
+            (400, "The body did not arrive whole"),
+            (408, "The body did not arrive in time"),
+            (413, "The body, or a part of it, is larger than a limit allows"),
+            (422, "A value breaks a rule; `field` says which"),
+        ])
+    }
+}
+
+impl IntoResponses for Clash {
+    fn responses() -> Responses {
+        refusals(&[(409, "That cannot be done in its present state, or the name or key is taken")])
+    }
+}
+
+impl IntoResponses for Full {
+    fn responses() -> Responses {
+        refusals(&[(429, "The queue is full; `Retry-After` says when to try again")])
+    }
+}
+
+fn refusals(refusals: &[(u16, &str)]) -> Responses {
+    let refusal = |(status, description): &(u16, &str)| {
+        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
+        let response = ResponseBuilder::new().description(*description).content(MEDIA_TYPE, content);
+        (status.to_string(), RefOr::T(response.build()))
+    };
+    refusals.iter().map(refusal).collect()
+}

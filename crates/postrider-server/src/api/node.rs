@@ -1,0 +1,37 @@
+//! What the API needs of the node it is part of.
+
+use postrider::endpoint::Endpoint;
+use postrider::engine::{Event, Trial};
+use postrider::{NewMessage, StoreError};
+use tokio::sync::broadcast::Receiver;
+
+/// A running engine; None once it has stopped.
+pub(crate) trait Node: Send + Sync + 'static {
+    fn is_progressing(&self) -> bool;
+    fn events(&self) -> Option<Receiver<Event>>;
+    fn trial(&self, endpoint: Endpoint, message: NewMessage, body_bytes_max: usize) -> Option<Trial>;
+}
+
+pub(super) fn stopping() -> StoreError {
+    StoreError::Unavailable("the node is stopping".to_owned())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A node whose engine has stopped.
+    pub(in super::super) struct Stopped;
+
+    impl Node for Stopped {
+        fn is_progressing(&self) -> bool {
+            false
+        }
+        fn events(&self) -> Option<Receiver<Event>> {
+            None
+        }
+        fn trial(&self, _: Endpoint, _: NewMessage, _: usize) -> Option<Trial> {
+            None
+        }
+    }
+}

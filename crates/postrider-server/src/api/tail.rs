@@ -1,0 +1,134 @@
+//! What happens on this node, as it happens: server-sent events. A reader that is too slow is told how much it missed;
+//! it never slows the engine.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Response, StatusCode, Uri};
+use bytes::Bytes;
+use futures_util::stream;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use postrider::State as MessageState;
+use postrider::engine::{Event, Happening};
+use serde_json::{Value, json};
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+use tokio_util::sync::CancellationToken;
+
+use super::answers::{Common, Named};
+use super::listing::StateChoice;
+use super::page::Params;
+use super::problem::Problem;
+use super::{Api, listing, node};
+
+/// Proxies close what is silent for longer.
+const SILENCE_MAX: Duration = Duration::from_secs(15);
+
+/// What happens on this node from now on, as server-sent events: `attempt`, `lost`, `circuit`, and `skipped` when
+/// the reader was too slow.
+#[utoipa::path(get, path = "/v1/tail", operation_id = "tail", tag = "system",
+    params(
+        ("endpoint" = Option<String>, Query),
+        ("state" = inline(Option<StateChoice>), Query, description = "What the message became"),
+        ("event_type" = Option<String>, Query),
+    ),
+    responses((status = 200, description = "Events until the node stops", body = String, content_type = "text/event-stream"), Common, Named))]
+pub(super) async fn tail(State(api): State<Arc<Api>>, uri: Uri) -> Result<Response<Body>, Problem> {
+    let mut params = Params::parse(&uri, &["endpoint", "state", "event_type"])?;
+    let filter = Filter {
+        endpoint: params.text("endpoint"),
+        state: listing::state(&mut params)?,
+        event_type: params.text("event_type"),
+    };
+    if let Some(name) = &filter.endpoint {
+        api.operate.endpoint(name).await?;
+    }
+    let events = api.node.events().ok_or_else(node::stopping)?;
+    let tail = Tail { events, filter, stop: api.stop.clone() };
+    // Whoever reads this knows that nothing from now on is missed.
+    let hello = stream::iter([Ok::<_, Infallible>(Bytes::from_static(b": listening\n\n"))]);
+    let happenings = stream::unfold(tail, async |mut tail| Some((Ok(tail.next().await?), tail)));
+    let mut response = Response::new(Body::from_stream(futures_util::StreamExt::chain(hello, happenings)));
+    *response.status_mut() = StatusCode::OK;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}
+
+struct Filter {
+    endpoint: Option<String>,
+    state: Option<MessageState>,
+    event_type: Option<String>,
+}
+
+struct Tail {
+    events: Receiver<Event>,
+    filter: Filter,
+    stop: CancellationToken,
+}
+
+impl Tail {
+    /// None when the node stops.
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            let told = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return None,
+                told = tokio::time::timeout(SILENCE_MAX, self.events.recv()) => told,
+            };
+            match told {
+                Ok(Ok(event)) if self.filter.lets_through(&event) => return Some(shown(&event)),
+                Ok(Ok(_)) => {}
+                Ok(Err(RecvError::Lagged(skipped))) => {
+                    return Some(written("skipped", &json!({ "skipped": skipped })));
+                }
+                Ok(Err(RecvError::Closed)) => return None,
+                Err(_silent) => return Some(Bytes::from_static(b": nothing\n\n")),
+            }
+        }
+    }
+}
+
+impl Filter {
+    fn lets_through(&self, event: &Event) -> bool {
+        let (state, event_type) = match &event.happening {
+            Happening::Attempted { state, event_type, .. } => (Some(*state), event_type.as_deref()),
+            Happening::Lost { state, .. } => (Some(*state), None),
+            Happening::Circuit { .. } => (None, None),
+        };
+        self.endpoint.as_deref().is_none_or(|name| name == &*event.endpoint_name)
+            && (self.state.is_none() || self.state == state)
+            && (self.event_type.is_none() || self.event_type.as_deref() == event_type)
+    }
+}
+
+fn shown(event: &Event) -> Bytes {
+    let (kind, detail) = match &event.happening {
+        Happening::Attempted { message, attempt, event_type, state, class, error, status, duration, age } => {
+            (
+                "attempt",
+                json!({
+                    "message_id": message, "attempt": attempt, "state": state, "event_type": event_type, "class": class,
+                    "error": error, "response_status": status, "duration_seconds": duration.as_secs_f64(),
+                    "age_seconds": age.as_secs_f64(),
+                }),
+            )
+        }
+        Happening::Lost { message, state } => ("lost", json!({ "message_id": message, "state": state })),
+        Happening::Circuit { from, to } => ("circuit", json!({ "from": from.as_str(), "to": to.as_str() })),
+    };
+    let mut data = json!({ "at": event.at, "endpoint": event.endpoint_name });
+    if let (Value::Object(data), Value::Object(detail)) = (&mut data, detail) {
+        data.extend(detail);
+    }
+    written(kind, &data)
+}
+
+/// JSON has no line breaks of its own.
+fn written(kind: &str, data: &Value) -> Bytes {
+    format!("event: {kind}\ndata: {data}\n\n").into()
+}

@@ -1,0 +1,107 @@
+//! What bodies hold, for the API's description. They are read field by field, so that what is wrong is named.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::view::schemas;
+
+/// An endpoint to create.
+#[derive(ToSchema)]
+#[schema(as = NewEndpoint)]
+#[expect(dead_code, reason = "describes a body")]
+pub(super) struct WantedEndpoint {
+    #[schema(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
+    name: String,
+    #[schema(schema_with = schemas::protocol)]
+    protocol: String,
+    /// What the protocol needs; unknown keys are refused with the list of known ones.
+    config: Map<String, Value>,
+    retry_policy: Option<Map<String, Value>>,
+    options: Option<Map<String, Value>>,
+}
+
+/// What of an endpoint is to change.
+#[derive(ToSchema)]
+#[schema(as = EndpointChange)]
+#[expect(dead_code, reason = "describes a body")]
+pub(super) struct EndpointChanges {
+    config: Option<Map<String, Value>>,
+    retry_policy: Option<Map<String, Value>>,
+    options: Option<Map<String, Value>>,
+}
+
+/// A message in one document.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes a body")]
+pub(super) struct Envelope {
+    /// Delivered byte for byte as it stands here.
+    #[schema(required)]
+    payload: Value,
+    options: Option<SendOptions>,
+}
+
+/// A line of a batch.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes a body")]
+pub(super) struct BatchLine {
+    endpoint: String,
+    #[schema(required)]
+    payload: Value,
+    options: Option<SendOptions>,
+}
+
+/// What may be said about a message.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes a body")]
+struct SendOptions {
+    #[schema(minimum = 0, maximum = 10)]
+    priority: Option<u8>,
+    scheduled_at: Option<Timestamp>,
+    expires_at: Option<Timestamp>,
+    idempotency_key: Option<String>,
+    correlation_id: Option<Uuid>,
+    ordering_key: Option<String>,
+    event_type: Option<String>,
+    headers: Option<BTreeMap<String, String>>,
+    /// `max_attempts`, and what the endpoint's protocol allows.
+    options: Option<Map<String, Value>>,
+}
+
+/// When a message is due.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes a body")]
+pub(super) struct Reschedule {
+    at: Timestamp,
+}
+
+/// Why everything is paused.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes a body")]
+pub(super) struct Pause {
+    #[schema(min_length = 1, max_length = 1000)]
+    reason: String,
+}
+
+/// Which ordering key goes on.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes a body")]
+pub(super) struct KeyRelease {
+    key: String,
+    /// Without it the key is released everywhere.
+    endpoint: Option<String>,
+}
+
+/// A token to create.
+#[derive(ToSchema)]
+#[schema(as = NewToken)]
+#[expect(dead_code, reason = "describes a body")]
+pub(super) struct WantedToken {
+    #[schema(min_length = 1, max_length = 128)]
+    name: String,
+    #[schema(schema_with = schemas::scope)]
+    scope: String,
+}

@@ -1,0 +1,95 @@
+//! `postrider token …`: who may use the API.
+
+use clap::{Subcommand, ValueEnum};
+use jiff::Timestamp;
+use postrider::store::{NewToken, Scope, TokenRecord};
+use serde_json::json;
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::store_url::StoreUrl;
+use crate::view::{self, IssuedTokenView, TokenView};
+
+#[derive(Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make a token and show it, once; from the first one on every request needs one
+    Create {
+        /// For people: whose it is
+        name: String,
+        scope: ScopeName,
+    },
+    /// List them by how they begin
+    List,
+    /// Take one back; every node refuses it within a second
+    Revoke {
+        /// How it begins, as `list` shows it
+        prefix: String,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum ScopeName {
+    /// Everything
+    Admin,
+    /// Send, publish, cancel, and look at single messages
+    Application,
+    /// Read states and figures; no payloads, headers or config of endpoints
+    Monitor,
+}
+
+impl From<ScopeName> for Scope {
+    fn from(name: ScopeName) -> Self {
+        match name {
+            ScopeName::Admin => Self::Admin,
+            ScopeName::Application => Self::Application,
+            ScopeName::Monitor => Self::Monitor,
+        }
+    }
+}
+
+pub(super) async fn run(command: TokenCommand, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+    let store = url.open_tool().await?;
+    match command {
+        TokenCommand::Create { name, scope } => {
+            let issued = store.create_token(NewToken { name, scope: scope.into() }).await?;
+            let token = issued.token.clone();
+            // Only the token on stdout: it goes straight into a file or a variable.
+            output.document(|| json!(IssuedTokenView::from(issued)).to_string(), || token);
+            if !output.json {
+                eprintln!("keep it: it is not shown again");
+            }
+        }
+        TokenCommand::List => {
+            let tokens = store.tokens().await?;
+            output.document(|| list_json(tokens.clone()), || list_text(&tokens, output, Timestamp::now()));
+        }
+        TokenCommand::Revoke { prefix } => {
+            store.revoke_token(&prefix).await?;
+            output.document(
+                || json!({ "token": prefix, "done": "revoked" }).to_string(),
+                || format!("token {prefix} is revoked"),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn list_json(tokens: Vec<TokenRecord>) -> String {
+    let items: Vec<TokenView> = tokens.into_iter().map(TokenView::from).collect();
+    json!({ "items": items, "next": null }).to_string()
+}
+
+fn list_text(tokens: &[TokenRecord], output: Output, now: Timestamp) -> String {
+    if tokens.is_empty() {
+        return "no tokens; the API answers on loopback only, to anyone there".to_owned();
+    }
+    let row = |token: &TokenRecord| {
+        vec![
+            token.prefix.clone(),
+            token.name.clone(),
+            token.scope.to_string(),
+            view::age(token.created_at, now),
+        ]
+    };
+    output.table(&["token", "name", "scope", "age"], tokens.iter().map(row).collect())
+}

@@ -1,0 +1,115 @@
+//! A dead letter as JSON: the whole of it, and its line in a list.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use postrider::store::{AttemptError, DeadLetter, DlqStatus, DlqSummary};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::content::Payload;
+use super::schemas;
+
+/// A dead letter in a list.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ListedDeadLetter)]
+pub(crate) struct ListedDeadLetterView {
+    id: i64,
+    /// The message that died.
+    message_id: i64,
+    endpoint: String,
+    #[schema(schema_with = schemas::dlq_status)]
+    status: DlqStatus,
+    /// `attempts_exhausted`, `permanent` or `gone`.
+    reason: String,
+    died_at: Timestamp,
+    attempt_count: u32,
+    #[schema(required)]
+    last_error: Option<String>,
+    content_type: String,
+    #[schema(required)]
+    ordering_key: Option<String>,
+    #[schema(required)]
+    event_type: Option<String>,
+    created_at: Timestamp,
+}
+
+/// A dead letter with what it held.
+#[derive(Serialize, ToSchema)]
+#[schema(as = DeadLetter)]
+pub(crate) struct DeadLetterView {
+    #[serde(flatten)]
+    listed: ListedDeadLetterView,
+    #[serde(flatten)]
+    payload: Payload,
+    headers: BTreeMap<String, String>,
+    /// Up to the last 100, oldest first.
+    errors: Vec<AttemptErrorView>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = AttemptError)]
+struct AttemptErrorView {
+    attempt: u32,
+    at: Timestamp,
+    error: String,
+}
+
+impl ListedDeadLetterView {
+    pub(crate) fn of(letter: &DeadLetter) -> Self {
+        Self {
+            id: letter.id,
+            message_id: letter.message.0,
+            endpoint: letter.endpoint.clone(),
+            status: letter.status,
+            reason: letter.reason.clone(),
+            died_at: letter.died_at,
+            attempt_count: letter.attempt_count,
+            last_error: letter.last_error.clone(),
+            content_type: letter.content_type.clone(),
+            ordering_key: letter.ordering_key.clone(),
+            event_type: letter.event_type.clone(),
+            created_at: letter.created_at,
+        }
+    }
+}
+
+impl DeadLetterView {
+    pub(crate) fn of(letter: &DeadLetter) -> Self {
+        let error = |error: &AttemptError| AttemptErrorView {
+            attempt: error.attempt,
+            at: error.at,
+            error: error.error.clone(),
+        };
+        Self {
+            listed: ListedDeadLetterView::of(letter),
+            payload: Payload::of(letter.payload.as_ref(), &letter.content_type),
+            headers: letter.headers.clone(),
+            errors: letter.errors.iter().map(error).collect(),
+        }
+    }
+}
+
+/// How many dead letters an endpoint has.
+#[derive(Serialize, ToSchema)]
+#[schema(as = DlqSummary)]
+pub(crate) struct DlqSummaryView {
+    endpoint: String,
+    failed: u64,
+    redriven: u64,
+    discarded: u64,
+    #[schema(required)]
+    oldest_failed: Option<Timestamp>,
+}
+
+impl From<DlqSummary> for DlqSummaryView {
+    fn from(summary: DlqSummary) -> Self {
+        Self {
+            endpoint: summary.endpoint,
+            failed: summary.failed,
+            redriven: summary.redriven,
+            discarded: summary.discarded,
+            oldest_failed: summary.oldest_failed,
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! An endpoint as JSON.
+
+use jiff::Timestamp;
+use postrider::breaker::{CircuitName, CircuitState};
+use postrider::endpoint::{DisabledBy, Endpoint};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use super::schemas;
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = Endpoint)]
+pub(crate) struct EndpointView {
+    name: String,
+    #[schema(schema_with = schemas::protocol)]
+    protocol: &'static str,
+    /// What the protocol needs. Secrets are hidden; references to secrets are shown.
+    config: Map<String, Value>,
+    /// What differs from the store's settings.
+    #[schema(value_type = Object)]
+    retry_policy: Value,
+    #[schema(value_type = Object)]
+    options: Value,
+    enabled: bool,
+    #[schema(required, schema_with = schemas::disabled_by)]
+    disabled_by: Option<DisabledBy>,
+    paused: bool,
+    circuit: CircuitView,
+    /// `cold`: every message goes through the queue.
+    mode: &'static str,
+    /// The receiver asked to be left alone until then.
+    #[schema(required)]
+    held_until: Option<Timestamp>,
+    created_at: Timestamp,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = Circuit)]
+struct CircuitView {
+    #[schema(schema_with = schemas::circuit_state)]
+    state: CircuitName,
+    /// While it is open: when it is tried again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    until: Option<Timestamp>,
+    /// While it is half open: until when the probe may take, or null when there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    probe_until: Option<Option<Timestamp>>,
+}
+
+impl EndpointView {
+    /// Never shows a secret: the config goes through the protocol's redaction.
+    pub(crate) fn of(endpoint: &Endpoint) -> Self {
+        Self {
+            name: endpoint.name.to_string(),
+            protocol: endpoint.protocol.as_str(),
+            config: endpoint.protocol.redacted(&endpoint.config),
+            retry_policy: json!(endpoint.retry),
+            options: json!(endpoint.options),
+            enabled: endpoint.disabled.is_none(),
+            disabled_by: endpoint.disabled,
+            paused: endpoint.paused,
+            circuit: CircuitView::of(&endpoint.circuit.state),
+            mode: "cold",
+            held_until: endpoint.held_until,
+            created_at: endpoint.created_at,
+        }
+    }
+
+    /// For those who may see states and figures only.
+    pub(crate) fn without_config(mut self) -> Self {
+        self.config = Map::new();
+        self
+    }
+}
+
+impl CircuitView {
+    fn of(state: &CircuitState) -> Self {
+        let closed = Self { state: state.name(), until: None, probe_until: None };
+        match state {
+            CircuitState::Closed => closed,
+            CircuitState::Open { until } => Self { until: Some(*until), ..closed },
+            CircuitState::HalfOpen { probe } => {
+                Self { probe_until: Some(probe.map(|probe| probe.lease_until)), ..closed }
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! What people see as JSON: one shape for the API, its description and `--json`.
+
+use jiff::Timestamp;
+use postrider::Endpoint;
+use postrider::store::Story;
+use serde_json::{Value, json};
+
+pub(crate) use content::{ResponseBody, is_json};
+pub(crate) use dead_letter::{DeadLetterView, DlqSummaryView, ListedDeadLetterView};
+pub(crate) use endpoint::EndpointView;
+pub(crate) use message::{ListedMessageView, MessageView};
+pub(crate) use system::{EventView, IssuedTokenView, NodeView, StatusView, TokenView};
+
+mod content;
+mod dead_letter;
+mod endpoint;
+mod message;
+pub(crate) mod schemas;
+mod system;
+
+/// Never shows a secret.
+pub(crate) fn endpoint(endpoint: &Endpoint) -> Value {
+    json!(EndpointView::of(endpoint))
+}
+
+/// A message's story. The payload is shown as JSON when it is JSON, byte for byte, else in base64.
+pub(crate) fn story(story: &Story) -> String {
+    serde_json::to_string(&MessageView::of(story)).expect("a story becomes JSON")
+}
+
+/// How long ago, in one short word.
+pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
+    let seconds = now.duration_since(since).as_secs().max(0);
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m", seconds / 60),
+        3600..86_400 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}

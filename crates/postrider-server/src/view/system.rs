@@ -1,0 +1,153 @@
+//! The store as a whole, its event log, its nodes and its tokens as JSON.
+
+use jiff::Timestamp;
+use postrider::store::{
+    EndpointStatus, EventRecord, IssuedToken, NodeRecord, NodeState, Scope, StoreStatus, TokenRecord,
+};
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::schemas;
+
+/// Figures of the whole store.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Status)]
+pub(crate) struct StatusView {
+    /// Short random name: part of the ids that receivers see.
+    store: String,
+    schema_version: i64,
+    /// Why everything is paused, if it is.
+    #[schema(required)]
+    paused: Option<String>,
+    pending: u64,
+    processing: u64,
+    dead: u64,
+    #[schema(required)]
+    oldest_pending: Option<Timestamp>,
+    endpoints: Vec<EndpointStatusView>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = EndpointStatus)]
+struct EndpointStatusView {
+    name: String,
+    protocol: String,
+    enabled: bool,
+    paused: bool,
+    #[schema(schema_with = schemas::circuit_state)]
+    circuit: &'static str,
+    pending: u64,
+    processing: u64,
+    dead: u64,
+    #[schema(required)]
+    oldest_pending: Option<Timestamp>,
+}
+
+impl From<StoreStatus> for StatusView {
+    fn from(status: StoreStatus) -> Self {
+        Self {
+            store: status.store,
+            schema_version: status.schema_version,
+            paused: status.paused,
+            pending: status.pending,
+            processing: status.processing,
+            dead: status.dead,
+            oldest_pending: status.oldest_pending,
+            endpoints: status.endpoints.into_iter().map(EndpointStatusView::from).collect(),
+        }
+    }
+}
+
+impl From<EndpointStatus> for EndpointStatusView {
+    fn from(status: EndpointStatus) -> Self {
+        Self {
+            name: status.name,
+            protocol: status.protocol,
+            enabled: status.enabled,
+            paused: status.paused,
+            circuit: status.circuit.as_str(),
+            pending: status.pending,
+            processing: status.processing,
+            dead: status.dead,
+            oldest_pending: status.oldest_pending,
+        }
+    }
+}
+
+/// Something that changed, or somebody that was lost.
+#[derive(Serialize, ToSchema)]
+#[schema(as = LoggedEvent)]
+pub(crate) struct EventView {
+    id: i64,
+    at: Timestamp,
+    kind: String,
+    #[schema(required)]
+    subject: Option<String>,
+    detail: Value,
+}
+
+impl From<EventRecord> for EventView {
+    fn from(event: EventRecord) -> Self {
+        Self { id: event.id, at: event.at, kind: event.kind, subject: event.subject, detail: event.detail }
+    }
+}
+
+/// One run of one engine process.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Node)]
+pub(crate) struct NodeView {
+    id: i64,
+    name: String,
+    #[schema(schema_with = schemas::node_state)]
+    state: NodeState,
+    joined_at: Timestamp,
+    heartbeat_at: Timestamp,
+    lease_until: Timestamp,
+}
+
+impl From<NodeRecord> for NodeView {
+    fn from(node: NodeRecord) -> Self {
+        Self {
+            id: node.id.0,
+            name: node.name,
+            state: node.state,
+            joined_at: node.joined_at,
+            heartbeat_at: node.heartbeat_at,
+            lease_until: node.lease_until,
+        }
+    }
+}
+
+/// What is known of a token once it was given out.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Token)]
+pub(crate) struct TokenView {
+    /// How it begins; enough to recognise it, not to use it.
+    prefix: String,
+    name: String,
+    #[schema(schema_with = schemas::scope)]
+    scope: Scope,
+    created_at: Timestamp,
+}
+
+impl From<TokenRecord> for TokenView {
+    fn from(token: TokenRecord) -> Self {
+        Self { prefix: token.prefix, name: token.name, scope: token.scope, created_at: token.created_at }
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = IssuedToken)]
+pub(crate) struct IssuedTokenView {
+    /// Shown once: the store keeps a digest only.
+    token: String,
+    #[serde(flatten)]
+    record: TokenView,
+}
+
+impl From<IssuedToken> for IssuedTokenView {
+    fn from(issued: IssuedToken) -> Self {
+        Self { token: issued.token, record: issued.record.into() }
+    }
+}

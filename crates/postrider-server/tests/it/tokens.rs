@@ -1,0 +1,193 @@
+//! Tokens: who gets in, what for, and until when.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use test_servers::postgres::Postgres;
+
+use crate::http::Answer;
+use crate::node::{Home, Node};
+
+fn issue(home: &Home, arguments: &[&str]) -> (String, String) {
+    let issued = home.json(&[&["token", "create"], arguments].concat());
+    (
+        issued["token"].as_str().expect("a token").to_owned(),
+        issued["prefix"].as_str().expect("its prefix").to_owned(),
+    )
+}
+
+fn ask(node: &Node, token: &str, method: &str, path: &str, body: &str) -> Answer {
+    let bearer = format!("Bearer {token}");
+    let headers = [("authorization", bearer.as_str())];
+    node.client().send(method, path, &headers, body.as_bytes()).expect("an answer")
+}
+
+fn shop() -> String {
+    let config = json!({ "url": "http://127.0.0.1:9/hook", "headers": { "x-tenant": "blue" } });
+    json!({ "name": "shop", "protocol": "http", "config": config }).to_string()
+}
+
+/// A paused endpoint with a message that has a payload and a header, and a token of each scope.
+fn guarded_shop() -> (Home, Node, [String; 3]) {
+    let home = Home::new();
+    home.json(&["migrate"]);
+    let tokens = ["admin", "application", "monitor"].map(|scope| issue(&home, &[scope, scope]).0);
+    let node = home.start();
+    ask(&node, &tokens[0], "POST", "/v1/endpoints", &shop()).expect(201);
+    ask(&node, &tokens[0], "POST", "/v1/endpoints/shop/pause", "").expect(200);
+    (home, node, tokens)
+}
+
+#[test]
+fn with_the_first_token_everybody_needs_one() {
+    let home = Home::new();
+    let node = home.start();
+    node.get("/v1/status").expect(200);
+    let (token, _) = issue(&home, &["operator", "admin"]);
+    crate::eventually(Duration::from_secs(1), "the token is known", || {
+        (node.get("/v1/status").status == 401).then_some(())
+    });
+    let refused = node.get("/v1/status").expect(401);
+    assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
+    assert_eq!(refused.json()["type"], "urn:postrider:problem:unauthorized");
+    ask(&node, &token, "GET", "/v1/status", "").expect(200);
+    for wrong in ["", "x", &token[..token.len() - 1], &token.to_uppercase(), &format!("{token}x")] {
+        ask(&node, wrong, "GET", "/v1/status", "").expect(401);
+    }
+    for scheme in ["Basic", "bearerx"] {
+        let value = format!("{scheme} {token}");
+        let headers = [("authorization", value.as_str())];
+        node.client().send("GET", "/v1/status", &headers, b"").expect("an answer").expect(401);
+    }
+    for open in ["/livez", "/readyz"] {
+        node.get(open).expect(200);
+    }
+}
+
+#[test]
+fn each_scope_does_its_work_and_no_more() {
+    let (_home, node, [admin, application, monitor]) = guarded_shop();
+    let sent =
+        ask(&node, &application, "POST", "/v1/endpoints/shop/messages", "{\"n\":1}").expect(202).json();
+    let message = format!("/v1/messages/{}", sent["id"]);
+    assert_eq!(
+        ask(&node, &application, "GET", &message, "").expect(200).json()["payload"],
+        json!({ "n": 1 })
+    );
+    let refused = ask(&node, &application, "GET", "/v1/endpoints/shop", "").expect(403).json();
+    assert_eq!(refused["detail"], "its scope is application");
+    ask(&node, &application, "POST", "/v1/pause", "{\"reason\":\"x\"}").expect(403);
+    ask(&node, &monitor, "POST", "/v1/endpoints/shop/messages", "{}").expect(403);
+    ask(&node, &monitor, "GET", "/v1/tokens", "").expect(403);
+    ask(&node, &monitor, "GET", "/v1/status", "").expect(200);
+    ask(&node, &application, "DELETE", &message, "").expect(204);
+    let listed = ask(&node, &admin, "GET", "/v1/tokens", "").expect(200).json();
+    assert_eq!(listed["items"].as_array().map(Vec::len), Some(3));
+    assert!(!listed.to_string().contains(&admin), "a token is never shown again");
+}
+
+#[test]
+fn a_monitor_sees_no_payload_header_or_config() {
+    let (_home, node, [admin, _, monitor]) = guarded_shop();
+    let bearer = format!("Bearer {admin}");
+    let headers = [("authorization", bearer.as_str()), ("postrider-header-x-secret", "hush")];
+    let sent = node.post("/v1/endpoints/shop/messages", &headers, b"{\"card\":4711}").expect(202).json();
+    let paths =
+        ["/v1/endpoints".to_owned(), "/v1/endpoints/shop".to_owned(), format!("/v1/messages/{}", sent["id"])];
+    for path in paths {
+        let whole = String::from_utf8(ask(&node, &admin, "GET", &path, "").expect(200).body).expect("text");
+        let reduced =
+            String::from_utf8(ask(&node, &monitor, "GET", &path, "").expect(200).body).expect("text");
+        assert!(["4711", "127.0.0.1"].iter().any(|content| whole.contains(content)), "{whole}");
+        for content in ["4711", "hush", "127.0.0.1", "blue"] {
+            assert!(!reduced.contains(content), "{path}: {reduced}");
+        }
+    }
+}
+
+#[test]
+fn a_token_is_made_listed_and_revoked_over_http() {
+    let home = Home::new();
+    let node = home.start();
+    let new = json!({ "name": "operator", "scope": "admin" }).to_string();
+    let issued = node.post("/v1/tokens", &[], new.as_bytes()).expect(201).json();
+    let token = issued["token"].as_str().expect("a token");
+    for (bad, field) in [("{\"name\":\"x\"}", "scope"), ("{\"name\":\"\",\"scope\":\"admin\"}", "name")] {
+        let refused = ask(&node, token, "POST", "/v1/tokens", bad).json();
+        assert_eq!(refused["field"], field, "{refused}");
+    }
+    let prefix = issued["prefix"].as_str().expect("a prefix");
+    ask(&node, token, "DELETE", "/v1/tokens/pr_nobody", "").expect(404);
+    ask(&node, token, "DELETE", &format!("/v1/tokens/{prefix}"), "").expect(204);
+    crate::eventually(Duration::from_secs(1), "no tokens are left", || {
+        (node.get("/v1/status").status == 200).then_some(())
+    });
+}
+
+#[test]
+fn a_revoked_token_stops_working_within_a_second_on_every_node() {
+    let server = Postgres::start().expect("a server of its own");
+    let home = Home::new();
+    let store = ["--store", &server.url()];
+    home.json(&[&["migrate"], &store[..]].concat());
+    let nodes = [home.start_with(&store), home.start_with(&store)];
+    let (stays, _) = issue(&home, &[&["stays", "monitor"], &store[..]].concat());
+    let (token, prefix) = issue(&home, &[&["goes", "monitor"], &store[..]].concat());
+    for node in &nodes {
+        crate::eventually(Duration::from_secs(1), "the token is known", || {
+            (ask(node, &token, "GET", "/v1/status", "").status == 200).then_some(())
+        });
+    }
+    home.json(&[&["token", "revoke", &prefix], &store[..]].concat());
+    let revoked = Instant::now();
+    for node in &nodes {
+        crate::eventually(Duration::from_secs(1), "the token is refused", || {
+            (ask(node, &token, "GET", "/v1/status", "").status == 401).then_some(())
+        });
+        ask(node, &stays, "GET", "/v1/status", "").expect(200);
+    }
+    assert!(revoked.elapsed() < Duration::from_secs(1), "{:?}", revoked.elapsed());
+}
+
+#[test]
+fn other_machines_are_listened_to_only_with_tokens() {
+    let home = Home::new();
+    let listen = ["serve", "--listen", "0.0.0.0:0"];
+    let refused = home.run(&listen);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("postrider token create"));
+    assert!(!home.store_file().exists(), "nothing is left behind");
+    home.json(&["migrate"]);
+    assert_eq!(home.run(&listen).status.code(), Some(2), "a store without tokens");
+    let (token, prefix) = issue(&home, &["operator", "admin"]);
+    let node = home.start_with(&["--listen", "0.0.0.0:0"]);
+    ask(&node, &token, "GET", "/v1/status", "").expect(200);
+    // A name that is not loopback is fine for whoever has a token, and a loopback one opens nothing without.
+    let headers = [("host", "postrider.example"), ("authorization", &format!("Bearer {token}")[..])];
+    node.client().send("GET", "/v1/status", &headers, b"").expect("an answer").expect(200);
+    node.get("/v1/status").expect(401);
+    home.json(&["token", "revoke", &prefix]);
+    crate::eventually(Duration::from_secs(1), "nobody gets in", || {
+        (ask(&node, &token, "GET", "/v1/status", "").status == 401).then_some(())
+    });
+    node.get("/v1/status").expect(401);
+    node.get("/livez").expect(200);
+}
+
+#[test]
+fn the_command_line_shows_a_token_once() {
+    let home = Home::new();
+    home.json(&["migrate"]);
+    let made = home.run(&["token", "create", "shop", "application"]);
+    let token = String::from_utf8(made.stdout).expect("text").trim().to_owned();
+    assert!(token.starts_with("pr_") && !token.contains(char::is_whitespace), "{token}");
+    let listed = home.run(&["token", "list"]);
+    let text = String::from_utf8(listed.stdout).expect("text");
+    assert!(text.contains("shop") && text.contains("application") && !text.contains(&token), "{text}");
+    let items: Value = home.json(&["token", "list"])["items"].clone();
+    let prefix = items[0]["prefix"].as_str().expect("a prefix");
+    assert!(token.starts_with(prefix));
+    home.json(&["token", "revoke", prefix]);
+    assert_eq!(home.run(&["token", "revoke", prefix]).status.code(), Some(4));
+    assert_eq!(home.json(&["token", "list"])["items"], json!([]));
+}

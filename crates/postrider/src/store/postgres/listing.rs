@@ -1,0 +1,92 @@
+//! Messages wherever they are, by id, and nodes.
+
+use std::ops::Range;
+
+use tokio_postgres::Row;
+
+use super::Shared;
+use super::row::count;
+use super::settle::state_named;
+use crate::message::{MessageId, NodeId, State};
+use crate::store::listing::{Pager, WINDOW_ROWS_MAX, Window};
+use crate::store::{ListedMessage, MessageFilter, MessagePage, NodeRecord, NodeState, Result};
+
+pub(super) async fn messages(shared: &Shared, filter: &MessageFilter) -> Result<MessagePage> {
+    let begin = "SELECT postrider._begin_list($1)";
+    let last_id = shared.pool.query_one(begin, &[&filter.endpoint]).await?.get(0);
+    let mut pager = Pager::new(filter, last_id);
+    while let Some((ids, room)) = pager.next() {
+        pager.take(&ids, window(shared, filter, ids.clone(), room).await?);
+    }
+    Ok(pager.page())
+}
+
+async fn window(shared: &Shared, filter: &MessageFilter, ids: Range<i64>, room: usize) -> Result<Window> {
+    let look = "SELECT rows, newest, id, endpoint, state, priority, due_at, attempts, last_error, content_type,
+                  idempotency_key, correlation_id, ordering_key, event_type, created_at, scheduled_at, expires_at,
+                  finished_at, dlq_id
+                FROM postrider._list_window($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+    let rows = shared
+        .pool
+        .query(
+            look,
+            &[
+                &ids.start,
+                &ids.end,
+                &(WINDOW_ROWS_MAX as i64),
+                &filter.state.map(State::as_str),
+                &filter.endpoint,
+                &filter.ordering_key,
+                &filter.event_type,
+                &filter.correlation_id,
+                &filter.created_after,
+                &filter.created_before,
+                &(room as i64),
+            ],
+        )
+        .await?;
+    let first = rows.first();
+    Ok(Window {
+        rows: first.map_or(0, |row| row.get::<_, i64>(0) as usize),
+        newest: first.and_then(|row| row.get(1)),
+        found: rows.iter().filter(|row| row.get::<_, Option<i64>>(2).is_some()).map(listed).collect(),
+    })
+}
+
+fn listed(row: &Row) -> ListedMessage {
+    ListedMessage {
+        id: MessageId(row.get(2)),
+        endpoint: row.get(3),
+        state: state_named(row.get(4)),
+        priority: row.get::<_, i16>(5) as u8,
+        due_at: row.get(6),
+        attempt_count: count(row, 7),
+        last_error: row.get(8),
+        content_type: row.get(9),
+        idempotency_key: row.get(10),
+        correlation_id: row.get(11),
+        ordering_key: row.get(12),
+        event_type: row.get(13),
+        created_at: row.get(14),
+        scheduled_at: row.get(15),
+        expires_at: row.get(16),
+        finished_at: row.get(17),
+        dlq_id: row.get(18),
+    }
+}
+
+pub(super) async fn nodes(shared: &Shared, before: Option<NodeId>, limit: usize) -> Result<Vec<NodeRecord>> {
+    let list = "SELECT id, name, state, joined_at, heartbeat_at, lease_until FROM postrider.nodes
+                WHERE id < $1 ORDER BY id DESC LIMIT $2";
+    let before = before.map_or(i64::MAX, |node| node.0);
+    let rows = shared.pool.query(list, &[&before, &(limit as i64)]).await?;
+    let node = |row: &Row| NodeRecord {
+        id: NodeId(row.get(0)),
+        name: row.get(1),
+        state: NodeState::named(row.get(2)),
+        joined_at: row.get(3),
+        heartbeat_at: row.get(4),
+        lease_until: row.get(5),
+    };
+    Ok(rows.iter().map(node).collect())
+}

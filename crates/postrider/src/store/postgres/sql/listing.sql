@@ -1,0 +1,74 @@
+-- Lists of messages, window by window down the ids; the program says how wide a window is.
+
+-- The last id there is. A name that nobody ever gave to an endpoint is a mistake, not an empty list.
+CREATE FUNCTION postrider._begin_list(p_endpoint text) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  IF p_endpoint IS NOT NULL AND NOT EXISTS (SELECT FROM postrider.endpoints WHERE name = p_endpoint) THEN
+    PERFORM postrider._unknown('endpoint', p_endpoint);
+  END IF;
+  RETURN (SELECT last_value FROM postrider.message_ids);
+END $$;
+
+-- The messages with ids from p_from up to, but not including, p_to, wherever they are. Every row says how many there
+-- are, matching or not, and when the newest was made; the first of them stands alone when none matches. More than
+-- p_rows_max are not looked at. What has to be looked at is what costs, so the window is counted before it is filtered;
+-- only those that are claimed are few, however long the queue is.
+CREATE FUNCTION postrider._list_window(
+  p_from bigint, p_to bigint, p_rows_max bigint, p_state text, p_endpoint text, p_ordering_key text, p_event_type text,
+  p_correlation_id uuid, p_created_after timestamptz, p_created_before timestamptz, p_limit bigint)
+RETURNS TABLE (rows bigint, newest timestamptz, id bigint, endpoint text, state text, priority smallint,
+               due_at timestamptz, attempts integer, last_error text, content_type text, idempotency_key text,
+               correlation_id uuid, ordering_key text, event_type text, created_at timestamptz,
+               scheduled_at timestamptz, expires_at timestamptz, finished_at timestamptz, dlq_id bigint)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+  v_claimed bigint[] := postrider._claimed_ids();
+  v_after timestamptz := coalesce(p_created_after, '-infinity');
+  v_before timestamptz := coalesce(p_created_before, 'infinity');
+BEGIN
+  RETURN QUERY
+    WITH queued AS (
+      (SELECT q.*, false AS claimed FROM postrider.queue q
+       WHERE (p_state IS NULL OR p_state = 'pending') AND q.id >= p_from AND q.id < p_to LIMIT p_rows_max + 1)
+      UNION ALL
+      SELECT q.*, true FROM postrider.queue q
+      WHERE p_state = 'processing' AND q.id = ANY (v_claimed) AND q.id >= p_from AND q.id < p_to
+    ), w AS MATERIALIZED (
+      SELECT q.id, q.endpoint_id, CASE WHEN q.claimed OR q.id = ANY (v_claimed) THEN 'processing' ELSE 'pending' END AS state,
+        q.priority, q.due_at, q.attempts, q.last_error, q.content_type, q.idempotency_key, q.correlation_id,
+        q.ordering_key, q.event_type, q.created_at, q.scheduled_at, q.expires_at, NULL::timestamptz AS finished_at,
+        NULL::bigint AS dlq_id
+      FROM queued q
+      UNION ALL
+      -- Months that cannot hold any of it are not opened.
+      (SELECT a.id, a.endpoint_id, a.status, a.priority, NULL, a.attempts, a.last_error, a.content_type,
+        a.idempotency_key, a.correlation_id, a.ordering_key, a.event_type, a.created_at, a.scheduled_at, a.expires_at,
+        a.finished_at, NULL
+       FROM postrider.archive a
+       WHERE (p_state IS NULL OR p_state IN ('completed', 'expired', 'cancelled')) AND a.id >= p_from AND a.id < p_to
+         AND a.created_at >= v_after AND a.created_at < v_before
+       LIMIT p_rows_max + 1)
+      UNION ALL
+      (SELECT d.message_id, d.endpoint_id, 'dead', d.priority, NULL, d.attempts, d.last_error, d.content_type,
+        d.idempotency_key, d.correlation_id, d.ordering_key, d.event_type, d.created_at, d.scheduled_at, d.expires_at,
+        d.died_at, d.id
+       FROM postrider.dlq d
+       WHERE (p_state IS NULL OR p_state = 'dead') AND d.status <> 'redriven' AND d.message_id >= p_from
+         AND d.message_id < p_to LIMIT p_rows_max + 1)
+    ), counted AS (
+      SELECT count(*) AS rows, max(w.created_at) AS newest FROM w
+    ), matching AS (
+      SELECT w.*, e.name AS endpoint FROM w JOIN postrider.endpoints e ON e.id = w.endpoint_id
+      WHERE (p_state IS NULL OR w.state = p_state) AND (p_endpoint IS NULL OR e.name = p_endpoint)
+        AND (p_ordering_key IS NULL OR w.ordering_key = p_ordering_key)
+        AND (p_event_type IS NULL OR w.event_type = p_event_type)
+        AND (p_correlation_id IS NULL OR w.correlation_id = p_correlation_id)
+        AND w.created_at >= v_after AND w.created_at < v_before
+      ORDER BY w.id DESC LIMIT p_limit
+    )
+    SELECT c.rows, c.newest, m.id, m.endpoint, m.state, m.priority, CASE WHEN m.state = 'pending' THEN m.due_at END,
+      m.attempts + (m.state = 'processing')::integer, m.last_error, m.content_type, m.idempotency_key,
+      m.correlation_id, m.ordering_key, m.event_type, m.created_at, m.scheduled_at, m.expires_at, m.finished_at, m.dlq_id
+    FROM counted c LEFT JOIN matching m ON true ORDER BY m.id DESC;
+END $$;

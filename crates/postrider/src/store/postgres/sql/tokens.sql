@@ -1,0 +1,36 @@
+-- Who may use the API. Only a digest is kept of a token, and how it begins.
+
+CREATE TABLE postrider._tokens (
+  prefix text PRIMARY KEY,
+  name text NOT NULL,
+  scope text NOT NULL CHECK (scope IN ('admin', 'application', 'monitor')),
+  digest bytea NOT NULL,
+  created_at timestamptz NOT NULL
+);
+
+-- When it was made.
+CREATE FUNCTION postrider._create_token(p_prefix text, p_name text, p_scope text, p_digest bytea, p_most bigint)
+RETURNS timestamptz LANGUAGE plpgsql AS $$
+DECLARE
+  v_now timestamptz := postrider._now();
+BEGIN
+  LOCK TABLE postrider._tokens IN SHARE ROW EXCLUSIVE MODE;
+  IF (SELECT count(*) FROM postrider._tokens) >= p_most THEN
+    PERFORM postrider._conflict(format('there are %s tokens already; revoke one that nobody needs', p_most));
+  END IF;
+  INSERT INTO postrider._tokens (prefix, name, scope, digest, created_at)
+  VALUES (p_prefix, p_name, p_scope, p_digest, v_now);
+  PERFORM postrider._log_event('token.created', p_prefix, jsonb_build_object('name', p_name, 'scope', p_scope));
+  RETURN v_now;
+END $$;
+
+CREATE FUNCTION postrider._revoke_token(p_prefix text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_name text;
+BEGIN
+  DELETE FROM postrider._tokens WHERE prefix = p_prefix RETURNING name INTO v_name;
+  IF NOT FOUND THEN
+    PERFORM postrider._unknown('token', p_prefix);
+  END IF;
+  PERFORM postrider._log_event('token.revoked', p_prefix, jsonb_build_object('name', v_name));
+END $$;

@@ -1,0 +1,174 @@
+//! Messages wherever they are, by id, and nodes.
+
+use std::ops::Range;
+
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::archive::Month;
+use super::row::{self, at, micros_of, optional_at};
+use super::storage_error;
+use crate::error::StoreError;
+use crate::message::{MessageId, NodeId, State};
+use crate::store::listing::{WINDOW_ROWS_MAX, Window};
+use crate::store::{ListedMessage, MessageFilter, NodeRecord, NodeState, Result};
+
+/// What every source has under these names.
+const COLUMNS: &str = "endpoint_id, priority, content_type, idempotency_key, correlation_id, ordering_key, event_type, \
+     created_at, scheduled_at, expires_at, last_error";
+
+pub(super) fn last_id(conn: &Connection) -> rusqlite::Result<i64> {
+    conn.prepare_cached("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = '_postrider_queue'")?
+        .query_row([], |row| row.get(0))
+}
+
+/// A name that nobody ever gave to an endpoint is a mistake, not an empty list.
+pub(super) fn check(conn: &Connection, filter: &MessageFilter) -> Result<()> {
+    let Some(name) = &filter.endpoint else { return Ok(()) };
+    let found = conn
+        .prepare_cached("SELECT 1 FROM _postrider_endpoints WHERE name = ?1 LIMIT 1")
+        .and_then(|mut statement| statement.query_row([name], |_| Ok(())).optional())
+        .map_err(storage_error)?;
+    found.ok_or_else(|| StoreError::unknown_endpoint(name))
+}
+
+pub(super) fn window(
+    conn: &Connection,
+    filter: &MessageFilter,
+    ids: Range<i64>,
+    room: usize,
+) -> Result<Window> {
+    look(conn, filter, ids, room).map_err(storage_error)
+}
+
+fn look(conn: &Connection, filter: &MessageFilter, ids: Range<i64>, room: usize) -> rusqlite::Result<Window> {
+    let correlation_id = filter.correlation_id.map(|id| id.to_string());
+    let parameters = params![
+        ids.start,
+        ids.end,
+        WINDOW_ROWS_MAX as i64 + 1,
+        filter.state.map(State::as_str),
+        filter.endpoint,
+        filter.ordering_key,
+        filter.event_type,
+        correlation_id,
+        filter.created_after.map(micros_of),
+        filter.created_before.map(micros_of),
+        room as i64,
+    ];
+    let mut window = Window { rows: 0, newest: None, found: Vec::new() };
+    let mut statement = conn.prepare_cached(&sql(&sources(conn, filter)?))?;
+    let mut rows = statement.query(parameters)?;
+    while let Some(row) = rows.next()? {
+        window.rows = row.get(0)?;
+        window.newest = optional_at(row.get(1)?);
+        if row.get::<_, Option<i64>>(2)?.is_some() {
+            window.found.push(listed(row)?);
+        }
+    }
+    Ok(window)
+}
+
+/// Where messages of the wanted state are. Those that are claimed are few, however long the queue is.
+fn sources(conn: &Connection, filter: &MessageFilter) -> rusqlite::Result<Vec<String>> {
+    let queue = |restricted: &str| {
+        format!(
+            "SELECT id, CASE place WHEN 2 THEN 'processing' ELSE 'pending' END, CASE WHEN place <> 2 THEN due_at END,
+               attempts, NULL, NULL, {COLUMNS} FROM _postrider_queue {restricted} id >= ?1 AND id < ?2"
+        )
+    };
+    let dead = || {
+        format!(
+            "SELECT message_id, 'dead', NULL, attempts, died_at, id, {COLUMNS} FROM _postrider_dlq
+             INDEXED BY _postrider_dlq_message WHERE message_id >= ?1 AND message_id < ?2 AND status <> 'redriven'"
+        )
+    };
+    let month = |month: Month| {
+        format!(
+            "SELECT id, status, NULL, attempts, finished_at, NULL, {COLUMNS} FROM {} WHERE id >= ?1 AND id < ?2",
+            month.table()
+        )
+    };
+    let archive = || -> rusqlite::Result<Vec<String>> {
+        let months = Month::existing(conn)?.into_iter();
+        Ok(months.filter(|found| may_hold(*found, filter)).map(month).collect())
+    };
+    Ok(match filter.state {
+        None => [vec![queue("WHERE")], archive()?, vec![dead()]].concat(),
+        Some(State::Pending) => vec![queue("WHERE place <> 2 AND")],
+        Some(State::Processing) => vec![queue("INDEXED BY _postrider_queue_claimed WHERE place = 2 AND")],
+        Some(State::Completed | State::Expired | State::Cancelled) => archive()?,
+        Some(State::Dead) => vec![dead()],
+    })
+}
+
+fn may_hold(month: Month, filter: &MessageFilter) -> bool {
+    let is_past = filter.created_after.is_some_and(|after| month < Month::of(micros_of(after)));
+    let is_ahead = filter.created_before.is_some_and(|before| month > Month::of(micros_of(before)));
+    !is_past && !is_ahead
+}
+
+/// The window is counted before it is filtered: what has to be looked at is what costs.
+fn sql(sources: &[String]) -> String {
+    if sources.is_empty() {
+        return "SELECT 0, NULL, NULL".to_owned();
+    }
+    let sources: Vec<String> =
+        sources.iter().map(|source| format!("SELECT * FROM ({source} LIMIT ?3)")).collect();
+    format!(
+        "WITH w (id, state, due_at, attempts, finished_at, dlq_id, {COLUMNS}) AS MATERIALIZED ({})
+         SELECT c.rows, c.newest, m.* FROM (SELECT count(*) AS rows, max(created_at) AS newest FROM w) AS c LEFT JOIN (
+           SELECT w.id, e.name, w.state, w.priority, w.due_at, w.attempts, w.last_error, w.content_type, w.idempotency_key,
+             w.correlation_id, w.ordering_key, w.event_type, w.created_at, w.scheduled_at, w.expires_at, w.finished_at, w.dlq_id
+           FROM w JOIN _postrider_endpoints AS e ON e.id = w.endpoint_id
+           WHERE (?4 IS NULL OR w.state = ?4) AND (?5 IS NULL OR e.name = ?5) AND (?6 IS NULL OR w.ordering_key = ?6)
+             AND (?7 IS NULL OR w.event_type = ?7) AND (?8 IS NULL OR w.correlation_id = ?8)
+             AND (?9 IS NULL OR w.created_at >= ?9) AND (?10 IS NULL OR w.created_at < ?10)
+           ORDER BY w.id DESC LIMIT ?11) AS m ON true
+         ORDER BY m.id DESC",
+        sources.join(" UNION ALL ")
+    )
+}
+
+fn listed(row: &Row<'_>) -> rusqlite::Result<ListedMessage> {
+    Ok(ListedMessage {
+        id: MessageId(row.get(2)?),
+        endpoint: row.get(3)?,
+        state: State::from_name(row.get_ref(4)?.as_str()?).unwrap_or(State::Pending),
+        priority: row.get(5)?,
+        due_at: optional_at(row.get(6)?),
+        attempt_count: row.get(7)?,
+        last_error: row.get(8)?,
+        content_type: row.get(9)?,
+        idempotency_key: row.get(10)?,
+        correlation_id: row::correlation(row, 11)?,
+        ordering_key: row.get(12)?,
+        event_type: row.get(13)?,
+        created_at: at(row.get(14)?),
+        scheduled_at: optional_at(row.get(15)?),
+        expires_at: optional_at(row.get(16)?),
+        finished_at: optional_at(row.get(17)?),
+        dlq_id: row.get(18)?,
+    })
+}
+
+pub(super) fn nodes(
+    conn: &Connection,
+    before: Option<NodeId>,
+    limit: usize,
+) -> rusqlite::Result<Vec<NodeRecord>> {
+    conn.prepare_cached(
+        "SELECT id, name, state, joined_at, heartbeat_at, lease_until FROM _postrider_nodes
+         WHERE id < ?1 ORDER BY id DESC LIMIT ?2",
+    )?
+    .query_map(params![before.map_or(i64::MAX, |node| node.0), limit as i64], |row| {
+        Ok(NodeRecord {
+            id: NodeId(row.get(0)?),
+            name: row.get(1)?,
+            state: NodeState::named(row.get_ref(2)?.as_str()?),
+            joined_at: at(row.get(3)?),
+            heartbeat_at: at(row.get(4)?),
+            lease_until: at(row.get(5)?),
+        })
+    })?
+    .collect()
+}

@@ -1,0 +1,9 @@
+-- Who may use the API. Only a digest is kept of a token, and how it begins.
+
+CREATE TABLE _postrider_tokens (
+  prefix TEXT PRIMARY KEY,
+  name TEXT NOT NULL,
+  scope TEXT NOT NULL CHECK (scope IN ('admin', 'application', 'monitor')),
+  digest BLOB NOT NULL,
+  created_at INTEGER NOT NULL
+) WITHOUT ROWID;
