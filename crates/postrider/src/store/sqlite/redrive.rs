@@ -12,6 +12,7 @@ use serde_json::json;
 use super::dlq::{self, filter_params};
 use super::keys::{self, Key, Place};
 use super::row::micros_of;
+use super::stored_events::{self, INVALID_EVENT};
 use super::writer::Write;
 use super::{events, send, storage_error};
 use crate::endpoint::EndpointId;
@@ -32,6 +33,8 @@ struct Letter {
     endpoint: EndpointId,
     /// Those of one key have the same; numbered in the order in which the first of each was sent.
     group: usize,
+    /// An event that could not be fanned out.
+    is_event: bool,
 }
 
 /// How far it has come.
@@ -82,8 +85,12 @@ pub(super) fn step(write: &mut Write<'_>, plan: &Plan, before: Progress) -> Resu
     let due_at = before.due_at.unwrap_or(write.now);
     let mut redriven = before.redriven;
     // Each goes before everything pending of its key, so the last of them goes first.
-    for letter in letters.iter().rev() {
+    for letter in letters.iter().rev().filter(|letter| !letter.is_event) {
         redriven += u64::from(put_back(write, letter, due_at)?);
+    }
+    for letter in letters.iter().filter(|letter| letter.is_event) {
+        let whatever_comes = !matches!(plan.selection, Redrive::One(_));
+        redriven += u64::from(stored_events::publish_again(write, letter.id, whatever_comes)?);
     }
     let detail = json!({ "messages": redriven, "selection": format!("{:?}", plan.selection) });
     let event = match before.event {
@@ -111,14 +118,19 @@ fn make_room(write: &mut Write<'_>, plan: &Plan) -> Result<()> {
 /// By its own id, so it is said why it cannot be.
 fn one(conn: &Connection, dlq_id: i64) -> Result<Letter> {
     let (id, endpoint) = dlq::redrivable(conn, dlq_id)?;
-    let dropped: bool = conn
-        .prepare_cached("SELECT dropped_at IS NOT NULL FROM _postrider_endpoints WHERE id = ?1")
-        .and_then(|mut statement| statement.query_row([endpoint.0], |row| row.get(0)))
+    let (is_event, dropped): (bool, bool) = conn
+        .prepare_cached(
+            "SELECT d.reason = ?2, e.dropped_at IS NOT NULL
+             FROM _postrider_dlq d JOIN _postrider_endpoints e ON e.id = d.endpoint_id WHERE d.id = ?1",
+        )
+        .and_then(|mut statement| {
+            statement.query_row(params![dlq_id, INVALID_EVENT], |row| Ok((row.get(0)?, row.get(1)?)))
+        })
         .map_err(storage_error)?;
-    if dropped {
+    if dropped && !is_event {
         return Err(StoreError::Conflict(format!("the endpoint of dead letter {dlq_id} was dropped")));
     }
-    Ok(Letter { id, endpoint, group: 0 })
+    Ok(Letter { id, endpoint, group: 0, is_event })
 }
 
 /// What of the filter can be redriven, by message id: that is the order in which they were sent.
@@ -127,9 +139,9 @@ fn failed(conn: &Connection, filter: &DlqFilter) -> Result<Vec<Letter>> {
     let limit = if filter.limit == 0 { i64::MAX } else { filter.limit as i64 };
     let mut groups: HashMap<Key, usize> = HashMap::new();
     conn.prepare_cached(
-        "SELECT id, endpoint_id, key_scope, ordering_key FROM _postrider_dlq
+        "SELECT id, endpoint_id, key_scope, ordering_key, reason = 'invalid_event' FROM _postrider_dlq
          WHERE status = 'failed' AND payload IS NOT NULL
-           AND endpoint_id IN (SELECT id FROM _postrider_endpoints WHERE dropped_at IS NULL)
+           AND (reason = 'invalid_event' OR endpoint_id IN (SELECT id FROM _postrider_endpoints WHERE dropped_at IS NULL))
            AND id > ?1 AND (?2 IS NULL OR id = ?2) AND (?3 IS NULL OR message_id = ?3)
            AND (?4 IS NULL OR endpoint_id = ?4) AND (?5 IS NULL OR status = ?5) AND (?6 IS NULL OR reason = ?6)
          ORDER BY message_id, id LIMIT ?7",
@@ -143,7 +155,8 @@ fn failed(conn: &Connection, filter: &DlqFilter) -> Result<Vec<Letter>> {
                 Some(key) => *groups.entry(key).or_insert(own),
                 None => own,
             };
-            letters.push(Letter { id: row.get(0)?, endpoint: EndpointId(row.get(1)?), group });
+            let endpoint = EndpointId(row.get(1)?);
+            letters.push(Letter { id: row.get(0)?, endpoint, group, is_event: row.get(4)? });
         }
         Ok(letters)
     })
