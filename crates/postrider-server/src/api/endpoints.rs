@@ -77,13 +77,14 @@ pub(super) fn endpoint_name(path: Result<Path<String>, PathRejection>) -> Result
     path.map(|Path(name)| name).map_err(|_| StoreError::unknown_endpoint("(not text)").into())
 }
 
-struct Page {
-    after: Option<String>,
-    limit: usize,
+/// Which part of a list is asked for.
+pub(super) struct Page {
+    pub(super) after: Option<String>,
+    pub(super) limit: usize,
 }
 
 impl Page {
-    fn parse(query: &BTreeMap<String, String>) -> Result<Self, Problem> {
+    pub(super) fn parse(query: &BTreeMap<String, String>) -> Result<Self, Problem> {
         let mut page = Self { after: None, limit: PAGE_DEFAULT };
         for (key, value) in query {
             match key.as_str() {

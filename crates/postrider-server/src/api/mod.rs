@@ -16,6 +16,8 @@ use problem::Problem;
 
 mod body;
 mod endpoints;
+mod event_types;
+mod events;
 mod fields;
 mod gate;
 mod health;
@@ -24,6 +26,7 @@ mod messages;
 mod problem;
 mod send_options;
 mod server;
+mod subscriptions;
 
 pub(crate) use server::serve;
 
@@ -49,6 +52,13 @@ pub(crate) fn router(api: Arc<Api>) -> Router {
         .route("/v1/endpoints/{name}", get(endpoints::show))
         .route("/v1/endpoints/{name}/messages", post(messages::send))
         .route("/v1/messages/{id}", get(messages::show))
+        .route("/v1/events/{type}", post(events::publish))
+        .route("/v1/event-types", post(event_types::create).get(event_types::list))
+        .route("/v1/event-types/{name}", get(event_types::show).delete(event_types::drop))
+        .route("/v1/subscriptions", post(subscriptions::create).get(subscriptions::list))
+        .route("/v1/subscriptions/{id}", get(subscriptions::show).delete(subscriptions::drop))
+        .route("/v1/subscriptions/{id}/enable", post(subscriptions::enable))
+        .route("/v1/subscriptions/{id}/disable", post(subscriptions::disable))
         .route("/livez", get(health::livez))
         .route("/readyz", get(health::readyz))
         .fallback(unknown_route)

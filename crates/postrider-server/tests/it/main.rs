@@ -8,6 +8,9 @@ mod cli;
 mod delivery;
 mod demo;
 mod docs;
+#[path = "../../../postrider/tests/it/event_cases.rs"]
+mod event_cases;
+mod events;
 mod full_disk;
 mod http;
 mod moving;
