@@ -87,6 +87,12 @@ impl From<StoreError> for Failure {
             StoreError::Unknown { what: "token", .. } => {
                 (Exit::Refused, None, Some("`postrider token list` shows which there are"))
             }
+            StoreError::Unknown { what: "event type", .. } => {
+                (Exit::Refused, None, Some("`postrider event list` shows which there are"))
+            }
+            StoreError::Unknown { what: "subscription", .. } => {
+                (Exit::Refused, None, Some("`postrider event subscriptions` shows which there are"))
+            }
             StoreError::Unknown { .. } => (Exit::Refused, None, None),
             StoreError::Disabled { .. } => {
                 (Exit::Refused, None, Some("`postrider endpoint enable NAME` enables it"))
@@ -95,6 +101,11 @@ impl From<StoreError> for Failure {
                 Exit::Refused,
                 Some("idempotency_key".to_owned()),
                 Some("send the same payload again, or use another key"),
+            ),
+            StoreError::Exists { what: "event type", .. } => (
+                Exit::Refused,
+                None,
+                Some("`postrider event drop NAME` removes the one there is; its subscriptions stay"),
             ),
             StoreError::Exists { .. } => {
                 (Exit::Refused, None, Some("`postrider endpoint alter NAME` changes the one there is"))

@@ -49,3 +49,7 @@ struct Readme;
 #[cfg(all(doctest, feature = "sqlx"))]
 #[doc = include_str!("../../../docs/postgresql.md")]
 struct PostgresqlPage;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/pubsub.md")]
+struct PubsubPage;

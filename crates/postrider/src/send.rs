@@ -16,27 +16,30 @@ pub fn check(message: &NewMessage, endpoint: &Endpoint, settings: &Settings) -> 
         }
         Some(DisabledBy::Gone) | None => {}
     }
-    check_itself(message, settings)?;
-    if !message.headers.is_empty() {
-        endpoint.protocol.check_headers(&message.headers)?;
-    }
-    if !message.options.is_empty() {
-        endpoint.protocol.check_message_options(&message.options)?;
-        check_timeout(message, endpoint, settings)?;
-    }
-    Ok(())
+    check_for(message, Some(endpoint), settings)
 }
 
 /// What can be said of it whoever it goes to.
 pub(crate) fn check_itself(message: &NewMessage, settings: &Settings) -> Result<(), StoreError> {
+    check_for(message, None, settings)
+}
+
+fn check_for(
+    message: &NewMessage,
+    endpoint: Option<&Endpoint>,
+    settings: &Settings,
+) -> Result<(), StoreError> {
     if message.priority > PRIORITY_MAX {
         return Err(Invalid::new("priority", format!("must be from 0 to {PRIORITY_MAX}")).into());
     }
     at_most("payload", message.payload.len(), settings.max_payload_bytes, "max_payload_bytes")?;
     check_content_type(&message.content_type)?;
-    let bytes = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    at_most("headers", bytes, settings.max_headers_bytes, "max_headers_bytes")?;
+    check_headers(message, endpoint, settings)?;
     check_keys(message, settings)?;
+    if let Some(endpoint) = endpoint.filter(|_| !message.options.is_empty()) {
+        endpoint.protocol.check_message_options(&message.options)?;
+        check_timeout(message, endpoint, settings)?;
+    }
     if let (Some(expires_at), Some(scheduled_at)) = (message.expires_at, message.scheduled_at)
         && truncated(expires_at) <= truncated(scheduled_at)
     {
@@ -62,6 +65,20 @@ pub(crate) fn check_content_type(content_type: &str) -> Result<(), StoreError> {
         let rule = format!("must be 1 to {CONTENT_TYPE_BYTES_MAX} printable ASCII characters");
         return Err(Invalid::new("content_type", rule).into());
     }
+    Ok(())
+}
+
+fn check_headers(
+    message: &NewMessage,
+    endpoint: Option<&Endpoint>,
+    settings: &Settings,
+) -> Result<(), StoreError> {
+    if message.headers.is_empty() {
+        return Ok(());
+    }
+    let bytes = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    at_most("headers", bytes, settings.max_headers_bytes, "max_headers_bytes")?;
+    endpoint.map_or(Ok(()), |endpoint| endpoint.protocol.check_headers(&message.headers))?;
     Ok(())
 }
 

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
-use postrider::Invalid;
+use postrider::{Invalid, Json};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::problem::Problem;
@@ -71,4 +72,18 @@ pub(super) fn known<'a>(mut fields: impl Iterator<Item = &'a String>, known: &[&
         Some(field) => Err(Invalid::unknown_key("", field, known)),
         None => Ok(()),
     }
+}
+
+/// JSON with all digits of its numbers; null is as good as nothing.
+pub(super) fn json(field: &str, value: Option<&RawValue>) -> Result<Option<Json>, Invalid> {
+    match value.map(|value| Json::parse(value.get().as_bytes())) {
+        None | Some(Ok(Json::Null)) => Ok(None),
+        Some(Ok(json)) => Ok(Some(json)),
+        Some(Err(rule)) => Err(Invalid::new(field, rule)),
+    }
+}
+
+pub(super) fn raw_string(field: &str, value: Option<&RawValue>) -> Result<Option<String>, Invalid> {
+    let text = value.map_or("null", RawValue::get);
+    serde_json::from_str(text).map_err(|_| Invalid::new(field, "must be a string"))
 }

@@ -53,7 +53,14 @@ pub(super) async fn send(
     name: Result<Path<String>, PathRejection>,
     request: Request<Body>,
 ) -> Result<Response<Body>, Problem> {
-    let endpoint = endpoint_name(name)?;
+    let message = read(&api, endpoint_name(name)?, request).await?;
+    let sent = api.operate.send(message).await?;
+    let answer = format!(r#"{{"id":{},"duplicate":{}}}"#, sent.id, sent.duplicate);
+    Ok(json_response(StatusCode::ACCEPTED, answer))
+}
+
+/// A request's payload and options, as a message to this endpoint.
+pub(super) async fn read(api: &Api, endpoint: String, request: Request<Body>) -> Result<NewMessage, Problem> {
     let max_payload_bytes = api.limits.max_payload_bytes(&*api.operate).await?;
     let (parts, body) = request.into_parts();
     let content_type = content_type(&parts.headers)?;
@@ -61,14 +68,11 @@ pub(super) async fn send(
     let extra = if is_envelope { ENVELOPE_BYTES_EXTRA } else { 0 };
     let limit = Limit { bytes: max_payload_bytes + extra, setting: "max_payload_bytes" };
     let body = body::read(&parts.headers, body, limit).await?;
-    let message = if is_envelope {
-        from_envelope(endpoint, &parts.headers, &body)?
+    if is_envelope {
+        from_envelope(endpoint, &parts.headers, &body)
     } else {
-        from_body(endpoint, &parts.headers, content_type, body)?
-    };
-    let sent = api.operate.send(message).await?;
-    let answer = format!(r#"{{"id":{},"duplicate":{}}}"#, sent.id, sent.duplicate);
-    Ok(json_response(StatusCode::ACCEPTED, answer))
+        from_body(endpoint, &parts.headers, content_type, body)
+    }
 }
 
 /// What became of a send.

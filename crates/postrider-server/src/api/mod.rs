@@ -28,6 +28,8 @@ mod config;
 mod dlq;
 mod document;
 mod endpoints;
+mod event_types;
+mod events;
 mod fields;
 mod gate;
 mod health;
@@ -40,6 +42,7 @@ mod page;
 mod problem;
 mod send_options;
 mod server;
+mod subscriptions;
 mod switches;
 mod system;
 mod tail;
@@ -87,6 +90,13 @@ fn documented() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(switches::test))
         .routes(routes!(messages::send))
         .routes(routes!(batch::send))
+        .routes(routes!(events::publish))
+        .routes(routes!(event_types::create, event_types::list))
+        .routes(routes!(event_types::show, event_types::drop))
+        .routes(routes!(subscriptions::create, subscriptions::list))
+        .routes(routes!(subscriptions::show, subscriptions::drop))
+        .routes(routes!(subscriptions::enable))
+        .routes(routes!(subscriptions::disable))
         .routes(routes!(listing::list))
         .routes(routes!(messages::show, messages::cancel))
         .route("/v1/messages/{id}", post(messages::act))

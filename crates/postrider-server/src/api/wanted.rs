@@ -71,6 +71,31 @@ struct SendOptions {
     options: Option<Map<String, Value>>,
 }
 
+/// An event type to create.
+#[derive(ToSchema)]
+#[schema(as = NewEventType)]
+#[expect(dead_code, reason = "describes a body")]
+pub(super) struct WantedEventType {
+    name: String,
+    description: Option<String>,
+    /// JSON Schema that every event of the type has to keep; keywords that are not enforced are refused.
+    schema: Option<Map<String, Value>>,
+}
+
+/// Who wants which events.
+#[derive(ToSchema)]
+#[schema(as = NewSubscription)]
+#[expect(dead_code, reason = "describes a body")]
+pub(super) struct WantedSubscription {
+    /// The name of an event type, `orders.*` for one or more segments after it, or `*` for everything.
+    pattern: String,
+    endpoint: String,
+    /// Only events that contain this.
+    filter: Option<Value>,
+    /// What is sent instead of the event: a string that is exactly `{{/json/pointer}}` becomes that value.
+    template: Option<Value>,
+}
+
 /// When a message is due.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "describes a body")]

@@ -12,10 +12,12 @@ use crate::store_url::StoreUrl;
 use crate::{bench, demo, logging, serve};
 
 mod endpoint;
+mod event;
 mod export;
 mod import;
 mod migrate;
 mod moving;
+mod publish;
 mod send;
 mod status;
 mod token;
@@ -69,9 +71,14 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Send one message
     Send(send::SendArgs),
+    /// Publish an event: one message for every endpoint that wants it
+    Publish(publish::PublishArgs),
     /// Create, look at and change endpoints
     #[command(subcommand)]
     Endpoint(endpoint::EndpointCommand),
+    /// Event types, and who subscribes to them
+    #[command(subcommand)]
+    Event(event::EventCommand),
     /// Show what is queued and how the endpoints are
     Status,
     /// Make, list and revoke the tokens that open the API
@@ -161,6 +168,8 @@ async fn dispatch(cli: Cli, file: RawConfig) -> Result<(), Failure> {
                     bench::run(arguments, place, output).await
                 }
                 Command::Send(arguments) => send::run(arguments, &store()?, output).await,
+                Command::Publish(arguments) => publish::run(arguments, &store()?, output).await,
+                Command::Event(command) => event::run(command, &store()?, output).await,
                 Command::Endpoint(command) => endpoint::run(command, &store()?, output).await,
                 Command::Export(arguments) => export::run(arguments, &store()?, output).await,
                 Command::Import(arguments) => import::run(arguments, &store()?, output).await,

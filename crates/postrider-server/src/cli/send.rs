@@ -25,6 +25,17 @@ pub(crate) struct SendArgs {
     #[arg(long, value_name = "TYPE", default_value = JSON)]
     content_type: String,
 
+    #[command(flatten)]
+    options: OptionArgs,
+
+    /// What kind of event it is; goes along to the receiver
+    #[arg(long, value_name = "TYPE")]
+    event_type: Option<String>,
+}
+
+/// What can be said of every message that is made.
+#[derive(clap::Args)]
+pub(super) struct OptionArgs {
     /// Header the receiver gets with it; may be given several times
     #[arg(long = "header", value_name = "NAME=VALUE")]
     headers: Vec<String>,
@@ -52,10 +63,6 @@ pub(crate) struct SendArgs {
     /// Messages of one key are delivered one after the other, in the order they were sent
     #[arg(long, value_name = "KEY")]
     ordering_key: Option<String>,
-
-    /// What kind of event it is; goes along to the receiver
-    #[arg(long, value_name = "TYPE")]
-    event_type: Option<String>,
 
     /// Overrides for this message as a JSON object, such as {"max_attempts":3}
     #[arg(long, value_name = "JSON")]
@@ -88,32 +95,39 @@ fn message(arguments: SendArgs, now: Timestamp) -> Result<NewMessage, Failure> {
         return Err(Failure::from(Invalid::new("payload", format!("is not JSON: {error}")))
             .hint("quote it for the shell, or say what it is with --content-type text/plain"));
     }
-    for header in arguments.headers {
-        let (name, value) = header
-            .split_once('=')
-            .ok_or_else(|| Failure::usage(format!("--header {header}: must be written as NAME=VALUE")))?;
-        message.headers.insert(name.to_owned(), value.to_owned());
-    }
-    let time = |field: &str, text: Option<String>| {
-        text.map(|text| send_values::timestamp_or_delay(field, &text, now)).transpose()
-    };
-    message.priority = send_values::priority("priority", &arguments.priority)?;
-    message.scheduled_at = time("scheduled_at", arguments.scheduled_at)?;
-    message.expires_at = time("expires_at", arguments.expires_at)?;
-    message.idempotency_key = arguments.idempotency_key;
-    message.correlation_id = arguments
-        .correlation_id
-        .map(|text| send_values::correlation_id("correlation_id", &text))
-        .transpose()?;
-    message.ordering_key = arguments.ordering_key;
     message.event_type = arguments.event_type;
-    if let Some(options) = arguments.options {
-        message.options = send_values::options("options", &options)?;
-    }
+    arguments.options.apply(&mut message, now)?;
     Ok(message)
 }
 
-fn payload(given: Option<&str>) -> Result<Bytes, Failure> {
+impl OptionArgs {
+    pub(super) fn apply(self, message: &mut NewMessage, now: Timestamp) -> Result<(), Failure> {
+        for header in self.headers {
+            let (name, value) = header
+                .split_once('=')
+                .ok_or_else(|| Failure::usage(format!("--header {header}: must be written as NAME=VALUE")))?;
+            message.headers.insert(name.to_owned(), value.to_owned());
+        }
+        let time = |field: &str, text: Option<String>| {
+            text.map(|text| send_values::timestamp_or_delay(field, &text, now)).transpose()
+        };
+        message.priority = send_values::priority("priority", &self.priority)?;
+        message.scheduled_at = time("scheduled_at", self.scheduled_at)?;
+        message.expires_at = time("expires_at", self.expires_at)?;
+        message.idempotency_key = self.idempotency_key;
+        message.correlation_id = self
+            .correlation_id
+            .map(|text| send_values::correlation_id("correlation_id", &text))
+            .transpose()?;
+        message.ordering_key = self.ordering_key;
+        if let Some(options) = self.options {
+            message.options = send_values::options("options", &options)?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn payload(given: Option<&str>) -> Result<Bytes, Failure> {
     let unreadable = |what: &str, error| Failure::failed(format!("cannot read {what}: {error}"));
     match given {
         None if std::io::stdin().is_terminal() => {

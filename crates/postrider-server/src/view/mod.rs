@@ -8,12 +8,14 @@ use serde_json::{Value, json};
 pub(crate) use content::{ResponseBody, is_json};
 pub(crate) use dead_letter::{DeadLetterView, DlqSummaryView, ListedDeadLetterView};
 pub(crate) use endpoint::EndpointView;
+pub(crate) use event::{EventTypeView, SubscriptionView};
 pub(crate) use message::{ListedMessageView, MessageView};
 pub(crate) use system::{EventView, IssuedTokenView, NodeView, StatusView, TokenView};
 
 mod content;
 mod dead_letter;
 mod endpoint;
+mod event;
 mod message;
 pub(crate) mod schemas;
 mod system;

@@ -95,6 +95,30 @@ fn a_commit_in_python_arrives_and_a_rollback_does_not() {
     assert_eq!(self::printed(&world.python(seen)), "[(1, 'shop', 'completed'), (2, 'shop', 'completed')]\n");
 }
 
+const EVENTS: &str = r#"
+import sqlite3
+db = sqlite3.connect("postrider.db", isolation_level=None)
+for n, end in [(1, "COMMIT"), (2, "ROLLBACK"), (3, "COMMIT")]:
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("INSERT OR IGNORE INTO postrider_publish (event_type, payload, ordering_key) VALUES ('orders', ?, 'k')", [f"[{n}]"])
+    db.execute(end)
+try:
+    db.execute("INSERT OR IGNORE INTO postrider_publish (event_type, payload) VALUES ('order', '[4]')")
+except sqlite3.IntegrityError as error:
+    print(error)
+"#;
+
+#[test]
+fn an_event_published_in_python_arrives_at_everybody_who_wants_it() {
+    let world = World::start();
+    world.home.json(&["event", "create", "orders"]);
+    world.home.json(&["event", "subscribe", "orders", "shop"]);
+    world.home.json(&["event", "subscribe", "*", "shop", "--template", r#"{"n":"{{/0}}"}"#]);
+    let printed = printed(&world.python(EVENTS));
+    assert_eq!(printed, "42704 event_type: there is no event type of this name\n");
+    world.until_received(&["[1]", r#"{"n": 1}"#, "[3]", r#"{"n": 3}"#]);
+}
+
 const REFUSALS: &str = r#"
 import sqlite3
 db = sqlite3.connect("postrider.db", isolation_level=None)
@@ -194,4 +218,9 @@ except sqlite3.IntegrityError as error:
         "22023 options.url_suffix: has a path or query that cannot be sent: invalid uri character",
     ];
     assert_eq!(old(read).lines().collect::<Vec<_>>(), lines);
+    world.home.json(&["event", "create", "orders"]);
+    world.home.json(&["event", "subscribe", "orders", "shop"]);
+    let refused = format!("{}\n42704 event_type: there is no event type of this name\n", old_sqlite::VERSION);
+    assert_eq!(old(EVENTS), refused);
+    world.until_received(&[r#"{"total": 1}"#, r#"{"total": 3}"#, "[1]", "[3]"]);
 }

@@ -23,10 +23,12 @@ fn with_endpoint() -> Home {
 #[test]
 fn help_reads_well() {
     let home = Home::new();
-    let commands: [&[&str]; 9] = [
+    let commands: [&[&str]; 11] = [
         &["--help"],
         &["serve", "--help"],
         &["send", "--help"],
+        &["publish", "--help"],
+        &["event", "--help"],
         &["endpoint", "--help"],
         &["endpoint", "create", "--help"],
         &["demo", "--help"],

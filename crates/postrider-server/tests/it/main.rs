@@ -9,6 +9,9 @@ mod delivery;
 mod demo;
 mod description;
 mod docs;
+#[path = "../../../postrider/tests/it/event_cases.rs"]
+mod event_cases;
+mod events;
 mod full_disk;
 mod http;
 mod moving;

@@ -141,6 +141,10 @@ impl Node {
         self.client().send("POST", path, headers, body).expect("an answer")
     }
 
+    pub(crate) fn delete(&self, path: &str) -> Answer {
+        self.client().send("DELETE", path, &[], b"").expect("an answer")
+    }
+
     #[track_caller]
     pub(crate) fn create_endpoint(&self, endpoint: Value) {
         self.post("/v1/endpoints", &[], endpoint.to_string().as_bytes()).expect(201);

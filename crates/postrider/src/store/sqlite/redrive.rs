@@ -12,6 +12,7 @@ use serde_json::json;
 use super::dlq;
 use super::keys::{self, Key, Place};
 use super::row::micros_of;
+use super::stored_events::{self, INVALID_EVENT};
 use super::writer::Write;
 use super::{events, send, storage_error};
 use crate::endpoint::EndpointId;
@@ -22,8 +23,8 @@ use crate::store::{DlqFilter, DlqStatus, Redrive, Result};
 const STEP_LETTERS: usize = 100;
 
 /// What can be put back at all; `d` is the letter.
-pub(super) const REDRIVABLE: &str = "d.status = 'failed' AND d.payload IS NOT NULL \
-     AND d.endpoint_id IN (SELECT id FROM _postrider_endpoints WHERE dropped_at IS NULL)";
+pub(super) const REDRIVABLE: &str = "d.status = 'failed' AND d.payload IS NOT NULL AND (d.reason = 'invalid_event' \
+     OR d.endpoint_id IN (SELECT id FROM _postrider_endpoints WHERE dropped_at IS NULL))";
 
 /// What a redrive is going to put back, whole keys together.
 pub(super) struct Plan {
@@ -32,10 +33,18 @@ pub(super) struct Plan {
 }
 
 struct Letter {
-    id: i64,
-    endpoint: EndpointId,
+    dead: Redrivable,
     /// Those of one key have the same; numbered in the order in which the first of each was sent.
     group: usize,
+}
+
+/// A letter that can be put back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Redrivable {
+    pub(super) id: i64,
+    pub(super) endpoint: EndpointId,
+    /// One that could not be fanned out.
+    pub(super) is_event: bool,
 }
 
 /// How far it has come.
@@ -84,11 +93,9 @@ pub(super) fn step(write: &mut Write<'_>, plan: &Plan, before: Progress) -> Resu
     }
     let letters = plan.next_step(before);
     let due_at = before.due_at.unwrap_or(write.now);
-    let mut redriven = before.redriven;
-    // Each goes before everything pending of its key, so the last of them goes first.
-    for letter in letters.iter().rev() {
-        redriven += u64::from(put_back(write, letter.id, letter.endpoint, due_at)?);
-    }
+    let alone = matches!(plan.selection, Redrive::One(_));
+    let dead: Vec<Redrivable> = letters.iter().map(|letter| letter.dead).collect();
+    let redriven = before.redriven + put_back(write, &dead, due_at, alone)?;
     let detail = json!({ "messages": redriven, "selection": plan.selection });
     let event = match before.event {
         Some(event) => events::amend(write, event, &detail).map(|()| Some(event))?,
@@ -101,7 +108,7 @@ pub(super) fn step(write: &mut Write<'_>, plan: &Plan, before: Progress) -> Resu
 /// Refused before anything has changed when not all of them fit. What is sent while the steps go on is checked
 /// by itself, so the limit may be passed by that much.
 fn make_room(write: &mut Write<'_>, plan: &Plan) -> Result<()> {
-    room_for(write, plan.letters.iter().map(|letter| letter.endpoint))
+    room_for(write, plan.letters.iter().map(|letter| letter.dead.endpoint))
 }
 
 /// A letter back to each of these endpoints.
@@ -123,14 +130,19 @@ pub(super) fn room_for(
 /// By its own id, so it is said why it cannot be.
 fn one(conn: &Connection, dlq_id: i64) -> Result<Letter> {
     let (id, endpoint) = dlq::redrivable(conn, dlq_id)?;
-    let dropped: bool = conn
-        .prepare_cached("SELECT dropped_at IS NOT NULL FROM _postrider_endpoints WHERE id = ?1")
-        .and_then(|mut statement| statement.query_row([endpoint.0], |row| row.get(0)))
+    let (is_event, dropped): (bool, bool) = conn
+        .prepare_cached(
+            "SELECT d.reason = ?2, e.dropped_at IS NOT NULL
+             FROM _postrider_dlq d JOIN _postrider_endpoints e ON e.id = d.endpoint_id WHERE d.id = ?1",
+        )
+        .and_then(|mut statement| {
+            statement.query_row(params![dlq_id, INVALID_EVENT], |row| Ok((row.get(0)?, row.get(1)?)))
+        })
         .map_err(storage_error)?;
-    if dropped {
+    if dropped && !is_event {
         return Err(StoreError::Conflict(format!("the endpoint of dead letter {dlq_id} was dropped")));
     }
-    Ok(Letter { id, endpoint, group: 0 })
+    Ok(Letter { dead: Redrivable { id, endpoint, is_event }, group: 0 })
 }
 
 /// What of the filter can be redriven, by message id: that is the order in which they were sent.
@@ -140,7 +152,7 @@ fn failed(conn: &Connection, filter: &DlqFilter) -> Result<Vec<Letter>> {
     values.push(limit.into());
     let mut groups: HashMap<Key, usize> = HashMap::new();
     conn.prepare_cached(&format!(
-        "SELECT d.id, d.endpoint_id, d.key_scope, d.ordering_key FROM _postrider_dlq d
+        "SELECT d.id, d.endpoint_id, d.key_scope, d.ordering_key, d.reason = '{INVALID_EVENT}' FROM _postrider_dlq d
          WHERE {REDRIVABLE} AND {conditions} ORDER BY d.message_id, d.id LIMIT ?"
     ))
     .and_then(|mut statement| {
@@ -152,21 +164,36 @@ fn failed(conn: &Connection, filter: &DlqFilter) -> Result<Vec<Letter>> {
                 Some(key) => *groups.entry(key).or_insert(own),
                 None => own,
             };
-            letters.push(Letter { id: row.get(0)?, endpoint: EndpointId(row.get(1)?), group });
+            let dead =
+                Redrivable { id: row.get(0)?, endpoint: EndpointId(row.get(1)?), is_event: row.get(4)? };
+            letters.push(Letter { dead, group });
         }
         Ok(letters)
     })
     .map_err(storage_error)
 }
 
-/// The budget restarts while attempt numbers go on; expiry and idempotency key are cleared. False when somebody
-/// else was first.
+/// How many of them went back; they are in the order in which they were sent. One that is redriven alone may fail.
 pub(super) fn put_back(
     write: &mut Write<'_>,
-    dlq_id: i64,
-    endpoint: EndpointId,
+    letters: &[Redrivable],
     due_at: Timestamp,
-) -> Result<bool> {
+    alone: bool,
+) -> Result<u64> {
+    let mut done = 0;
+    // Each goes before everything pending of its key, so the last of them goes first.
+    for letter in letters.iter().rev().filter(|letter| !letter.is_event) {
+        done += u64::from(requeue(write, letter.id, letter.endpoint, due_at)?);
+    }
+    for letter in letters.iter().filter(|letter| letter.is_event) {
+        done += u64::from(stored_events::publish_again(write, letter.id, !alone)?);
+    }
+    Ok(done)
+}
+
+/// The budget restarts while attempt numbers go on; expiry and idempotency key are cleared. False when somebody
+/// else was first.
+fn requeue(write: &mut Write<'_>, dlq_id: i64, endpoint: EndpointId, due_at: Timestamp) -> Result<bool> {
     if write.known.by_id(endpoint).is_none() {
         return Ok(false);
     }

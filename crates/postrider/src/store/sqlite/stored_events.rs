@@ -10,16 +10,16 @@ use super::publish::{self, Publication};
 use super::row::{
     at, correlation, headers, headers_text, micros_of, object, optional_at, options_text, payload,
 };
-use super::storage_error;
 use super::writer::Write;
+use super::{dlq, storage_error};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::event::NewEvent;
 use crate::message::JSON;
-use crate::store::Result;
+use crate::store::{DlqStatus, Result};
 
 /// Reason of the dead letter that an event becomes which cannot be fanned out.
-const INVALID_EVENT: &str = "invalid_event";
+pub(super) const INVALID_EVENT: &str = "invalid_event";
 /// Dead letters of events belong to this name. No endpoint can be called so, and none is: it was dropped when it was made.
 const NO_ENDPOINT: &str = "(events)";
 /// A full queue drains in its own time; what keeps the disk from writing may take longer.
@@ -137,9 +137,7 @@ fn try_next(write: &mut Write<'_>, refused: Option<(i64, StoreError)>) -> std::r
     match refusal {
         None => {}
         Some(StoreError::QueueFull { .. }) => return Err(Refusal::Later(FULL_WAIT)),
-        Some(error @ (StoreError::Unavailable(_) | StoreError::Unusable(_) | StoreError::Conflict(_))) => {
-            return Err(trouble(error));
-        }
+        Some(error) if !is_final(&error) => return Err(trouble(error)),
         Some(error) if write.conn.total_changes() != before => return Err(Refusal::ForGood(event.id, error)),
         Some(error) => bury(write, &event, &error).map_err(trouble)?,
     }
@@ -264,6 +262,47 @@ fn bury(write: &mut Write<'_>, event: &StoredEvent, error: &StoreError) -> Resul
     write.counts.dead(endpoint, 1);
     write.counts.dlq_bytes(endpoint, bytes);
     Ok(())
+}
+
+/// Redrives a dead letter that an event became; false when somebody else was first. What is wrong with it now is said, or
+/// else it stays as it was.
+pub(super) fn publish_again(write: &mut Write<'_>, dlq_id: i64, whatever_comes: bool) -> Result<bool> {
+    let Some((endpoint, event)) = buried(write.conn, dlq_id).map_err(storage_error)? else {
+        return Ok(false);
+    };
+    let before = write.conn.total_changes();
+    match Publication::of_one(event).and_then(|publication| publish::publish(write, &publication)) {
+        Ok(_) => dlq::end_dead_letter(write, dlq_id, endpoint, DlqStatus::Redriven).map(|()| true),
+        Err(error) if whatever_comes && is_final(&error) && write.conn.total_changes() == before => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Trying again would not help.
+fn is_final(error: &StoreError) -> bool {
+    match error {
+        StoreError::Invalid(_)
+        | StoreError::Unknown { .. }
+        | StoreError::IdempotencyConflict { .. }
+        | StoreError::TooLarge { .. }
+        | StoreError::Disabled { .. }
+        | StoreError::Exists { .. } => true,
+        StoreError::QueueFull { .. }
+        | StoreError::Conflict(_)
+        | StoreError::Unavailable(_)
+        | StoreError::Unusable(_) => false,
+    }
+}
+
+/// Expiry and idempotency key are cleared, as for every redrive.
+fn buried(conn: &Connection, dlq_id: i64) -> rusqlite::Result<Option<(EndpointId, NewEvent)>> {
+    conn.prepare_cached(
+        "SELECT endpoint_id, created_at, event_type, payload, headers, options, priority, scheduled_at, NULL, NULL,
+           correlation_id, ordering_key
+         FROM _postrider_dlq WHERE id = ?1 AND status = 'failed' AND payload IS NOT NULL",
+    )?
+    .query_row([dlq_id], |row| stored(row).map(|event| (EndpointId(event.id), event.new)))
+    .optional()
 }
 
 /// One that no message has or will have.

@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension, params_from_iter};
 use serde_json::json;
 
 use super::keys::Key;
-use super::redrive::{self, REDRIVABLE};
+use super::redrive::{self, REDRIVABLE, Redrivable};
 use super::writer::{Commit, Write};
 use super::{SqliteStore, dlq, events, storage_error};
 use crate::endpoint::EndpointId;
@@ -20,9 +20,8 @@ const DISCARDABLE: &str = "d.status = 'failed'";
 
 #[derive(Clone, Debug)]
 struct Letter {
-    id: i64,
+    dead: Redrivable,
     message: i64,
-    endpoint: EndpointId,
     key: Option<Key>,
 }
 
@@ -107,16 +106,17 @@ impl Select {
     ) -> rusqlite::Result<Vec<Letter>> {
         let Self { possible, conditions, values } = self;
         let sql = format!(
-            "SELECT d.id, d.message_id, d.endpoint_id, d.key_scope, d.ordering_key FROM _postrider_dlq d
+            "SELECT d.id, d.message_id, d.endpoint_id, d.key_scope, d.ordering_key, d.reason = 'invalid_event'
+             FROM _postrider_dlq d
              WHERE {also} AND {possible} AND {conditions} ORDER BY d.message_id, d.id LIMIT ?"
         );
         let values = also_values.iter().chain(values).cloned().chain([limit.into()]);
         conn.prepare_cached(&sql)?
             .query_map(params_from_iter(values), |row| {
+                let (id, endpoint) = (row.get(0)?, EndpointId(row.get(2)?));
                 Ok(Letter {
-                    id: row.get(0)?,
+                    dead: Redrivable { id, endpoint, is_event: row.get(5)? },
                     message: row.get(1)?,
-                    endpoint: EndpointId(row.get(2)?),
                     key: Key::of(row.get(3)?, row.get(4)?),
                 })
             })?
@@ -136,15 +136,13 @@ fn take(
     let mut done = cursor.done;
     match action {
         SweepAction::Redrive => {
-            redrive::room_for(write, letters.iter().map(|letter| letter.endpoint))?;
-            // Each goes before everything pending of its key, so the last of them goes first.
-            for letter in letters.iter().rev() {
-                done += u64::from(redrive::put_back(write, letter.id, letter.endpoint, write.now)?);
-            }
+            redrive::room_for(write, letters.iter().map(|letter| letter.dead.endpoint))?;
+            let dead: Vec<Redrivable> = letters.iter().map(|letter| letter.dead).collect();
+            done += redrive::put_back(write, &dead, write.now, false)?;
         }
         SweepAction::Discard => {
             for letter in letters {
-                done += u64::from(dlq::discard_if_failed(write, letter.id)?);
+                done += u64::from(dlq::discard_if_failed(write, letter.dead.id)?);
             }
         }
     }

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use postrider::error::StoreError;
 use postrider::rusqlite::{Transaction, TransactionBehavior};
-use postrider::store::sqlite::{SqliteOptions, send_batch_in, send_in};
+use postrider::store::sqlite::{SqliteOptions, publish_batch_in, publish_in, send_batch_in, send_in};
 use postrider::store::{Arrival, NoDirectClaims};
-use postrider::{NewMessage, Operate, SqliteStore, State, Store};
+use postrider::{
+    NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, SqliteStore, State, Store,
+};
 
 use super::shop::Shop;
 use super::world::{join, to};
@@ -89,6 +91,31 @@ async fn the_rules_are_those_of_every_other_way_in() {
     transaction.commit().unwrap();
     assert_eq!(shop.queued().await, 2);
     assert_eq!(shop.store.send(to("a")).await.unwrap_err().sqlstate(), "53400", "both ways count together");
+}
+
+#[tokio::test]
+async fn an_event_commits_or_rolls_back_with_the_data_it_belongs_to() {
+    let mut shop = Shop::open().await;
+    shop.store.create_event_type(NewEventType::new("orders")).await.unwrap();
+    for _ in 0..2 {
+        shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    }
+    let event = NewEvent::new("orders", "1").idempotency_key("i");
+    let transaction = shop.begin();
+    order(&transaction);
+    assert_eq!(publish_in(&transaction, &event).unwrap(), 2);
+    transaction.rollback().unwrap();
+    assert_eq!((shop.orders(), shop.queued().await), (0, 0));
+    let transaction = shop.begin();
+    order(&transaction);
+    assert_eq!(publish_in(&transaction, &event).unwrap(), 2);
+    let bad = [NewEvent::new("orders", "2"), NewEvent { priority: 11, ..NewEvent::new("orders", "3") }];
+    assert_eq!(publish_batch_in(&transaction, &bad).unwrap_err().sqlstate(), "22023");
+    let conflict = [NewEvent::new("orders", "2"), NewEvent { payload: "4".into(), ..event.clone() }];
+    assert_eq!(publish_batch_in(&transaction, &conflict).unwrap_err().sqlstate(), "23505");
+    assert_eq!(publish_batch_in(&transaction, &[event, bad[0].clone()]).unwrap(), 2, "one was there already");
+    transaction.commit().unwrap();
+    assert_eq!((shop.orders(), shop.queued().await), (1, 4));
 }
 
 #[tokio::test]

@@ -50,3 +50,14 @@ WHEN NEW.status <> 'failed' OR (NEW.reason <> 'invalid_event'
 BEGIN
   SELECT RAISE(ABORT, '55000 only a message that is processing can die');
 END;
+
+-- Nor is it one when it is redriven: it is published again.
+DROP TRIGGER _postrider_dlq_ends_once;
+CREATE TRIGGER _postrider_dlq_ends_once BEFORE UPDATE OF status ON _postrider_dlq
+BEGIN
+  SELECT RAISE(ABORT, '55000 only a failed dead letter can be redriven or discarded, and only once')
+  WHERE OLD.status <> 'failed' OR NEW.status = 'failed';
+  SELECT RAISE(ABORT, '55000 a dead letter is redriven when its message is in the queue again')
+  WHERE NEW.status = 'redriven' AND NEW.reason <> 'invalid_event'
+    AND NOT EXISTS (SELECT 1 FROM _postrider_queue WHERE id = NEW.message_id);
+END;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use postrider::rusqlite::Connection;
 use postrider::store::sqlite::SqliteOptions;
-use postrider::store::{Arrival, DeadLetter, DlqFilter, DlqStatus, NoDirectClaims};
+use postrider::store::{Arrival, DeadLetter, DlqFilter, DlqStatus, NoDirectClaims, Redrive};
 use postrider::{NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, SqliteStore, State};
 use serde_json::{Value, json};
 
@@ -183,6 +183,37 @@ async fn an_invalid_event_becomes_a_dead_letter_and_the_next_one_goes_on() {
 }
 
 #[tokio::test]
+async fn a_redriven_event_is_published_again() {
+    let shop = Shop::with_orders().await;
+    shop.create_checked(json!({"required": ["id"]})).await;
+    for n in 1..=3 {
+        let publish =
+            "INSERT INTO postrider_publish (event_type, payload, idempotency_key, expires_at, ordering_key)";
+        shop.run(&format!("{publish} VALUES ('checked', '{{\"n\":{n}}}', 'i', 1, 'k')"));
+    }
+    shop.fanned_out().await;
+    let letters = shop.letters().await;
+    let still = shop.store.redrive(Redrive::One(letters[0].id)).await.unwrap_err();
+    assert_eq!(still.to_string(), "payload.id: is required", "it says what is wrong now");
+    assert_eq!(shop.store.redrive(Redrive::All).await.unwrap(), 0);
+    assert_eq!(shop.store.status().await.unwrap().dead, 3);
+    shop.store.drop_event_type("checked").await.unwrap();
+    shop.store.create_event_type(NewEventType::new("checked")).await.unwrap();
+    assert_eq!(shop.store.redrive(Redrive::One(letters[1].id)).await.unwrap(), 1);
+    assert_eq!(shop.store.redrive(Redrive::All).await.unwrap(), 2);
+    assert_eq!(shop.payloads(), [r#"{"n":2}"#, r#"{"n":1}"#, r#"{"n":3}"#], "in their order");
+    assert_eq!(
+        shop.number(
+            "SELECT count(*) FROM postrider_queue WHERE expires_at IS NULL AND idempotency_key IS NULL"
+        ),
+        3
+    );
+    assert!(shop.letters().await.iter().all(|letter| letter.status == DlqStatus::Redriven));
+    assert_eq!(shop.store.status().await.unwrap().dead, 0);
+    assert_eq!(shop.store.redrive(Redrive::One(letters[0].id)).await.unwrap_err().sqlstate(), "55000");
+}
+
+#[tokio::test]
 async fn whatever_cannot_be_fanned_out_is_named_in_the_dlq() {
     let shop = Shop::with_orders().await;
     shop.run(
@@ -301,7 +332,7 @@ async fn many_events_are_fanned_out_in_short_transactions() {
     }
     shop.run(
         "INSERT INTO postrider_publish (event_type, payload)
-         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300) SELECT 'orders', i FROM n",
+         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300) SELECT 'orders', CAST(i AS TEXT) FROM n",
     );
     shop.fanned_out().await;
     assert_eq!(shop.queued().await, 300 * 21);

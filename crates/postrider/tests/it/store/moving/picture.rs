@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use postrider::rusqlite::Connection;
 use postrider::settings::Settings;
 use postrider::store::{DeadLetter, DlqFilter, DlqSummary, EventRecord, Replay, StoreStatus, Story};
-use postrider::{MessageId, Operate};
+use postrider::{EventType, MessageId, Operate, Subscription};
 use serde_json::{Value, json};
 use test_servers::Address;
 
@@ -13,6 +13,8 @@ use test_servers::Address;
 #[derive(Debug, PartialEq)]
 pub(super) struct Picture {
     endpoints: Vec<Value>,
+    event_types: Vec<EventType>,
+    subscriptions: Vec<Subscription>,
     settings: Settings,
     stories: Vec<Option<Story>>,
     letters: Vec<DeadLetter>,
@@ -49,6 +51,8 @@ impl Picture {
                     ])
                 })
                 .collect(),
+            event_types: store.event_types(None, 1000).await.unwrap(),
+            subscriptions: store.subscriptions(None, 1000).await.unwrap(),
             settings: store.settings().await.unwrap(),
             stories,
             letters: store.dlq(DlqFilter { limit: 10_000, ..DlqFilter::default() }).await.unwrap(),

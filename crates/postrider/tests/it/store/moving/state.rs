@@ -10,11 +10,14 @@ use postrider::endpoint::{EndpointChange, EndpointId};
 use postrider::rate::{Interval, RateLimit};
 use postrider::rusqlite::Connection;
 use postrider::store::{
-    AttemptOutcome, AttemptRecord, End, NewReplay, NewToken, Redrive, ReplaySelection, ReplayState,
-    ReplayStatus, ReplayTurn, Replays, Scope, Tokens,
+    AttemptOutcome, AttemptRecord, DlqFilter, End, NewReplay, NewToken, Redrive, ReplaySelection,
+    ReplayState, ReplayStatus, ReplayTurn, Replays, Scope, Tokens,
 };
 use postrider::verdict::{DeadReason, Verdict};
-use postrider::{MessageId, NewMessage, Operate, PostgresStore, State, Store};
+use postrider::{
+    Json, MessageId, NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PostgresStore, PubSub,
+    State, Store,
+};
 use serde_json::json;
 use test_servers::{Binaries, Database};
 
@@ -45,9 +48,40 @@ async fn lived_in() -> World<Sqlite> {
     archive(&mut world).await;
     endpoints(&mut world).await;
     dead_letters(&mut world).await;
+    events(&mut world).await;
     queue(&mut world).await;
     replays(&world).await;
     world
+}
+
+/// Types, subscriptions, messages of an event, and one that was invalid.
+async fn events(world: &mut World<Sqlite>) {
+    let schema = Json::parse(br#"{"minimum": 12345678901234567890123}"#).unwrap();
+    let described = NewEventType {
+        description: Some("It is".into()),
+        schema: Some(schema),
+        ..NewEventType::new("large")
+    };
+    for new in [described, NewEventType::new("orders.created")] {
+        world.store().create_event_type(new).await.unwrap();
+    }
+    let filter = Json::parse(br#"{"total": 12345678901234567890123}"#).unwrap();
+    let filtered = NewSubscription::new("orders.*", "hold").filter(filter).template(json!("{{/total}}"));
+    let ids = [
+        world.store().subscribe(filtered).await.unwrap().id,
+        world.store().subscribe(NewSubscription::new("*", "a")).await.unwrap().id,
+        world.store().subscribe(NewSubscription::new("large", "hold")).await.unwrap().id,
+    ];
+    world.store().set_subscription_enabled(ids[1], false).await.unwrap();
+    world.store().unsubscribe(ids[2]).await.unwrap();
+    let event = NewEvent::new("orders.created", r#"{"total": 12345678901234567890123}"#);
+    assert_eq!(world.store().publish(event.idempotency_key("published")).await.unwrap(), 1);
+    let file = Connection::open(world.harness().path()).unwrap();
+    file.execute("INSERT INTO postrider_publish (event_type, payload) VALUES ('large', '1')", []).unwrap();
+    // Whatever writes, writes after it.
+    world.configure("max_fanout", 77).await;
+    let invalid = DlqFilter { reason: Some("invalid_event".into()), ..DlqFilter::default() };
+    assert_eq!(world.store().dlq(invalid).await.unwrap().len(), 1);
 }
 
 /// Completed, expired, cancelled, erased, and one whose key stays reserved.

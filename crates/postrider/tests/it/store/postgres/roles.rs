@@ -187,8 +187,14 @@ async fn only_what_captures_and_programs_need_is_granted_besides() {
                AND has_function_privilege('{role}', oid, 'EXECUTE') ORDER BY proname COLLATE \"C\""
         )
     };
-    let application =
-        ["_note_skipped_capture", "_now", "_program_send", "_program_send_batch", "_send_captured"];
+    let application = [
+        "_note_skipped_capture",
+        "_now",
+        "_program_publish",
+        "_program_send",
+        "_program_send_batch",
+        "_send_captured",
+    ];
     assert_eq!(owner.column(&granted("postrider_application")).await, application);
     assert_eq!(owner.column(&granted("postrider_monitor")).await, ["_as_json", "_endpoint_statuses"]);
     let secrets = "SELECT count(*) FROM pg_attribute

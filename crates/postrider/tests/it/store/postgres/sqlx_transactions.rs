@@ -3,12 +3,12 @@
 use postrider::sqlx::postgres::PgConnectOptions;
 use postrider::sqlx::{Connection, PgConnection};
 use postrider::store::postgres;
-use postrider::store::postgres::sqlx::{send_batch_in, send_in};
-use postrider::{NewMessage, Operate, State, StoreError};
+use postrider::store::postgres::sqlx::{publish_batch_in, publish_in, send_batch_in, send_in};
+use postrider::{NewEvent, NewMessage, Operate, State, StoreError};
 use serde_json::json;
 
 use super::Postgres;
-use super::transactions::{behind_pgbouncer, deliver_all};
+use super::transactions::{behind_pgbouncer, deliver_all, with_orders};
 use crate::store::world::{World, new_endpoint, to};
 
 async fn connect(url: &str) -> PgConnection {
@@ -49,6 +49,25 @@ async fn a_message_commits_with_the_data_it_belongs_to() {
     assert_eq!(world.claim_ids().await, [sent.id]);
     let orders = super::connect(&world).await.query("SELECT FROM orders", &[]).await;
     assert!(orders.unwrap().is_empty(), "and the table is there");
+}
+
+#[tokio::test]
+async fn an_event_commits_or_rolls_back_with_the_data_it_belongs_to() {
+    let world = with_orders().await;
+    let mut app = app(&world).await;
+    let event = NewEvent::new("orders", "1").idempotency_key("i");
+    let mut transaction = app.begin().await.unwrap();
+    assert_eq!(publish_in(&mut transaction, &event).await.unwrap(), 2);
+    transaction.rollback().await.unwrap();
+    assert_eq!(world.queued().await, 0);
+    let mut transaction = app.begin().await.unwrap();
+    assert_eq!(publish_in(&mut transaction, &event).await.unwrap(), 2);
+    let batch = [event, NewEvent::new("orders", "2")];
+    assert_eq!(publish_batch_in(&mut transaction, &batch).await.unwrap(), 2, "one was there already");
+    transaction.commit().await.unwrap();
+    assert_eq!(world.queued().await, 4);
+    let refused = publish_in(&mut app, &NewEvent::new("nothing", "1")).await.unwrap_err();
+    assert_eq!(refused.to_string(), "there is no event type \"nothing\"");
 }
 
 #[tokio::test]

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use postrider::error::StoreError;
-use postrider::store::postgres::{send_batch_in, send_in};
-use postrider::{MessageId, NewMessage, Operate, State};
+use postrider::store::postgres::{publish_batch_in, publish_in, send_batch_in, send_in};
+use postrider::{MessageId, NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, State};
 use test_servers::PgBouncer;
 
 use super::{Postgres, connect};
@@ -52,6 +52,35 @@ async fn a_rolled_back_message_never_existed() {
     let again = world.store().send(message).await.unwrap();
     assert!(!again.duplicate, "its idempotency key was never taken");
     assert_eq!(world.claim_ids().await, [again.id], "nor does it stand before others of its ordering key");
+}
+
+/// With an event type that endpoint `a` wants twice.
+pub(super) async fn with_orders() -> World<Postgres> {
+    let world = World::<Postgres>::start().await;
+    world.store().create_event_type(NewEventType::new("orders")).await.unwrap();
+    for _ in 0..2 {
+        world.store().subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    }
+    world
+}
+
+#[tokio::test]
+async fn an_event_commits_or_rolls_back_with_the_data_it_belongs_to() {
+    let world = with_orders().await;
+    let mut app = connect(&world).await;
+    let event = NewEvent::new("orders", "1").idempotency_key("i");
+    let transaction = app.transaction().await.unwrap();
+    assert_eq!(publish_in(&transaction, &event).await.unwrap(), 2);
+    transaction.rollback().await.unwrap();
+    assert_eq!(world.queued().await, 0);
+    let transaction = app.transaction().await.unwrap();
+    assert_eq!(publish_in(&transaction, &event).await.unwrap(), 2);
+    let batch = [event, NewEvent::new("orders", "2")];
+    assert_eq!(publish_batch_in(&transaction, &batch).await.unwrap(), 2, "one was there already");
+    transaction.commit().await.unwrap();
+    assert_eq!(world.queued().await, 4);
+    let refused = publish_in(&app, &NewEvent::new("nothing", "1")).await.unwrap_err();
+    assert_eq!(refused.to_string(), "there is no event type \"nothing\"");
 }
 
 #[tokio::test]

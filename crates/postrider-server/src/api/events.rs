@@ -1,0 +1,73 @@
+//! Events: publish one.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::{Request, Response, StatusCode};
+use postrider::message::JSON;
+use postrider::{NewEvent, NewMessage};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::answers::{self, Clash, Common, Full, Named};
+use super::problem::Problem;
+use super::wanted::Envelope;
+use super::{Api, event_types, messages, to_response};
+
+/// What became of an event.
+#[derive(Serialize, ToSchema)]
+struct Published {
+    /// How many it made: one for every subscription that wants it.
+    messages: u64,
+}
+
+/// Publish an event: a message to every subscribed endpoint, all in one transaction. The body is the event; options are given as
+/// for a message, as headers or in one document. Nobody who wants it is not an error.
+#[utoipa::path(post, path = "/v1/events/{type}", operation_id = "publish_event", tag = "events",
+    params(
+        ("type" = String, Path),
+        ("postrider-priority" = Option<u8>, Header, minimum = 0, maximum = 10),
+        ("postrider-scheduled-at" = Option<Timestamp>, Header, description = "No attempt before"),
+        ("postrider-expires-at" = Option<Timestamp>, Header, description = "No attempt after"),
+        ("idempotency-key" = Option<String>, Header, description = "Counts for each subscription by itself"),
+        ("postrider-idempotency-key" = Option<String>, Header, description = "The same as `idempotency-key`"),
+        ("postrider-correlation-id" = Option<Uuid>, Header),
+        ("postrider-ordering-key" = Option<String>, Header, description = "Messages of one key go one after the other"),
+        ("postrider-options" = Option<String>, Header, description = "Overrides for these messages, as JSON"),
+    ),
+    request_body(content((Value = "application/json"), (Envelope = "application/vnd.postrider+json"))),
+    responses((status = 202, description = "How many messages it made", body = Published), Common, Named, answers::Body, Clash, Full))]
+pub(super) async fn publish(
+    State(api): State<Arc<Api>>,
+    event_type: Result<Path<String>, PathRejection>,
+    request: Request<Body>,
+) -> Result<Response<Body>, Problem> {
+    let event_type = event_types::name(event_type)?;
+    let message = messages::read(&api, String::new(), request).await?;
+    let messages = api.operate.publish(event(event_type, message)?).await?;
+    Ok(to_response(StatusCode::ACCEPTED, &Published { messages }))
+}
+
+fn event(event_type: String, message: NewMessage) -> Result<NewEvent, Problem> {
+    if message.event_type.is_some() {
+        return Err(Problem::invalid("event_type", "is in the path, and cannot be given as an option"));
+    }
+    let media = message.content_type.split(';').next().unwrap_or_default().trim();
+    if !media.eq_ignore_ascii_case(JSON) {
+        return Err(Problem::invalid("content-type", format!("must be {JSON}: an event is JSON")));
+    }
+    Ok(NewEvent {
+        event_type,
+        payload: message.payload,
+        headers: message.headers,
+        options: message.options,
+        priority: message.priority,
+        scheduled_at: message.scheduled_at,
+        expires_at: message.expires_at,
+        idempotency_key: message.idempotency_key,
+        correlation_id: message.correlation_id,
+        ordering_key: message.ordering_key,
+    })
+}

@@ -1,0 +1,52 @@
+//! `postrider publish`: one event, to everybody who wants it.
+
+use jiff::Timestamp;
+use postrider::{NewEvent, NewMessage};
+use serde_json::json;
+
+use super::send::{OptionArgs, payload};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::store_url::StoreUrl;
+
+#[derive(clap::Args)]
+pub(crate) struct PublishArgs {
+    /// Name of the event type
+    event_type: String,
+
+    /// The event itself, which is JSON, @FILE to read it from a file, or - for stdin (also when it is left out)
+    payload: Option<String>,
+
+    #[command(flatten)]
+    options: OptionArgs,
+}
+
+pub(super) async fn run(arguments: PublishArgs, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+    let event_type = arguments.event_type.clone();
+    let messages = url.open_tool().await?.publish(event(arguments, Timestamp::now())?).await?;
+    output.document(
+        || json!({ "messages": messages }).to_string(),
+        || match messages {
+            0 => format!("nobody wants this {event_type}; no message was made"),
+            1 => format!("{event_type} became 1 message"),
+            _ => format!("{event_type} became {messages} messages"),
+        },
+    );
+    Ok(())
+}
+
+fn event(arguments: PublishArgs, now: Timestamp) -> Result<NewEvent, Failure> {
+    let mut message = NewMessage::new("", payload(arguments.payload.as_deref())?);
+    arguments.options.apply(&mut message, now)?;
+    Ok(NewEvent {
+        headers: message.headers,
+        options: message.options,
+        priority: message.priority,
+        scheduled_at: message.scheduled_at,
+        expires_at: message.expires_at,
+        idempotency_key: message.idempotency_key,
+        correlation_id: message.correlation_id,
+        ordering_key: message.ordering_key,
+        ..NewEvent::new(arguments.event_type, message.payload)
+    })
+}
