@@ -38,6 +38,7 @@ pub(super) async fn send(
     request: Request<Body>,
 ) -> Result<Response<Body>, Problem> {
     let (parts, body) = request.into_parts();
+    send_options::refuse_headers(&parts.headers, "the options of its line")?;
     let body = body::read(&parts.headers, body, BODY_MAX).await?;
     let (numbers, messages) = lines(&body)?;
     let sent = match api.operate.send_batch(messages.clone()).await {

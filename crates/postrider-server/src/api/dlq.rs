@@ -109,10 +109,7 @@ pub(super) async fn act(
         Some((id, "redrive")) => redrive(&api, id).await,
         Some((id, "discard")) => discard(&api, id).await,
         Some(_) => Err(unknown_route(request.uri().clone()).await),
-        None => {
-            let problem = wrong_method(request.method().clone(), request.uri().clone()).await;
-            Err(problem.allow("GET,HEAD"))
-        }
+        None => Err(wrong_method(request.method().clone(), request.uri().clone()).await),
     }
 }
 

@@ -17,39 +17,47 @@ pub(super) struct Keys {
 }
 
 struct Known {
-    keys: Arc<[TokenKey]>,
+    /// A store that does not answer is not asked by everybody who waits.
+    answer: Result<Arc<[TokenKey]>, StoreError>,
     until: Instant,
+    /// There were tokens when it last answered.
+    any: bool,
 }
 
 impl Keys {
     pub(super) fn new(keyring: Arc<dyn Keyring>, keys: Vec<TokenKey>) -> Self {
-        let known = Known { keys: keys.into(), until: Instant::now() };
+        let known = Known { any: !keys.is_empty(), answer: Ok(keys.into()), until: Instant::now() };
         Self { keyring, known: Mutex::new(known), asking: tokio::sync::Mutex::default() }
     }
 
-    /// When the store was last asked.
+    /// When the store last answered.
     pub(super) fn were_any(&self) -> bool {
-        !self.lock().keys.is_empty()
+        self.lock().any
     }
 
     pub(super) async fn current(&self) -> Result<Arc<[TokenKey]>, StoreError> {
-        if let Some(keys) = self.fresh() {
-            return Ok(keys);
+        if let Some(answer) = self.fresh() {
+            return answer;
         }
         let _asking = self.asking.lock().await;
-        if let Some(keys) = self.fresh() {
-            return Ok(keys);
+        if let Some(answer) = self.fresh() {
+            return answer;
         }
-        // They are as old as the question, not as the answer.
-        let until = Instant::now() + FRESH;
-        let keys: Arc<[TokenKey]> = self.keyring.keys().await?.into();
-        *self.lock() = Known { keys: keys.clone(), until };
-        Ok(keys)
+        let asked_at = Instant::now();
+        let answer: Result<Arc<[TokenKey]>, StoreError> = self.keyring.keys().await.map(Arc::from);
+        let mut known = self.lock();
+        match &answer {
+            // They are as old as the question, not as the answer.
+            Ok(keys) => (known.any, known.until) = (!keys.is_empty(), asked_at + FRESH),
+            Err(_) => known.until = Instant::now() + FRESH,
+        }
+        known.answer = answer.clone();
+        answer
     }
 
-    fn fresh(&self) -> Option<Arc<[TokenKey]>> {
+    fn fresh(&self) -> Option<Result<Arc<[TokenKey]>, StoreError>> {
         let known = self.lock();
-        (Instant::now() < known.until).then(|| known.keys.clone())
+        (Instant::now() < known.until).then(|| known.answer.clone())
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Known> {

@@ -119,10 +119,7 @@ pub(super) async fn act(
         Some((id, "reschedule")) => reschedule(&api, message_id(id)?, request).await,
         Some((id, "erase")) => erase(&api, message_id(id)?).await,
         Some(_) => Err(unknown_route(request.uri().clone()).await),
-        None => {
-            let problem = wrong_method(request.method().clone(), request.uri().clone()).await;
-            Err(problem.allow("GET,HEAD,DELETE"))
-        }
+        None => Err(wrong_method(request.method().clone(), request.uri().clone()).await),
     }
 }
 
@@ -177,12 +174,7 @@ pub(super) fn from_body(
 
 /// Payload and options in one JSON document; the payload's own bytes are kept.
 fn from_envelope(endpoint: String, headers: &HeaderMap, body: &Bytes) -> Result<NewMessage, Problem> {
-    if let Some(name) = headers.keys().find(|name| send_options::is_option(name)) {
-        return Err(Problem::invalid(
-            name.as_str(),
-            format!("cannot be given beside {ENVELOPE}: put it into the body's options"),
-        ));
-    }
+    send_options::refuse_headers(headers, "the body's options")?;
     let envelope = Fields::<&RawValue>::read(body)?;
     fields::known(envelope.keys(), &["payload", "options"]).map_err(StoreError::from)?;
     let (payload, options) = payload_and_options(&envelope).map_err(StoreError::from)?;

@@ -140,9 +140,13 @@ async fn wrong_method(method: Method, uri: Uri) -> Problem {
     let problem =
         Problem::new(StatusCode::METHOD_NOT_ALLOWED, "wrong-method", "This route has no such method")
             .detail(format!("{method} is not for {}", uri.path()));
-    // The router takes `{id}:redrive` for an id.
-    let is_action = uri.path().rsplit('/').next().is_some_and(|last| last.contains(':'));
-    if is_action { problem.allow("POST") } else { problem }
+    // The router takes `{id}:redrive` for an id, and would list the methods of both.
+    match uri.path().split('/').skip(1).collect::<Vec<_>>().as_slice() {
+        [.., last] if last.contains(':') => problem.allow("POST"),
+        ["v1", "messages", _] => problem.allow("GET,HEAD,DELETE"),
+        ["v1", "dlq", _] => problem.allow("GET,HEAD"),
+        _ => problem,
+    }
 }
 
 fn to_response(status: StatusCode, answer: &impl Serialize) -> Response<Body> {

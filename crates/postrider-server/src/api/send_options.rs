@@ -37,8 +37,18 @@ const KNOWN_OPTIONS: [&str; 9] = [
 ];
 
 /// Does this request header say something about the message?
-pub(super) fn is_option(name: &HeaderName) -> bool {
+fn is_option(name: &HeaderName) -> bool {
     name.as_str().starts_with(PREFIX) || name == IDEMPOTENCY_KEY
+}
+
+/// Where options are in the body, none is taken from a header and ignored.
+pub(super) fn refuse_headers(headers: &HeaderMap, place: &str) -> Result<(), Problem> {
+    match headers.keys().find(|name| is_option(name)) {
+        Some(name) => {
+            Err(Problem::invalid(name.as_str(), format!("cannot be a header here: put it into {place}")))
+        }
+        None => Ok(()),
+    }
 }
 
 pub(super) fn from_headers(message: &mut NewMessage, headers: &HeaderMap) -> Result<(), Problem> {

@@ -1,10 +1,12 @@
 //! What people do to endpoints, messages, dead letters and the whole store over HTTP.
 
+use std::io::{BufReader, Read, Write};
+use std::net::TcpListener;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::http::Answer;
+use crate::http::{Answer, length, read_headers, read_line};
 use crate::node::{Home, Node};
 use crate::receiver::Receiver;
 
@@ -123,6 +125,41 @@ fn a_test_of_nobody_says_why_it_failed() {
     );
 }
 
+/// Answers every request with its own headers.
+fn parrot() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("http://{}/", listener.local_addr().expect("an address"));
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let mut stream = BufReader::new(stream);
+            let _ = read_line(&mut stream);
+            let headers = read_headers(&mut stream).expect("headers");
+            stream.read_exact(&mut vec![0; length(&headers)]).expect("a body");
+            let said = format!("{headers:?}");
+            let answer = format!("HTTP/1.1 500 x\r\ncontent-length: {}\r\n\r\n{said}", said.len());
+            let _ = stream.get_mut().write_all(answer.as_bytes());
+        }
+    });
+    url
+}
+
+#[test]
+fn a_test_masks_the_secrets_that_a_receiver_repeats() {
+    let home = Home::new();
+    std::fs::write(home.path().join("key"), "from-a-file\n").expect("a secret");
+    let node = home.start_with(&["--allow-internal", "--secrets-dir", "."]);
+    let config = json!({ "url": parrot(), "auth": { "type": "basic", "username": "u", "password": "pass-word" },
+        "headers": { "x-api-key": "file:key", "x-auth-token": "token-itself", "x-tenant": "blue" } });
+    node.create_endpoint(json!({ "name": "shop", "protocol": "http", "config": config }));
+    let said = node.post("/v1/endpoints/shop/test", &[], b"").expect(200).json();
+    let body = said["response_body"].as_str().expect("what it said");
+    assert!(body.contains("blue") && body.contains("***"), "{body}");
+    // The last one is `u:pass-word`, as it is sent.
+    for secret in ["pass-word", "from-a-file", "token-itself", "dTpwYXNzLXdvcmQ="] {
+        assert!(!said.to_string().contains(secret), "{secret}: {said}");
+    }
+}
+
 #[test]
 fn a_batch_is_taken_in_the_order_of_its_lines() {
     let (_home, node) = paused_shop();
@@ -167,6 +204,8 @@ fn a_refused_batch_names_line_and_field_and_queues_nothing() {
         assert_eq!((&refused["line"], &refused["field"]), (&json!(3), &field), "{bad}: {refused}");
     }
     node.post("/v1/messages:batch", &[], b"\n \n").expect(422);
+    let refused = node.post("/v1/messages:batch", &[("idempotency-key", "k")], good.as_bytes()).expect(422);
+    assert_eq!(refused.json()["field"], "idempotency-key");
     assert_eq!(node.get("/v1/messages").expect(200).json()["items"], json!([]));
 }
 

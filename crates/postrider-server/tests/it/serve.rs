@@ -218,3 +218,22 @@ fn a_port_in_use_is_said() {
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains(&format!("cannot listen on {address}")), "{text}");
 }
+
+#[test]
+fn a_node_whose_database_froze_is_alive_but_not_ready() {
+    let server = Postgres::start().expect("a server of its own");
+    let home = Home::new();
+    let node = home.start_with(&["--store", &server.url(), "--migrate"]);
+    crate::eventually(Duration::from_secs(10), "it is ready", || {
+        (node.get("/readyz").status == 200).then_some(())
+    });
+    server.freeze();
+    crate::eventually(Duration::from_secs(30), "it is not ready", || {
+        (node.get("/readyz").status == 503).then_some(())
+    });
+    node.get("/livez").expect(200);
+    server.thaw();
+    crate::eventually(Duration::from_secs(60), "it is ready again", || {
+        (node.get("/readyz").status == 200).then_some(())
+    });
+}

@@ -111,17 +111,22 @@ pub(crate) const PAGE_DEFAULT: usize = 100;
 pub(crate) const WINDOW_ROWS_MAX: usize = 4_000;
 /// Messages looked at for one page.
 const LOOKED_AT_MAX: usize = 20_000;
-/// Windows for one page. Empty ones grow 64 times each, so this many reach beyond any id.
-const WINDOWS_MAX: usize = 40;
+/// Windows for one page. Empty ones grow 64 times each and crowded ones shrink to an eighth, so this many find the next
+/// message behind any gap.
+const WINDOWS_MAX: usize = 80;
+/// What a window counts that had too much in it.
+const CROWDED_ROWS: usize = 1_500;
 /// Wide enough for a page of what was sent last.
 const SPAN_FIRST: i64 = 1_000;
 const SPAN_GROWTH_MAX: i64 = 64;
 /// Ids and times of creation grow together, but for transactions that ran side by side.
 const DISORDER_MAX: std::time::Duration = std::time::Duration::from_secs(3600);
 
-/// What is found among the messages with these ids.
+/// What is found among the messages with ids in a range.
 pub(crate) struct Window {
-    /// How many there are, matching or not; more than [`WINDOW_ROWS_MAX`] means that nothing here counts.
+    /// From which id on everything was looked at; None where there is too much to say, and nothing here counts.
+    pub(crate) from: Option<i64>,
+    /// How many there are, matching or not.
     pub(crate) rows: usize,
     /// Of those.
     pub(crate) newest: Option<Timestamp>,
@@ -144,7 +149,7 @@ impl Pager {
         Self {
             filter: filter.clone(),
             limit: if filter.limit == 0 { PAGE_DEFAULT } else { filter.limit },
-            walk: Walk { below, span: SPAN_FIRST, looked_at: 0, windows: 0 },
+            walk: Walk { below, span: SPAN_FIRST, crowd: None, looked_at: 0, windows: 0 },
             page: MessagePage::default(),
             is_done: false,
         }
@@ -164,9 +169,7 @@ impl Pager {
     }
 
     pub(crate) fn take(&mut self, ids: &Range<i64>, window: Window) {
-        if window.rows > WINDOW_ROWS_MAX {
-            return self.walk.narrow(ids);
-        }
+        let Some(from) = window.from else { return self.walk.narrow(ids) };
         let items = &mut self.page.items;
         items.extend(window.found);
         // A late delivery of a message that is dead leaves it in two places.
@@ -177,7 +180,7 @@ impl Pager {
             self.is_done = true;
         }
         self.is_done |= is_past(&self.filter, window.newest);
-        self.walk.go_on(ids, window.rows);
+        self.walk.go_on(from.max(ids.start), window.rows);
     }
 
     pub(crate) fn page(self) -> MessagePage {
@@ -200,6 +203,8 @@ struct Walk {
     /// Everything from here on was looked at.
     below: i64,
     span: i64,
+    /// Down to this id no window is wider: one that was had too much in it.
+    crowd: Option<(i64, i64)>,
     looked_at: usize,
     windows: usize,
 }
@@ -212,15 +217,20 @@ impl Walk {
     }
 
     fn narrow(&mut self, ids: &Range<i64>) {
-        self.looked_at += WINDOW_ROWS_MAX;
-        self.span = ((ids.end - ids.start) / 8).clamp(1, WINDOW_ROWS_MAX as i64 / 4);
+        self.looked_at += CROWDED_ROWS;
+        self.span = ((ids.end - ids.start) / 8).max(WINDOW_ROWS_MAX as i64 / 4);
+        self.crowd = Some((ids.start, self.span));
     }
 
-    fn go_on(&mut self, ids: &Range<i64>, rows: usize) {
-        self.below = ids.start;
+    fn go_on(&mut self, below: i64, rows: usize) {
+        self.below = below;
         self.looked_at += rows;
         let growth = (WINDOW_ROWS_MAX / 2 / rows.max(1)).clamp(1, SPAN_GROWTH_MAX as usize);
         self.span = self.span.saturating_mul(growth as i64);
+        self.crowd = self.crowd.filter(|(from, _)| below > *from);
+        if let Some((_, widest)) = self.crowd {
+            self.span = self.span.min(widest);
+        }
     }
 }
 
@@ -229,7 +239,8 @@ mod tests {
     use super::*;
 
     /// Pages over these ids, of which every `one_in`-th matches: what they hold, and the most that was looked at.
-    fn walk(ids: &[i64], one_in: i64, limit: usize) -> (Vec<i64>, usize) {
+    /// `ordered`: the store can tell the first so many of a window.
+    fn walk(ids: &[i64], one_in: i64, limit: usize, ordered: bool) -> (Vec<i64>, usize) {
         let last = ids.iter().copied().max().unwrap_or(0);
         let mut filter = MessageFilter { limit, ..MessageFilter::default() };
         let (mut found, mut most) = (Vec::new(), 0);
@@ -239,9 +250,16 @@ mod tests {
                 let mut inside: Vec<i64> = ids.iter().copied().filter(|id| range.contains(id)).collect();
                 inside.sort_unstable_by(|a, b| b.cmp(a));
                 looked += inside.len().min(WINDOW_ROWS_MAX + 1);
+                let crowded = inside.len() > WINDOW_ROWS_MAX;
+                inside.truncate(WINDOW_ROWS_MAX);
+                let from = match (crowded, ordered) {
+                    (false, _) => Some(range.start),
+                    (true, true) => inside.last().copied(),
+                    (true, false) => None,
+                };
                 let matching = inside.iter().filter(|id| *id % one_in == 0).take(room);
                 let found = matching.map(|id| listed(*id)).collect();
-                pager.take(&range, Window { rows: inside.len(), newest: None, found });
+                pager.take(&range, Window { from, rows: inside.len(), newest: None, found });
             }
             let page = pager.page();
             assert!(page.items.len() <= limit);
@@ -277,6 +295,26 @@ mod tests {
     }
 
     #[test]
+    fn the_first_page_finds_what_is_behind_a_long_gap() {
+        let ids: Vec<i64> = (1..=50_000).collect();
+        for ordered in [true, false] {
+            let mut pager = Pager::new(&MessageFilter::default(), 3_000_000_000);
+            while let Some((range, room)) = pager.next() {
+                let inside: Vec<i64> = ids.iter().rev().copied().filter(|id| range.contains(id)).collect();
+                let rows = inside.len().min(WINDOW_ROWS_MAX);
+                let from = match (inside.len() > rows, ordered) {
+                    (false, _) => Some(range.start),
+                    (true, true) => Some(inside[rows - 1]),
+                    (true, false) => None,
+                };
+                let found = inside.into_iter().take(room.min(rows)).map(listed).collect();
+                pager.take(&range, Window { from, rows, newest: None, found });
+            }
+            assert_eq!(pager.page().items.len(), PAGE_DEFAULT, "ordered: {ordered}");
+        }
+    }
+
+    #[test]
     fn every_matching_message_is_found_once_however_the_ids_lie() {
         let dense: Vec<i64> = (1..=60_000).collect();
         let gaps: Vec<i64> = (1..=50).chain(1_000_000..1_030_000).chain([i64::MAX - 2]).collect();
@@ -284,9 +322,14 @@ mod tests {
             for (one_in, limit) in [(1, 7_000), (3, 1_000), (9_973, 10)] {
                 let mut expected: Vec<i64> = ids.iter().copied().filter(|id| id % one_in == 0).collect();
                 expected.reverse();
-                let (found, most) = walk(&ids, one_in, limit);
-                assert_eq!(found, expected, "one in {one_in}");
-                assert!(most <= LOOKED_AT_MAX + 2 * WINDOW_ROWS_MAX, "{most} were looked at for one page");
+                for ordered in [true, false] {
+                    let (found, most) = walk(&ids, one_in, limit, ordered);
+                    assert_eq!(found, expected, "one in {one_in}");
+                    assert!(
+                        most <= 2 * LOOKED_AT_MAX + 4 * WINDOW_ROWS_MAX,
+                        "{most} were looked at for one page"
+                    );
+                }
             }
         }
     }

@@ -22,7 +22,7 @@ pub(super) async fn messages(shared: &Shared, filter: &MessageFilter) -> Result<
 }
 
 async fn window(shared: &Shared, filter: &MessageFilter, ids: Range<i64>, room: usize) -> Result<Window> {
-    let look = "SELECT rows, newest, id, endpoint, state, priority, due_at, attempts, last_error, content_type,
+    let look = "SELECT rows, newest, from_id, id, endpoint, state, priority, due_at, attempts, last_error, content_type,
                   idempotency_key, correlation_id, ordering_key, event_type, created_at, scheduled_at, expires_at,
                   finished_at, dlq_id
                 FROM postrider._list_window($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
@@ -47,31 +47,32 @@ async fn window(shared: &Shared, filter: &MessageFilter, ids: Range<i64>, room: 
         .await?;
     let first = rows.first();
     Ok(Window {
+        from: first.and_then(|row| row.get(2)),
         rows: first.map_or(0, |row| row.get::<_, i64>(0) as usize),
         newest: first.and_then(|row| row.get(1)),
-        found: rows.iter().filter(|row| row.get::<_, Option<i64>>(2).is_some()).map(listed).collect(),
+        found: rows.iter().filter(|row| row.get::<_, Option<i64>>(3).is_some()).map(listed).collect(),
     })
 }
 
 fn listed(row: &Row) -> ListedMessage {
     ListedMessage {
-        id: MessageId(row.get(2)),
-        endpoint: row.get(3),
-        state: state_named(row.get(4)),
-        priority: row.get::<_, i16>(5) as u8,
-        due_at: row.get(6),
-        attempt_count: count(row, 7),
-        last_error: row.get(8),
-        content_type: row.get(9),
-        idempotency_key: row.get(10),
-        correlation_id: row.get(11),
-        ordering_key: row.get(12),
-        event_type: row.get(13),
-        created_at: row.get(14),
-        scheduled_at: row.get(15),
-        expires_at: row.get(16),
-        finished_at: row.get(17),
-        dlq_id: row.get(18),
+        id: MessageId(row.get(3)),
+        endpoint: row.get(4),
+        state: state_named(row.get(5)),
+        priority: row.get::<_, i16>(6) as u8,
+        due_at: row.get(7),
+        attempt_count: count(row, 8),
+        last_error: row.get(9),
+        content_type: row.get(10),
+        idempotency_key: row.get(11),
+        correlation_id: row.get(12),
+        ordering_key: row.get(13),
+        event_type: row.get(14),
+        created_at: row.get(15),
+        scheduled_at: row.get(16),
+        expires_at: row.get(17),
+        finished_at: row.get(18),
+        dlq_id: row.get(19),
     }
 }
 

@@ -565,6 +565,6 @@ impl Tokens for PostgresStore {
 #[async_trait]
 impl Keyring for PostgresStore {
     async fn keys(&self) -> Result<Vec<TokenKey>> {
-        tokens::keys(&self.shared).await
+        self.shared.in_time(tokens::keys(&self.shared)).await
     }
 }

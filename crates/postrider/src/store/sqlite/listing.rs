@@ -45,7 +45,7 @@ fn look(conn: &Connection, filter: &MessageFilter, ids: Range<i64>, room: usize)
     let parameters = params![
         ids.start,
         ids.end,
-        WINDOW_ROWS_MAX as i64 + 1,
+        WINDOW_ROWS_MAX as i64,
         filter.state.map(State::as_str),
         filter.endpoint,
         filter.ordering_key,
@@ -55,13 +55,14 @@ fn look(conn: &Connection, filter: &MessageFilter, ids: Range<i64>, room: usize)
         filter.created_before.map(micros_of),
         room as i64,
     ];
-    let mut window = Window { rows: 0, newest: None, found: Vec::new() };
+    let mut window = Window { from: Some(ids.start), rows: 0, newest: None, found: Vec::new() };
     let mut statement = conn.prepare_cached(&sql(&sources(conn, filter)?))?;
     let mut rows = statement.query(parameters)?;
     while let Some(row) = rows.next()? {
         window.rows = row.get(0)?;
         window.newest = optional_at(row.get(1)?);
-        if row.get::<_, Option<i64>>(2)?.is_some() {
+        window.from = window.from.max(row.get(2)?);
+        if row.get::<_, Option<i64>>(3)?.is_some() {
             window.found.push(listed(row)?);
         }
     }
@@ -107,23 +108,27 @@ fn may_hold(month: Month, filter: &MessageFilter) -> bool {
     !is_past && !is_ahead
 }
 
-/// The window is counted before it is filtered: what has to be looked at is what costs.
+/// The window is counted before it is filtered: what has to be looked at is what costs. Where a source has more than
+/// may be looked at, what is below its last one does not count.
 fn sql(sources: &[String]) -> String {
     if sources.is_empty() {
-        return "SELECT 0, NULL, NULL".to_owned();
+        return "SELECT 0, NULL, NULL, NULL".to_owned();
     }
-    let sources: Vec<String> =
-        sources.iter().map(|source| format!("SELECT * FROM ({source} LIMIT ?3)")).collect();
+    let first_of = |(number, source): (usize, &String)| {
+        format!("SELECT {number}, * FROM ({source} ORDER BY 1 DESC LIMIT ?3)")
+    };
+    let sources: Vec<String> = sources.iter().enumerate().map(first_of).collect();
     format!(
-        "WITH w (id, state, due_at, attempts, finished_at, dlq_id, {COLUMNS}) AS MATERIALIZED ({})
-         SELECT c.rows, c.newest, m.* FROM (SELECT count(*) AS rows, max(created_at) AS newest FROM w) AS c LEFT JOIN (
+        "WITH w (source, id, state, due_at, attempts, finished_at, dlq_id, {COLUMNS}) AS MATERIALIZED ({})
+         SELECT c.rows, c.newest, f.id, m.* FROM (SELECT count(*) AS rows, max(created_at) AS newest FROM w) AS c,
+           (SELECT max(id) AS id FROM (SELECT min(id) AS id FROM w GROUP BY source HAVING count(*) >= ?3)) AS f LEFT JOIN (
            SELECT w.id, e.name, w.state, w.priority, w.due_at, w.attempts, w.last_error, w.content_type, w.idempotency_key,
              w.correlation_id, w.ordering_key, w.event_type, w.created_at, w.scheduled_at, w.expires_at, w.finished_at, w.dlq_id
            FROM w JOIN _postrider_endpoints AS e ON e.id = w.endpoint_id
            WHERE (?4 IS NULL OR w.state = ?4) AND (?5 IS NULL OR e.name = ?5) AND (?6 IS NULL OR w.ordering_key = ?6)
              AND (?7 IS NULL OR w.event_type = ?7) AND (?8 IS NULL OR w.correlation_id = ?8)
              AND (?9 IS NULL OR w.created_at >= ?9) AND (?10 IS NULL OR w.created_at < ?10)
-           ORDER BY w.id DESC LIMIT ?11) AS m ON true
+           ORDER BY w.id DESC LIMIT ?11) AS m ON f.id IS NULL OR m.id >= f.id
          ORDER BY m.id DESC",
         sources.join(" UNION ALL ")
     )
@@ -131,23 +136,23 @@ fn sql(sources: &[String]) -> String {
 
 fn listed(row: &Row<'_>) -> rusqlite::Result<ListedMessage> {
     Ok(ListedMessage {
-        id: MessageId(row.get(2)?),
-        endpoint: row.get(3)?,
-        state: State::from_name(row.get_ref(4)?.as_str()?).unwrap_or(State::Pending),
-        priority: row.get(5)?,
-        due_at: optional_at(row.get(6)?),
-        attempt_count: row.get(7)?,
-        last_error: row.get(8)?,
-        content_type: row.get(9)?,
-        idempotency_key: row.get(10)?,
-        correlation_id: row::correlation(row, 11)?,
-        ordering_key: row.get(12)?,
-        event_type: row.get(13)?,
-        created_at: at(row.get(14)?),
-        scheduled_at: optional_at(row.get(15)?),
-        expires_at: optional_at(row.get(16)?),
-        finished_at: optional_at(row.get(17)?),
-        dlq_id: row.get(18)?,
+        id: MessageId(row.get(3)?),
+        endpoint: row.get(4)?,
+        state: State::from_name(row.get_ref(5)?.as_str()?).unwrap_or(State::Pending),
+        priority: row.get(6)?,
+        due_at: optional_at(row.get(7)?),
+        attempt_count: row.get(8)?,
+        last_error: row.get(9)?,
+        content_type: row.get(10)?,
+        idempotency_key: row.get(11)?,
+        correlation_id: row::correlation(row, 12)?,
+        ordering_key: row.get(13)?,
+        event_type: row.get(14)?,
+        created_at: at(row.get(15)?),
+        scheduled_at: optional_at(row.get(16)?),
+        expires_at: optional_at(row.get(17)?),
+        finished_at: optional_at(row.get(18)?),
+        dlq_id: row.get(19)?,
     })
 }
 

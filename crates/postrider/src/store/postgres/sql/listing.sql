@@ -10,13 +10,14 @@ BEGIN
 END $$;
 
 -- The messages with ids from p_from up to, but not including, p_to, wherever they are. Every row says how many there
--- are, matching or not, and when the newest was made; the first of them stands alone when none matches. More than
--- p_rows_max are not looked at. What has to be looked at is what costs, so the window is counted before it is filtered;
--- only those that are claimed are few, however long the queue is.
+-- are, matching or not, when the newest was made, and from which id on all of them were looked at: of the queue and the
+-- DLQ the p_rows_max highest. The archive is in no order, so where it has more than that in the window nothing can be
+-- said, and from_id is null. The first row stands alone when nothing matches. What has to be looked at is what costs,
+-- so the window is counted before it is filtered; only those that are claimed are few, however long the queue is.
 CREATE FUNCTION postrider._list_window(
   p_from bigint, p_to bigint, p_rows_max bigint, p_state text, p_endpoint text, p_ordering_key text, p_event_type text,
   p_correlation_id uuid, p_created_after timestamptz, p_created_before timestamptz, p_limit bigint)
-RETURNS TABLE (rows bigint, newest timestamptz, id bigint, endpoint text, state text, priority smallint,
+RETURNS TABLE (rows bigint, newest timestamptz, from_id bigint, id bigint, endpoint text, state text, priority smallint,
                due_at timestamptz, attempts integer, last_error text, content_type text, idempotency_key text,
                correlation_id uuid, ordering_key text, event_type text, created_at timestamptz,
                scheduled_at timestamptz, expires_at timestamptz, finished_at timestamptz, dlq_id bigint)
@@ -30,19 +31,20 @@ BEGIN
   RETURN QUERY
     WITH queued AS (
       (SELECT q.*, false AS claimed FROM postrider.queue q
-       WHERE (p_state IS NULL OR p_state = 'pending') AND q.id >= p_from AND q.id < p_to LIMIT p_rows_max + 1)
+       WHERE (p_state IS NULL OR p_state = 'pending') AND q.id >= p_from AND q.id < p_to
+       ORDER BY q.id DESC LIMIT p_rows_max)
       UNION ALL
       SELECT q.*, true FROM postrider.queue q
       WHERE p_state = 'processing' AND q.id = ANY (v_claimed) AND q.id >= p_from AND q.id < p_to
     ), w AS MATERIALIZED (
-      SELECT q.id, q.endpoint_id, CASE WHEN q.claimed OR q.id = ANY (v_claimed) THEN 'processing' ELSE 'pending' END AS state,
+      SELECT 'queue' AS source, q.id, q.endpoint_id, CASE WHEN q.claimed OR q.id = ANY (v_claimed) THEN 'processing' ELSE 'pending' END AS state,
         q.priority, q.due_at, q.attempts, q.last_error, q.content_type, q.idempotency_key, q.correlation_id,
         q.ordering_key, q.event_type, q.created_at, q.scheduled_at, q.expires_at, NULL::timestamptz AS finished_at,
         NULL::bigint AS dlq_id
       FROM queued q
       UNION ALL
       -- Months that cannot hold any of it are not opened.
-      (SELECT a.id, a.endpoint_id, a.status, a.priority, NULL, a.attempts, a.last_error, a.content_type,
+      (SELECT 'archive', a.id, a.endpoint_id, a.status, a.priority, NULL, a.attempts, a.last_error, a.content_type,
         a.idempotency_key, a.correlation_id, a.ordering_key, a.event_type, a.created_at, a.scheduled_at, a.expires_at,
         a.finished_at, NULL
        FROM postrider.archive a
@@ -50,14 +52,20 @@ BEGIN
          AND a.created_at >= v_after AND a.created_at < v_before
        LIMIT p_rows_max + 1)
       UNION ALL
-      (SELECT d.message_id, d.endpoint_id, 'dead', d.priority, NULL, d.attempts, d.last_error, d.content_type,
+      (SELECT 'dlq', d.message_id, d.endpoint_id, 'dead', d.priority, NULL, d.attempts, d.last_error, d.content_type,
         d.idempotency_key, d.correlation_id, d.ordering_key, d.event_type, d.created_at, d.scheduled_at, d.expires_at,
         d.died_at, d.id
        FROM postrider.dlq d
        WHERE (p_state IS NULL OR p_state = 'dead') AND d.status <> 'redriven' AND d.message_id >= p_from
-         AND d.message_id < p_to LIMIT p_rows_max + 1)
+         AND d.message_id < p_to
+       ORDER BY d.message_id DESC LIMIT p_rows_max)
+    ), source AS (
+      SELECT source, count(*) AS rows, min(w.id) AS lowest, max(w.created_at) AS newest FROM w GROUP BY source
     ), counted AS (
-      SELECT count(*) AS rows, max(w.created_at) AS newest FROM w
+      SELECT coalesce(sum(s.rows), 0)::bigint AS rows, max(s.newest) AS newest,
+        CASE WHEN bool_or(s.source = 'archive' AND s.rows > p_rows_max) THEN NULL
+             ELSE greatest(p_from, max(s.lowest) FILTER (WHERE s.source <> 'archive' AND s.rows >= p_rows_max)) END AS from_id
+      FROM source s
     ), matching AS (
       SELECT w.*, e.name AS endpoint FROM w JOIN postrider.endpoints e ON e.id = w.endpoint_id
       WHERE (p_state IS NULL OR w.state = p_state) AND (p_endpoint IS NULL OR e.name = p_endpoint)
@@ -67,8 +75,8 @@ BEGIN
         AND w.created_at >= v_after AND w.created_at < v_before
       ORDER BY w.id DESC LIMIT p_limit
     )
-    SELECT c.rows, c.newest, m.id, m.endpoint, m.state, m.priority, CASE WHEN m.state = 'pending' THEN m.due_at END,
+    SELECT c.rows, c.newest, c.from_id, m.id, m.endpoint, m.state, m.priority, CASE WHEN m.state = 'pending' THEN m.due_at END,
       m.attempts + (m.state = 'processing')::integer, m.last_error, m.content_type, m.idempotency_key,
       m.correlation_id, m.ordering_key, m.event_type, m.created_at, m.scheduled_at, m.expires_at, m.finished_at, m.dlq_id
-    FROM counted c LEFT JOIN matching m ON true ORDER BY m.id DESC;
+    FROM counted c LEFT JOIN matching m ON m.id >= c.from_id ORDER BY m.id DESC;
 END $$;
