@@ -6,7 +6,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use postrider::Endpoint;
 use postrider::breaker::CircuitState;
-use postrider::store::{AttemptRecord, Story};
+use postrider::store::{AttemptRecord, DeadLetter, Story};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -64,7 +64,40 @@ pub(crate) fn story(story: &Story) -> String {
     object.put("expires_at", &story.expires_at);
     object.put("finished_at", &story.finished_at);
     object.put("dlq_id", &story.dlq_id);
+    object.put("replay_of", &story.replay_of);
+    object.put("replayed_as", &story.replayed_as);
     object.finish()
+}
+
+/// A dead letter in a list.
+pub(crate) fn listed_dead_letter(letter: &DeadLetter) -> String {
+    listed(letter).finish()
+}
+
+/// A dead letter with what it held.
+pub(crate) fn dead_letter(letter: &DeadLetter) -> String {
+    let mut object = listed(letter);
+    object.put_payload(letter.payload.as_ref(), &letter.content_type);
+    object.put("headers", &letter.headers);
+    object.put("errors", &letter.errors);
+    object.finish()
+}
+
+fn listed(letter: &DeadLetter) -> Object {
+    let mut object = Object::default();
+    object.put("id", &letter.id);
+    object.put("message_id", &letter.message);
+    object.put("endpoint", &letter.endpoint);
+    object.put("status", &letter.status);
+    object.put("reason", &letter.reason);
+    object.put("died_at", &letter.died_at);
+    object.put("attempt_count", &letter.attempt_count);
+    object.put("last_error", &letter.last_error);
+    object.put("content_type", &letter.content_type);
+    object.put("ordering_key", &letter.ordering_key);
+    object.put("event_type", &letter.event_type);
+    object.put("created_at", &letter.created_at);
+    object
 }
 
 fn attempt(record: &AttemptRecord) -> Value {
@@ -128,6 +161,15 @@ fn as_json<'a>(payload: &'a Bytes, content_type: &str) -> Option<&'a RawValue> {
 pub(crate) fn is_json(content_type: &str) -> bool {
     let media = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     media == "application/json" || media.ends_with("+json")
+}
+
+/// A payload on one line, as far as it can be read.
+pub(crate) fn payload_text(payload: Option<&Bytes>) -> String {
+    match payload.map(|payload| std::str::from_utf8(payload)) {
+        None => "(not kept)".to_owned(),
+        Some(Ok(text)) => text.to_owned(),
+        Some(Err(_)) => format!("({} bytes that are not text)", payload.map_or(0, Bytes::len)),
+    }
 }
 
 /// How long ago, in one short word.

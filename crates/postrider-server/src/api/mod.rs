@@ -22,8 +22,10 @@ mod health;
 mod limits;
 mod messages;
 mod problem;
+mod replays;
 mod send_options;
 mod server;
+mod sweeps;
 
 pub(crate) use server::serve;
 
@@ -49,6 +51,10 @@ pub(crate) fn router(api: Arc<Api>) -> Router {
         .route("/v1/endpoints/{name}", get(endpoints::show))
         .route("/v1/endpoints/{name}/messages", post(messages::send))
         .route("/v1/messages/{id}", get(messages::show))
+        .route("/v1/dlq:redrive", post(sweeps::redrive))
+        .route("/v1/dlq:discard", post(sweeps::discard))
+        .route("/v1/replays", post(replays::start).get(replays::list))
+        .route("/v1/replays/{id}", get(replays::show).post(replays::act))
         .route("/livez", get(health::livez))
         .route("/readyz", get(health::readyz))
         .fallback(unknown_route)

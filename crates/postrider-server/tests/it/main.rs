@@ -10,6 +10,7 @@ mod demo;
 mod docs;
 mod full_disk;
 mod http;
+mod letters;
 mod moving;
 mod node;
 mod poison;
