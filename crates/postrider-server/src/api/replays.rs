@@ -79,7 +79,10 @@ fn wanted(mut body: BTreeMap<String, Value>) -> Result<Wanted, Invalid> {
     let to = optional(body, "to", string)?;
     if let Some(message) = optional(body, "message", fields::whole)? {
         if let Some(other) = body.keys().next() {
-            return Err(Invalid::new(other, "is for a replay of many; one message needs `message` and `to` only"));
+            return Err(Invalid::new(
+                other,
+                "is for a replay of many; one message needs `message` and `to` only",
+            ));
         }
         return Ok(Wanted::One { message: MessageId(message), to });
     }
@@ -104,11 +107,9 @@ pub(super) async fn list(
     fields::known(query.keys(), &["limit", "cursor"]).map_err(StoreError::from)?;
     let limit = match query.get("limit") {
         None => PAGE_DEFAULT,
-        Some(text) => {
-            text.parse().ok().filter(|limit| (1..=PAGE_MAX).contains(limit)).ok_or_else(|| {
-                Problem::invalid("limit", format!("must be a whole number from 1 to {PAGE_MAX}"))
-            })?
-        }
+        Some(text) => text.parse().ok().filter(|limit| (1..=PAGE_MAX).contains(limit)).ok_or_else(|| {
+            Problem::invalid("limit", format!("must be a whole number from 1 to {PAGE_MAX}"))
+        })?,
     };
     let before = query.get("cursor").map(|text| text.parse::<i64>()).transpose();
     let before = before.map_err(|_| Problem::invalid("cursor", "must be the `next` of the page before"))?;

@@ -220,12 +220,7 @@ fn interrupted(error: StoreError, action: SweepAction, sweep: Sweep) -> Failure 
     failure.hint("asking again goes on with the rest")
 }
 
-async fn by_id(
-    store: &dyn Operate,
-    action: SweepAction,
-    ids: &[i64],
-    output: Output,
-) -> Result<(), Failure> {
+async fn by_id(store: &dyn Operate, action: SweepAction, ids: &[i64], output: Output) -> Result<(), Failure> {
     for id in ids {
         match action {
             SweepAction::Redrive => store.redrive(Redrive::One(*id)).await.map(drop)?,

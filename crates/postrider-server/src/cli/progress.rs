@@ -11,7 +11,8 @@ pub(super) fn bar(output: Output) -> ProgressBar {
     if !output.is_live() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{bar:30} {human_pos} of {human_len}, {per_sec}, {eta} left {msg}");
+    let style =
+        ProgressStyle::with_template("{bar:30} {human_pos} of {human_len}, {per_sec}, {eta} left {msg}");
     let bar = ProgressBar::new(0)
         .with_style(style.expect("a valid template"))
         .with_finish(ProgressFinish::AndClear);

@@ -136,7 +136,9 @@ pub(super) async fn run(command: ReplayCommand, url: &StoreUrl, output: Output) 
     let store = &*url.open_tool().await?;
     match command {
         ReplayCommand::Start(arguments) => return start(store, arguments, output).await,
-        ReplayCommand::List { before, limit } => return list(store, before, usize::from(limit), output).await,
+        ReplayCommand::List { before, limit } => {
+            return list(store, before, usize::from(limit), output).await;
+        }
         ReplayCommand::Show { id } => show(&store.replay(id).await?, output),
         ReplayCommand::Stop { id } => show(&store.stop_replay(id).await?, output),
         ReplayCommand::Resume { id, wait } => {
@@ -183,7 +185,9 @@ impl StartArgs {
             until: time("until", self.until)?,
         };
         if selection == ReplaySelection::default() {
-            return Err(Failure::usage("which of them? Select with --endpoint, --status, --from or another; see --help"));
+            return Err(Failure::usage(
+                "which of them? Select with --endpoint, --status, --from or another; see --help",
+            ));
         }
         let rate_limit = self.rate.map(|text| send_values::rate_limit("rate", &text)).transpose()?;
         Ok(NewReplay { selection, to: self.to, rate_limit })
@@ -217,12 +221,7 @@ async fn watch(store: &dyn Operate, mut replay: Replay, output: Output) -> Resul
     Ok(replay)
 }
 
-async fn list(
-    store: &dyn Operate,
-    before: Option<i64>,
-    limit: usize,
-    output: Output,
-) -> Result<(), Failure> {
+async fn list(store: &dyn Operate, before: Option<i64>, limit: usize, output: Output) -> Result<(), Failure> {
     // One more than asked for tells whether there is a next page.
     let mut replays = store.replays(before, limit + 1).await?;
     let more = replays.len() > limit;
@@ -303,7 +302,8 @@ fn skipped(skipped: &BTreeMap<String, u64>) -> Option<String> {
 }
 
 fn previewed(preview: &ReplayPreview, output: Output) -> String {
-    let mut lines = vec![format!("{} would be sent again; nothing was done", plural(preview.count, "message"))];
+    let mut lines =
+        vec![format!("{} would be sent again; nothing was done", plural(preview.count, "message"))];
     lines.extend(skipped(&preview.skipped).map(|skipped| format!("skipped would be {skipped}")));
     if !preview.sample.is_empty() {
         let row = |sample: &ReplaySample| {

@@ -78,7 +78,8 @@ impl Shop {
 fn steady(text: &str) -> String {
     let is_time = |word: &str| word.len() > 18 && word.parse::<jiff::Timestamp>().is_ok();
     let is_age = |word: &str| {
-        word.strip_suffix('s').is_some_and(|age| !age.is_empty() && age.bytes().all(|byte| byte.is_ascii_digit()))
+        word.strip_suffix('s')
+            .is_some_and(|age| !age.is_empty() && age.bytes().all(|byte| byte.is_ascii_digit()))
     };
     let word = |word: &str| {
         let bare = word.trim_matches(|c| matches!(c, '"' | ',' | ':' | '}'));
@@ -214,7 +215,8 @@ fn letters_are_swept_by_filter_over_http() {
     let discarded = shop.post("/v1/dlq:discard", json!({ "message_id": 3 }), 200);
     assert_eq!(discarded, json!({ "discarded": 1, "total": 1, "next": null }));
     shop.fixed.store(true, SeqCst);
-    let filter = json!({ "endpoint": "shop", "error": "answered 400", "event_type": "paid", "class": "permanent" });
+    let filter =
+        json!({ "endpoint": "shop", "error": "answered 400", "event_type": "paid", "class": "permanent" });
     let redriven = shop.post("/v1/dlq:redrive", filter.clone(), 200);
     assert_eq!(redriven, json!({ "redriven": 1, "total": 1, "next": null }));
     shop.node.until(2, "completed");
@@ -240,7 +242,8 @@ fn replays_are_started_watched_and_stopped_over_http() {
     assert_eq!(shop.post("/v1/replays/1:resume", json!({}), 200)["state"], "running");
     shop.post("/v1/replays/1:stop", json!({}), 200);
 
-    let second = shop.post("/v1/replays", json!({ "status": "completed", "until": "2999-01-01T00:00:00Z" }), 201);
+    let second =
+        shop.post("/v1/replays", json!({ "status": "completed", "until": "2999-01-01T00:00:00Z" }), 201);
     let done = shop.until_replayed(&second["id"]);
     assert_eq!((&done["done"], &done["skipped"], &done["total"]), (&json!(3), &json!({}), &json!(3)));
     let one = shop.post("/v1/replays", json!({ "message": 1, "to": "copy" }), 201);
@@ -281,7 +284,7 @@ fn replays_are_started_watched_and_stopped_over_http() {
 
 #[test]
 fn a_replay_survives_the_sudden_death_of_its_node() {
-    let Shop { home, node, receiver, .. } = Shop::open();
+    let Shop { home, node, .. } = Shop::open();
     for _ in 0..40 {
         let id = node.send("shop", &[], "{}");
         node.until(id, "completed");
@@ -308,5 +311,4 @@ fn a_replay_survives_the_sudden_death_of_its_node() {
         assert_eq!(made.len(), 1, "{story}");
         node.until(made[0].as_i64().expect("an id"), "completed");
     }
-    drop(receiver);
 }

@@ -108,8 +108,7 @@ impl NewReplay {
             let rule = "select something: endpoint, event_type, ordering_key, status, from or until";
             return Err(Invalid::new("selection", rule).into());
         }
-        for (field, key) in
-            [("event_type", &selection.event_type), ("ordering_key", &selection.ordering_key)]
+        for (field, key) in [("event_type", &selection.event_type), ("ordering_key", &selection.ordering_key)]
         {
             key.as_deref().map_or(Ok(()), |key| check_key(field, key))?;
         }

@@ -10,8 +10,7 @@ use crate::error::{Invalid, StoreError};
 use crate::message::MessageId;
 
 /// What there can be none of.
-const THINGS: [&str; 6] =
-    ["endpoint", "message", "dead letter", "event type", "subscription", "replay"];
+const THINGS: [&str; 6] = ["endpoint", "message", "dead letter", "event type", "subscription", "replay"];
 /// What can be too large, and the settings that say so.
 const FIELDS: [&str; 6] = ["payload", "headers", "ordering_key", "idempotency_key", "event_type", "messages"];
 const LIMITS: [&str; 5] =

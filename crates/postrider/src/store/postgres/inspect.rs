@@ -18,8 +18,7 @@ pub(super) async fn story(shared: &Shared, id: MessageId) -> Result<Story> {
                    attempt_count, last_error, reason, dlq_id,
                    (SELECT original_id FROM postrider._replayed r WHERE r.id = $1), postrider._replayed_as($1, $2)
                  FROM postrider._story($1)";
-    let mut story =
-        told(&shared.pool.query_one(story, &[&id.0, &(REPLAYED_AS_MAX as i32)]).await?);
+    let mut story = told(&shared.pool.query_one(story, &[&id.0, &(REPLAYED_AS_MAX as i32)]).await?);
     let attempts = "SELECT number, node_id, started_at, duration, outcome, class, error, status, body
                     FROM postrider._attempts_of($1)";
     story.attempts = shared.pool.query(attempts, &[&id.0]).await?.iter().map(attempt).collect();

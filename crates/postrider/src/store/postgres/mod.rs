@@ -26,9 +26,9 @@ use self::send::Commit;
 use self::time::StoreClock;
 use super::moving::{MoveError, Moved};
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, NewReplay, Operate, Redrive,
-    Replay, ReplayPreview, ReplayState, ReplayTurn, Replays, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story,
-    Suspect, Sweep, SweepAction, SweepCursor, Sweeps, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, NewReplay, Operate,
+    Redrive, Replay, ReplayPreview, ReplayState, ReplayTurn, Replays, Result, Settled, Settlement, Snapshot,
+    Store, StoreStatus, Story, Suspect, Sweep, SweepAction, SweepCursor, Sweeps, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::Clock;

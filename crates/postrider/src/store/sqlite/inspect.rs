@@ -44,7 +44,9 @@ fn replay_of(conn: &Connection, id: MessageId) -> rusqlite::Result<Option<Messag
 
 fn replayed_as(conn: &Connection, id: MessageId) -> rusqlite::Result<Vec<MessageId>> {
     let mut ids = conn
-        .prepare_cached("SELECT id FROM _postrider_replayed WHERE original_id = ?1 ORDER BY id DESC LIMIT ?2")?
+        .prepare_cached(
+            "SELECT id FROM _postrider_replayed WHERE original_id = ?1 ORDER BY id DESC LIMIT ?2",
+        )?
         .query_map([id.0, REPLAYED_AS_MAX as i64], |row| row.get(0).map(MessageId))?
         .collect::<rusqlite::Result<Vec<_>>>()?;
     ids.reverse();

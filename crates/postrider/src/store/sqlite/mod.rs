@@ -20,9 +20,9 @@ use self::syncer::{SyncFile, Syncer};
 use self::writer::{Commit, Write, Writer, WriterHandle};
 use super::moving::{MoveError, Moved};
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, NewReplay, Operate, Redrive,
-    Replay, ReplayPreview, ReplayTurn, Replays, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story,
-    Suspect, Sweep, SweepAction, SweepCursor, Sweeps, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, NewReplay, Operate,
+    Redrive, Replay, ReplayPreview, ReplayTurn, Replays, Result, Settled, Settlement, Snapshot, Store,
+    StoreStatus, Story, Suspect, Sweep, SweepAction, SweepCursor, Sweeps, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::{Clock, SystemClock, truncated};

@@ -24,10 +24,11 @@ const STEP_MESSAGES: usize = 100;
 
 pub(super) async fn advance(store: &SqliteStore, limit: usize) -> Result<ReplayTurn> {
     let now = store.now();
-    let running = match store.read(move |conn| replays::next_running(conn, now).map_err(storage_error)).await? {
-        Ok(running) => running,
-        Err(next_at) => return Ok(ReplayTurn::Idle(next_at)),
-    };
+    let running =
+        match store.read(move |conn| replays::next_running(conn, now).map_err(storage_error)).await? {
+            Ok(running) => running,
+            Err(next_at) => return Ok(ReplayTurn::Idle(next_at)),
+        };
     if running.counted_to < running.last_id {
         return count(store, running).await;
     }
@@ -72,7 +73,8 @@ async fn count(store: &SqliteStore, running: Running) -> Result<ReplayTurn> {
 }
 
 fn wait_until(write: &mut Write<'_>, running: &Running, next_at: Timestamp) -> Result<()> {
-    let sql = "UPDATE _postrider_replays SET next_at = ?2, waiting = NULL WHERE id = ?1 AND state = 'running'";
+    let sql =
+        "UPDATE _postrider_replays SET next_at = ?2, waiting = NULL WHERE id = ?1 AND state = 'running'";
     write.conn.execute(sql, params![running.id, micros_of(next_at)]).map(|_| ()).map_err(storage_error)
 }
 
@@ -204,7 +206,9 @@ pub(super) fn replay_message(write: &mut Write<'_>, id: MessageId, to: Option<&s
     let endpoint = match to {
         Some(name) => write.known.by_name(name)?.clone(),
         None => write.known.by_id(original.endpoint).cloned().ok_or_else(|| {
-            StoreError::Conflict(format!("the endpoint of message {id} was dropped; replay it to another one"))
+            StoreError::Conflict(format!(
+                "the endpoint of message {id} was dropped; replay it to another one"
+            ))
         })?,
     };
     let payload = original

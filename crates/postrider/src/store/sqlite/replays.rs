@@ -80,7 +80,8 @@ pub(super) fn list(conn: &Connection, before: Option<i64>, limit: usize) -> rusq
 
 pub(super) fn stop(write: &mut Write<'_>, id: i64) -> Result<Replay> {
     if expect_unfinished(write.conn, id)? == ReplayState::Running {
-        let sql = "UPDATE _postrider_replays SET state = 'stopped', waiting = NULL, ended_at = ?2 WHERE id = ?1";
+        let sql =
+            "UPDATE _postrider_replays SET state = 'stopped', waiting = NULL, ended_at = ?2 WHERE id = ?1";
         write.conn.execute(sql, params![id, micros_of(write.now)]).map_err(storage_error)?;
         log(write, "replay.stopped", id, &json!({}))?;
     }
@@ -89,7 +90,8 @@ pub(super) fn stop(write: &mut Write<'_>, id: i64) -> Result<Replay> {
 
 pub(super) fn resume(write: &mut Write<'_>, id: i64) -> Result<Replay> {
     if expect_unfinished(write.conn, id)? == ReplayState::Stopped {
-        let sql = "UPDATE _postrider_replays SET state = 'running', next_at = ?2, ended_at = NULL WHERE id = ?1";
+        let sql =
+            "UPDATE _postrider_replays SET state = 'running', next_at = ?2, ended_at = NULL WHERE id = ?1";
         write.conn.execute(sql, params![id, micros_of(write.now)]).map_err(storage_error)?;
         log(write, "replay.resumed", id, &json!({}))?;
     }
@@ -117,13 +119,14 @@ pub(super) fn preview(conn: &Connection, now: Timestamp, replay: &NewReplay) -> 
     let selected =
         Selected { endpoint, event_type, ordering_key, status, from, until, finished_by: micros_of(now) };
     let [count, no_payload, dropped] = selected.count_all(conn, i64::MAX, to).map_err(storage_error)?;
+    let sample = match count {
+        0 => Vec::new(),
+        _ => selected.sample(conn, i64::MAX, to, SAMPLE_MAX).map_err(storage_error)?,
+    };
     let skipped = [(Skip::NoPayload, no_payload), (Skip::EndpointDropped, dropped)];
     let skipped = skipped.into_iter().filter(|(_, count)| *count > 0);
-    Ok(ReplayPreview {
-        count,
-        skipped: skipped.map(|(skip, count)| (skip.as_str().to_owned(), count)).collect(),
-        sample: selected.sample(conn, i64::MAX, to, SAMPLE_MAX).map_err(storage_error)?,
-    })
+    let skipped = skipped.map(|(skip, count)| (skip.as_str().to_owned(), count)).collect();
+    Ok(ReplayPreview { count, skipped, sample })
 }
 
 /// Those that ended long ago, oldest first.

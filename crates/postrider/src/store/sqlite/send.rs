@@ -64,10 +64,11 @@ pub(super) fn make_room_for(write: &mut Write<'_>, endpoint: &Endpoint, more: u6
 
 /// A replay leaves a tenth of the queue, and of the endpoint's part of it, to those who send.
 pub(super) fn room_to_spare(write: &mut Write<'_>, endpoint: &Endpoint) -> Result<()> {
-    let full = |queued: u64, limit: u64, endpoint: Option<String>| match limit > 0 && queued >= limit - limit / 10 {
-        true => Err(StoreError::QueueFull { queued, limit, endpoint }),
-        false => Ok(()),
-    };
+    let full =
+        |queued: u64, limit: u64, endpoint: Option<String>| match limit > 0 && queued >= limit - limit / 10 {
+            true => Err(StoreError::QueueFull { queued, limit, endpoint }),
+            false => Ok(()),
+        };
     full(write.counts.all_queued(write.conn)?, write.known.settings().max_queue_size, None)?;
     let limit = endpoint.options.max_queue_size.unwrap_or(0);
     full(write.counts.endpoint_queued(write.conn, endpoint.id)?, limit, Some(endpoint.name.to_string()))

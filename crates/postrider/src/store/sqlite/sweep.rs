@@ -165,8 +165,6 @@ fn logged(write: &Write<'_>, action: SweepAction, event: Option<i64>) -> Result<
     write
         .conn
         .prepare_cached("SELECT id FROM _postrider_event_log WHERE id = ?1 AND kind = ?2")
-        .and_then(|mut statement| {
-            statement.query_row((event, action.as_str()), |row| row.get(0)).optional()
-        })
+        .and_then(|mut statement| statement.query_row((event, action.as_str()), |row| row.get(0)).optional())
         .map_err(storage_error)
 }

@@ -121,9 +121,7 @@ impl<H: Harness> World<H> {
     }
 }
 
-pub(crate) async fn a_replayed_message_is_a_new_one_that_knows_its_original<H: Harness>(
-    mut world: World<H>,
-) {
+pub(crate) async fn a_replayed_message_is_a_new_one_that_knows_its_original<H: Harness>(mut world: World<H>) {
     let original = world.send(rich(world.now())).await;
     let ticket = world.claim_one().await;
     world.complete(ticket).await;
@@ -205,7 +203,10 @@ pub(crate) async fn a_replay_takes_what_its_selection_says<H: Harness>(mut world
         (status(ReplayStatus::Failed), vec![dead]),
         (selecting(|selection| selection.event_type = Some("paid".into())), vec![typed]),
         (selecting(|selection| selection.ordering_key = Some("k".into())), vec![keyed]),
-        (selecting(|selection| selection.from = Some(before + jiff::SignedDuration::from_secs(60))), vec![typed, keyed, at_b, late]),
+        (
+            selecting(|selection| selection.from = Some(before + jiff::SignedDuration::from_secs(60))),
+            vec![typed, keyed, at_b, late],
+        ),
         (
             selecting(|selection| {
                 selection.from = Some(before + jiff::SignedDuration::from_secs(60));
@@ -293,7 +294,7 @@ pub(crate) async fn what_finishes_after_the_start_is_not_replayed<H: Harness>(mu
 }
 
 pub(crate) async fn a_long_replay_keeps_the_order_of_what_was_sent<H: Harness>(mut world: World<H>) {
-    let key = |at: usize| (at % 3 == 0).then(|| format!("k{}", at % 6));
+    let key = |at: usize| at.is_multiple_of(3).then(|| format!("k{}", at % 6));
     let message = |at: usize| NewMessage { ordering_key: key(at), ..to("a") };
     let sent = world.store().send_batch((0..MANY).map(message).collect()).await.unwrap();
     for sent in &sent {
@@ -359,7 +360,10 @@ pub(crate) async fn a_stopped_replay_goes_on_when_resumed<H: Harness>(mut world:
     world.advance_replays(100).await;
     assert_eq!(world.originals().await, ids);
     for refused in [world.store().stop_replay(id).await, world.store().resume_replay(id).await] {
-        assert!(matches!(&refused, Err(StoreError::Conflict(why)) if why.contains("completed")), "{refused:?}");
+        assert!(
+            matches!(&refused, Err(StoreError::Conflict(why)) if why.contains("completed")),
+            "{refused:?}"
+        );
     }
     for unknown in [
         world.store().replay(99).await,
@@ -377,8 +381,7 @@ pub(crate) async fn a_stopped_replay_goes_on_when_resumed<H: Harness>(mut world:
 pub(crate) async fn what_cannot_be_replayed_is_skipped_and_says_why<H: Harness>(world: World<H>) {
     world.endpoint("gone", json!({})).await;
     let config = json!({"path": "out.jsonl"}).as_object().unwrap().clone();
-    let file =
-        NewEndpoint { name: "file".into(), protocol: "file".into(), config, ..NewEndpoint::default() };
+    let file = NewEndpoint { name: "file".into(), protocol: "file".into(), config, ..NewEndpoint::default() };
     world.store().create_endpoint(file).await.unwrap();
     let erased = world.cancelled(to("a")).await;
     world.store().erase(erased).await.unwrap();
@@ -419,12 +422,7 @@ pub(crate) async fn a_replay_has_a_rate_limit_of_its_own<H: Harness>(world: Worl
         world.cancelled(to("a")).await;
     }
     let limit = RateLimit { limit: 5, interval: Interval::Second, burst: None };
-    let id = world
-        .store()
-        .start_replay(NewReplay { rate_limit: Some(limit), ..of_a() })
-        .await
-        .unwrap()
-        .id;
+    let id = world.store().start_replay(NewReplay { rate_limit: Some(limit), ..of_a() }).await.unwrap().id;
     for expected in [5, 10, 12] {
         world.advance_replays(100).await;
         let replay = world.store().replay(id).await.unwrap();
@@ -447,7 +445,11 @@ pub(crate) async fn a_replay_waits_for_room_and_says_so<H: Harness>(mut world: W
     let id = world.store().start_replay(of_a()).await.unwrap().id;
     world.advance_replays(100).await;
     let waiting = world.store().replay(id).await.unwrap();
-    assert_eq!((waiting.state, waiting.done), (ReplayState::Running, 18), "a tenth is left to those who send");
+    assert_eq!(
+        (waiting.state, waiting.done),
+        (ReplayState::Running, 18),
+        "a tenth is left to those who send"
+    );
     let says = waiting.waiting.expect("it says what it waits for");
     assert!(says.contains("the queue is full") && says.contains("max_queue_size"), "{says}");
     world.send(to("a")).await;
@@ -542,7 +544,10 @@ pub(crate) async fn a_replay_that_makes_no_sense_is_refused<H: Harness>(world: W
             world.store().start_replay(replay.clone()).await.unwrap_err(),
             world.store().preview_replay(replay.clone()).await.unwrap_err(),
         ] {
-            assert!(matches!(&error, StoreError::Invalid(invalid) if invalid.field == field), "{field}: {error:?}");
+            assert!(
+                matches!(&error, StoreError::Invalid(invalid) if invalid.field == field),
+                "{field}: {error:?}"
+            );
         }
     }
     for unknown in [

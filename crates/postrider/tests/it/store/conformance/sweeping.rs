@@ -60,7 +60,13 @@ pub(crate) async fn letters_are_found_by_what_went_wrong_and_when<H: Harness>(mu
         (DlqFilter { from: Some(second), ..all.clone() }, vec![permanent, gone]),
         (DlqFilter { until: Some(second), ..all.clone() }, vec![retryable]),
         (
-            DlqFilter { endpoint: Some("a".into()), error: Some("HTTP".into()), after: Some(retryable), limit: 1, ..all },
+            DlqFilter {
+                endpoint: Some("a".into()),
+                error: Some("HTTP".into()),
+                after: Some(retryable),
+                limit: 1,
+                ..all
+            },
             vec![permanent],
         ),
     ];

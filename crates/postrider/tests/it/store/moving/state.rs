@@ -7,11 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use postrider::breaker::Circuit;
 use postrider::endpoint::{EndpointChange, EndpointId};
-use postrider::rusqlite::Connection;
 use postrider::rate::{Interval, RateLimit};
+use postrider::rusqlite::Connection;
 use postrider::store::{
-    AttemptOutcome, AttemptRecord, End, NewReplay, Redrive, ReplaySelection, ReplayState, ReplayStatus, ReplayTurn,
-    Replays,
+    AttemptOutcome, AttemptRecord, End, NewReplay, Redrive, ReplaySelection, ReplayState, ReplayStatus,
+    ReplayTurn, Replays,
 };
 use postrider::verdict::{DeadReason, Verdict};
 use postrider::{MessageId, NewMessage, Operate, PostgresStore, State, Store};
@@ -253,8 +253,13 @@ async fn replays(world: &World<Sqlite>) {
     store.start_replay(NewReplay { selection: failed, ..NewReplay::default() }).await.unwrap();
     store.start_replay(NewReplay { to: Some("disabled".into()), ..replay }).await.unwrap();
     while let ReplayTurn::Worked = store.advance_replays(100).await.unwrap() {}
-    let states: Vec<_> =
-        store.replays(None, 10).await.unwrap().into_iter().map(|replay| (replay.state, replay.waiting.is_some())).collect();
+    let states: Vec<_> = store
+        .replays(None, 10)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|replay| (replay.state, replay.waiting.is_some()))
+        .collect();
     assert_eq!(
         states,
         [

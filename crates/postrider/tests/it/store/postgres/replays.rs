@@ -209,7 +209,8 @@ async fn nodes_that_advance_one_replay_lose_and_double_nothing() {
     while world.store().replay(id).await.unwrap().state == ReplayState::Running {
         tokio::join!(advance(&one), advance(&two), advance(&three));
     }
-    let payloads = owner.column("SELECT convert_from(payload, 'UTF8') FROM postrider.queue ORDER BY id").await;
+    let payloads =
+        owner.column("SELECT convert_from(payload, 'UTF8') FROM postrider.queue ORDER BY id").await;
     assert_eq!(payloads, (1..=500).map(|n| n.to_string()).collect::<Vec<_>>(), "each once, in its order");
     assert_eq!(world.store().replay(id).await.unwrap().done, 500);
 }
@@ -244,7 +245,8 @@ async fn originals_of(owner: &Prompt) -> Vec<MessageId> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn letters_that_two_nodes_redrive_at_once_are_queued_once() {
     let (mut world, owner) = prompt::start().await;
-    let message = |at: usize| NewMessage { ordering_key: (at % 3 == 0).then(|| "k".into()), ..to("a") };
+    let message =
+        |at: usize| NewMessage { ordering_key: at.is_multiple_of(3).then(|| "k".into()), ..to("a") };
     let sent = world.store().send_batch((0..400).map(message).collect()).await.unwrap();
     let mut left = sent.len();
     while left > 0 {
@@ -282,7 +284,9 @@ async fn a_replay_is_a_row_that_can_be_read() {
     world.store().cancel(id).await.unwrap();
     let replay = world.store().start_replay(of_a()).await.unwrap().id;
     advance(world.store()).await;
-    let row = format!("SELECT concat_ws(' ', state, counted, done, skipped) FROM postrider.replays WHERE id = {replay}");
+    let row = format!(
+        "SELECT concat_ws(' ', state, counted, done, skipped) FROM postrider.replays WHERE id = {replay}"
+    );
     assert_eq!(owner.value(&row).await, "completed 1 1 {}");
     let story = owner.value(&format!("SELECT postrider.message({id})->>'replayed_as'")).await;
     assert_eq!(story, format!("[{}]", id.0 + 1));
