@@ -93,6 +93,15 @@ impl From<StoreError> for Failure {
             StoreError::Unknown { what: "subscription", .. } => {
                 (Exit::Refused, None, Some("`postrider event subscriptions` shows which there are"))
             }
+            StoreError::Unknown { what: "dead letter", .. } => {
+                (Exit::Refused, None, Some("`postrider dlq list` shows which there are"))
+            }
+            StoreError::Unknown { what: "replay", .. } => {
+                (Exit::Refused, None, Some("`postrider replay list` shows which there are"))
+            }
+            StoreError::Unknown { what: "message", .. } => {
+                (Exit::Refused, None, Some("it was never sent, or is not kept any more"))
+            }
             StoreError::Unknown { .. } => (Exit::Refused, None, None),
             StoreError::Disabled { .. } => {
                 (Exit::Refused, None, Some("`postrider endpoint enable NAME` enables it"))

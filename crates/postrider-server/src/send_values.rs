@@ -1,9 +1,12 @@
-//! Values of a send's options as text: one reading for API headers, envelopes and the command line.
+//! Values as text: one reading for API headers, envelopes, filters and the command line.
 
 use jiff::Timestamp;
 use postrider::Invalid;
 use postrider::message::PRIORITY_MAX;
-use serde_json::{Map, Value};
+use postrider::rate::RateLimit;
+use postrider::store::ReplayStatus;
+use postrider::verdict::Class;
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 pub(crate) fn priority(field: &str, text: &str) -> Result<u8, Invalid> {
@@ -29,6 +32,37 @@ pub(crate) fn timestamp_or_delay(field: &str, text: &str, now: Timestamp) -> Res
         .ok()
         .and_then(|delay| now.checked_add(delay).ok())
         .ok_or_else(|| Invalid::new(field, "must be a delay such as +90s, +5m or +2h"))
+}
+
+/// A point in time, or `-2h`: that long ago.
+pub(crate) fn timestamp_or_ago(field: &str, text: &str, now: Timestamp) -> Result<Timestamp, Invalid> {
+    let Some(ago) = text.strip_prefix('-') else {
+        return timestamp(field, text);
+    };
+    ago.parse::<jiff::SignedDuration>()
+        .ok()
+        .and_then(|ago| now.checked_sub(ago).ok())
+        .ok_or_else(|| Invalid::new(field, "must be how long ago, such as -90s, -5m or -2h"))
+}
+
+/// `100`, `100/second`, `6000/minute` or `10/hour`.
+pub(crate) fn rate_limit(field: &str, text: &str) -> Result<RateLimit, Invalid> {
+    let (limit, interval) = text.split_once('/').unwrap_or((text, "second"));
+    let limit: u32 = limit
+        .parse()
+        .map_err(|_| Invalid::new(field, "must be written as 100, 100/second, 6000/minute or 10/hour"))?;
+    RateLimit::check(field, &json!({ "limit": limit, "interval": interval }))
+}
+
+pub(crate) fn replay_status(field: &str, text: &str) -> Result<ReplayStatus, Invalid> {
+    let names = ReplayStatus::ALL.map(ReplayStatus::as_str).join(", ");
+    ReplayStatus::named(text).ok_or_else(|| Invalid::new(field, format!("must be one of {names}")))
+}
+
+pub(crate) fn class(field: &str, text: &str) -> Result<Class, Invalid> {
+    let classes = [Class::Retryable, Class::Permanent, Class::Gone];
+    let found = classes.into_iter().find(|class| class.as_str() == text);
+    found.ok_or_else(|| Invalid::new(field, "must be one of retryable, permanent, gone"))
 }
 
 pub(crate) fn correlation_id(field: &str, text: &str) -> Result<Uuid, Invalid> {

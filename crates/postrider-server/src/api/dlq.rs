@@ -7,6 +7,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, Response, StatusCode, Uri};
 use postrider::store::{DeadLetter, DlqFilter, DlqStatus, Redrive};
+use postrider::verdict::Class;
 use postrider::{MessageId, StoreError};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -19,8 +20,14 @@ use super::page::{Page, Params};
 use super::problem::Problem;
 use super::wanted::KeyRelease;
 use super::{Api, body, fields, no_content, to_response, unknown_route, wrong_method};
+use crate::send_values;
 use crate::view::{DeadLetterView, DlqSummaryView, ListedDeadLetterView, schemas};
 
+#[rustfmt::skip]
+const FILTERS: [&str; 12] = [
+    "endpoint", "status", "reason", "class", "error", "event_type", "ordering_key", "message_id", "from", "until",
+    "limit", "cursor",
+];
 const STATUSES: [DlqStatus; 3] = [DlqStatus::Failed, DlqStatus::Redriven, DlqStatus::Discarded];
 
 /// List dead letters, oldest first, whatever has become of them unless `status` says.
@@ -29,7 +36,13 @@ const STATUSES: [DlqStatus; 3] = [DlqStatus::Failed, DlqStatus::Redriven, DlqSta
         ("endpoint" = Option<String>, Query),
         ("status" = inline(Option<StatusChoice>), Query),
         ("reason" = Option<String>, Query, description = "`attempts_exhausted`, `permanent` or `gone`"),
+        ("class" = inline(Option<ClassChoice>), Query, description = "Of its last error"),
+        ("error" = Option<String>, Query, description = "Its last error has this text in it"),
+        ("event_type" = Option<String>, Query),
+        ("ordering_key" = Option<String>, Query),
         ("message_id" = Option<i64>, Query),
+        ("from" = Option<Timestamp>, Query, description = "Died from then on"),
+        ("until" = Option<Timestamp>, Query, description = "Died before"),
         ("limit" = Option<u16>, Query, minimum = 1, maximum = 1000),
         ("cursor" = Option<String>, Query),
     ),
@@ -44,18 +57,27 @@ pub(super) async fn list(State(api): State<Arc<Api>>, uri: Uri) -> Result<Respon
 }
 
 fn filter(uri: &Uri) -> Result<DlqFilter, Problem> {
-    let known = ["endpoint", "status", "reason", "message_id", "limit", "cursor"];
-    let mut params = Params::parse(uri, &known)?;
+    let mut params = Params::parse(uri, &FILTERS)?;
     Ok(DlqFilter {
         id: None,
         message: params.value("message_id", "must be a whole number")?.map(MessageId),
         endpoint: params.text("endpoint"),
         status: status(&mut params)?,
         reason: params.text("reason"),
+        class: class(&mut params)?,
+        error: params.text("error"),
+        event_type: params.text("event_type"),
+        ordering_key: params.text("ordering_key"),
+        from: params.time("from")?,
+        until: params.time("until")?,
         after: params.cursor()?,
         limit: params.limit()?,
-        ..DlqFilter::default()
     })
+}
+
+fn class(params: &mut Params) -> Result<Option<Class>, Problem> {
+    let class = |name: String| send_values::class("class", &name).map_err(StoreError::from);
+    Ok(params.text("class").map(class).transpose()?)
 }
 
 fn status(params: &mut Params) -> Result<Option<DlqStatus>, Problem> {
@@ -173,3 +195,14 @@ impl utoipa::PartialSchema for StatusChoice {
 }
 
 impl ToSchema for StatusChoice {}
+
+/// The same of the classes.
+struct ClassChoice;
+
+impl utoipa::PartialSchema for ClassChoice {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        schemas::known_class().into()
+    }
+}
+
+impl ToSchema for ClassChoice {}

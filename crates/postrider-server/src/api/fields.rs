@@ -62,6 +62,30 @@ pub(super) fn object(field: &str, value: Value) -> Result<Map<String, Value>, In
     }
 }
 
+pub(super) fn flag(field: &str, value: Value) -> Result<bool, Invalid> {
+    value.as_bool().ok_or_else(|| Invalid::new(field, "must be true or false"))
+}
+
+pub(super) fn whole(field: &str, value: Value) -> Result<i64, Invalid> {
+    value.as_i64().ok_or_else(|| Invalid::new(field, "must be a whole number"))
+}
+
+/// A field that may be missing, or null.
+pub(super) fn optional<T>(
+    fields: &mut BTreeMap<String, Value>,
+    field: &str,
+    read: impl FnOnce(&str, Value) -> Result<T, Invalid>,
+) -> Result<Option<T>, Invalid> {
+    fields.remove(field).filter(|value| !value.is_null()).map(|value| read(field, value)).transpose()
+}
+
+/// What is written as text and means something else.
+pub(super) fn text_of<T>(
+    read: impl FnOnce(&str, &str) -> Result<T, Invalid>,
+) -> impl FnOnce(&str, Value) -> Result<T, Invalid> {
+    move |field, value| read(field, &string(field, value)?)
+}
+
 pub(super) fn required<T>(field: &str, value: Option<T>) -> Result<T, Invalid> {
     value.ok_or_else(|| Invalid::new(field, "is required"))
 }

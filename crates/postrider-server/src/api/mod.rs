@@ -40,9 +40,11 @@ mod messages;
 mod node;
 mod page;
 mod problem;
+mod replays;
 mod send_options;
 mod server;
 mod subscriptions;
+mod sweeps;
 mod switches;
 mod system;
 mod tail;
@@ -104,7 +106,12 @@ fn documented() -> OpenApiRouter<Arc<Api>> {
         .routes(routes!(dlq::summary))
         .routes(routes!(dlq::show))
         .route("/v1/dlq/{id}", post(dlq::act))
+        .routes(routes!(sweeps::redrive))
+        .routes(routes!(sweeps::discard))
         .routes(routes!(dlq::release_key))
+        .routes(routes!(replays::start, replays::list))
+        .routes(routes!(replays::show))
+        .route("/v1/replays/{id}", post(replays::act))
         .routes(routes!(config::show, config::change))
         .routes(routes!(system::status))
         .routes(routes!(system::event_log))

@@ -96,6 +96,53 @@ pub(super) struct WantedSubscription {
     template: Option<Value>,
 }
 
+/// Finished messages to send again: those that all of this is true of, or one.
+#[derive(ToSchema)]
+#[schema(as = NewReplay)]
+#[expect(dead_code, reason = "describes a body")]
+pub(super) struct WantedReplay {
+    endpoint: Option<String>,
+    event_type: Option<String>,
+    ordering_key: Option<String>,
+    /// `failed` reads the dead letters; without it everything in the archive.
+    #[schema(schema_with = schemas::replay_status_or_null)]
+    status: Option<String>,
+    /// Created from then on.
+    from: Option<Timestamp>,
+    /// Created before.
+    until: Option<Timestamp>,
+    /// The endpoint that all of them go to; each to its own unless said.
+    to: Option<String>,
+    rate_limit: Option<Map<String, Value>>,
+    /// Only say what it would do.
+    dry_run: Option<bool>,
+    /// One message; then only `to` may be given beside it.
+    message: Option<i64>,
+}
+
+/// Which dead letters: those that all of this is true of, or all.
+#[derive(ToSchema)]
+#[schema(as = DeadLetterSelection)]
+#[expect(dead_code, reason = "describes a body")]
+pub(super) struct SweptLetters {
+    endpoint: Option<String>,
+    reason: Option<String>,
+    #[schema(schema_with = schemas::class)]
+    class: Option<String>,
+    /// Its last error has this text in it.
+    error: Option<String>,
+    event_type: Option<String>,
+    ordering_key: Option<String>,
+    message_id: Option<i64>,
+    /// Died from then on.
+    from: Option<Timestamp>,
+    /// Died before.
+    until: Option<Timestamp>,
+    all: Option<bool>,
+    /// The `next` of the request before.
+    cursor: Option<String>,
+}
+
 /// When a message is due.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "describes a body")]

@@ -11,12 +11,17 @@ use crate::output::Output;
 use crate::store_url::StoreUrl;
 use crate::{bench, demo, logging, serve};
 
+mod dlq;
 mod endpoint;
 mod event;
 mod export;
+mod filter;
 mod import;
+mod message;
 mod migrate;
 mod moving;
+mod progress;
+mod replay;
 mod publish;
 mod send;
 mod status;
@@ -79,6 +84,15 @@ enum Command {
     /// Event types, and who subscribes to them
     #[command(subcommand)]
     Event(event::EventCommand),
+    /// Look at one message, cancel, reschedule or erase it
+    #[command(subcommand, after_help = message::HELP)]
+    Message(message::MessageCommand),
+    /// Look at dead letters, put them back or discard them
+    #[command(subcommand, after_help = dlq::HELP)]
+    Dlq(dlq::DlqCommand),
+    /// Send finished messages again
+    #[command(subcommand, after_help = replay::HELP)]
+    Replay(replay::ReplayCommand),
     /// Show what is queued and how the endpoints are
     Status,
     /// Make, list and revoke the tokens that open the API
@@ -171,6 +185,9 @@ async fn dispatch(cli: Cli, file: RawConfig) -> Result<(), Failure> {
                 Command::Publish(arguments) => publish::run(arguments, &store()?, output).await,
                 Command::Event(command) => event::run(command, &store()?, output).await,
                 Command::Endpoint(command) => endpoint::run(command, &store()?, output).await,
+                Command::Message(command) => message::run(command, &store()?, output).await,
+                Command::Dlq(command) => dlq::run(command, &store()?, output).await,
+                Command::Replay(command) => replay::run(command, &store()?, output).await,
                 Command::Export(arguments) => export::run(arguments, &store()?, output).await,
                 Command::Import(arguments) => import::run(arguments, &store()?, output).await,
                 Command::Status => status::run(&store()?, output).await,

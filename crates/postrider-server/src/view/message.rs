@@ -56,6 +56,11 @@ pub(crate) struct MessageView {
     /// Its dead letter, while it is dead.
     #[schema(required)]
     dlq_id: Option<i64>,
+    /// The message that it was made from by a replay.
+    #[schema(required)]
+    replay_of: Option<i64>,
+    /// Those that were made from it, the last hundred.
+    replayed_as: Vec<i64>,
 }
 
 /// One attempt.
@@ -103,6 +108,8 @@ impl MessageView {
             expires_at: story.expires_at,
             finished_at: story.finished_at,
             dlq_id: story.dlq_id,
+            replay_of: story.replay_of.map(|id| id.0),
+            replayed_as: story.replayed_as.iter().map(|id| id.0).collect(),
         }
     }
 }

@@ -2,14 +2,15 @@
 
 use jiff::Timestamp;
 use postrider::Endpoint;
-use postrider::store::Story;
+use postrider::store::{DeadLetter, Story};
 use serde_json::{Value, json};
 
-pub(crate) use content::{ResponseBody, is_json};
+pub(crate) use content::{ResponseBody, is_json, payload_text};
 pub(crate) use dead_letter::{DeadLetterView, DlqSummaryView, ListedDeadLetterView};
 pub(crate) use endpoint::EndpointView;
 pub(crate) use event::{EventTypeView, SubscriptionView};
 pub(crate) use message::{ListedMessageView, MessageView};
+pub(crate) use replay::{ReplayPreviewView, ReplayView};
 pub(crate) use system::{EventView, IssuedTokenView, NodeView, StatusView, TokenView};
 
 mod content;
@@ -17,6 +18,7 @@ mod dead_letter;
 mod endpoint;
 mod event;
 mod message;
+mod replay;
 pub(crate) mod schemas;
 mod system;
 
@@ -28,6 +30,16 @@ pub(crate) fn endpoint(endpoint: &Endpoint) -> Value {
 /// A message's story. The payload is shown as JSON when it is JSON, byte for byte, else in base64.
 pub(crate) fn story(story: &Story) -> String {
     serde_json::to_string(&MessageView::of(story)).expect("a story becomes JSON")
+}
+
+/// A dead letter in a list.
+pub(crate) fn listed_dead_letter(letter: &DeadLetter) -> String {
+    serde_json::to_string(&ListedDeadLetterView::of(letter)).expect("a dead letter becomes JSON")
+}
+
+/// A dead letter with what it held.
+pub(crate) fn dead_letter(letter: &DeadLetter) -> String {
+    serde_json::to_string(&DeadLetterView::of(letter)).expect("a dead letter becomes JSON")
 }
 
 /// How long ago, in one short word.

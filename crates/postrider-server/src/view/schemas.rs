@@ -3,8 +3,10 @@
 use postrider::State;
 use postrider::breaker::CircuitName;
 use postrider::protocol::Protocol;
-use postrider::store::Scope;
+use postrider::store::{ReplayState, ReplayStatus, Scope};
 use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
+
+const CLASSES: [&str; 3] = ["retryable", "permanent", "gone"];
 
 pub(crate) fn state() -> Schema {
     choice(State::ALL.iter().map(|state| state.as_str()))
@@ -22,12 +24,28 @@ pub(crate) fn scope() -> Schema {
     choice(Scope::ALL.iter().map(|scope| scope.as_str()))
 }
 
+pub(crate) fn replay_state() -> Schema {
+    choice([ReplayState::Running, ReplayState::Stopped, ReplayState::Completed].map(ReplayState::as_str))
+}
+
+pub(crate) fn replay_status() -> Schema {
+    choice(ReplayStatus::ALL.map(ReplayStatus::as_str))
+}
+
+pub(crate) fn replay_status_or_null() -> Schema {
+    choice_or_null(ReplayStatus::ALL.map(ReplayStatus::as_str))
+}
+
 pub(crate) fn outcome() -> Schema {
     choice(["delivered", "failed", "lost"])
 }
 
 pub(crate) fn class() -> Schema {
-    choice_or_null(["retryable", "permanent", "gone"])
+    choice_or_null(CLASSES)
+}
+
+pub(crate) fn known_class() -> Schema {
+    choice(CLASSES)
 }
 
 pub(crate) fn disabled_by() -> Schema {

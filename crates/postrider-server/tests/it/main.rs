@@ -14,6 +14,7 @@ mod event_cases;
 mod events;
 mod full_disk;
 mod http;
+mod letters;
 mod moving;
 mod node;
 mod poison;

@@ -148,6 +148,7 @@ pub struct AttemptError {
 /// Which dead letters to put back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[expect(clippy::large_enum_variant, reason = "there is one for each redrive, not for each letter")]
 pub enum Redrive {
     One(i64),
     Endpoint(String),

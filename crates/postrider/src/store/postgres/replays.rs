@@ -81,6 +81,10 @@ pub(super) async fn preview(shared: &Shared, replay: &NewReplay) -> Result<Repla
         .filter(|(_, count)| *count > 0)
         .map(|(skip, count)| (skip.as_str().to_owned(), count))
         .collect();
+    let count = big_count(&row, 0) - skipped.values().sum::<u64>();
+    if count == 0 {
+        return Ok(ReplayPreview { count, skipped, sample: Vec::new() });
+    }
     let sample = format!(
         "SELECT s.id, s.endpoint, s.status, s.event_type, s.ordering_key, s.created_at
          FROM {NEW} AS r, postrider._replay_sample(r, $9) AS s ORDER BY s.id"
@@ -89,7 +93,6 @@ pub(super) async fn preview(shared: &Shared, replay: &NewReplay) -> Result<Repla
     let mut values = asked.values();
     values.push(&max);
     let rows = shared.pool.query(&sample, &values).await?;
-    let count = big_count(&row, 0) - skipped.values().sum::<u64>();
     Ok(ReplayPreview { count, skipped, sample: rows.iter().map(sampled).collect() })
 }
 

@@ -33,7 +33,9 @@ pub(super) async fn step(
     }
     let mut client = shared.pool.client().await?;
     let transaction = client.transaction().await.map_err(store_error)?;
-    let done = cursor.done + u64::from(take(&transaction, action, &letters).await?);
+    // A cursor comes from outside, with whatever is in it.
+    let taken = take(&transaction, action, &letters).await?;
+    let done = cursor.done.saturating_add(u64::from(taken));
     let event = log(&transaction, action, filter, cursor.event, done).await?;
     transaction.commit().await.map_err(store_error)?;
     Ok(cursor.after(position, done, event))
@@ -109,7 +111,7 @@ async fn take(transaction: &Transaction<'_>, action: SweepAction, letters: &Vec<
     Ok(count(&row.map_err(store_error)?, 0))
 }
 
-/// One line for all steps. A cursor comes from outside, so the line it names may be gone, or another's.
+/// One line for all steps; the one that a cursor names may be gone, or another's.
 async fn log(
     transaction: &Transaction<'_>,
     action: SweepAction,

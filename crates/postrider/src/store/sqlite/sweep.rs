@@ -133,19 +133,21 @@ fn take(
     letters: &[Letter],
     position: Option<i64>,
 ) -> Result<Sweep> {
-    let mut done = cursor.done;
+    let mut taken = 0;
     match action {
         SweepAction::Redrive => {
             redrive::room_for(write, letters.iter().map(|letter| letter.dead.endpoint))?;
             let dead: Vec<Redrivable> = letters.iter().map(|letter| letter.dead).collect();
-            done += redrive::put_back(write, &dead, write.now, false)?;
+            taken += redrive::put_back(write, &dead, write.now, false)?;
         }
         SweepAction::Discard => {
             for letter in letters {
-                done += u64::from(dlq::discard_if_failed(write, letter.dead.id)?);
+                taken += u64::from(dlq::discard_if_failed(write, letter.dead.id)?);
             }
         }
     }
+    // A cursor comes from outside, with whatever is in it.
+    let done = cursor.done.saturating_add(taken);
     let detail = json!({ "messages": done, "selection": { "matching": filter } });
     let event = match logged(write, action, cursor.event)? {
         Some(event) => events::amend(write, event, &detail).map(|()| Some(event))?,
@@ -155,7 +157,7 @@ fn take(
     Ok(cursor.after(position, done, event))
 }
 
-/// Its line in the log, if it has one and that is still there. A cursor comes from outside.
+/// Its line in the log, if it has one and that is still there.
 fn logged(write: &Write<'_>, action: SweepAction, event: Option<i64>) -> Result<Option<i64>> {
     let Some(event) = event else { return Ok(None) };
     write

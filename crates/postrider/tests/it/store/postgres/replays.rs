@@ -245,7 +245,8 @@ async fn originals_of(owner: &Prompt) -> Vec<MessageId> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn letters_that_two_nodes_redrive_at_once_are_queued_once() {
     let (mut world, owner) = prompt::start().await;
-    let message = |at: usize| NewMessage { ordering_key: (at % 3 == 0).then(|| "k".into()), ..to("a") };
+    let message =
+        |at: usize| NewMessage { ordering_key: at.is_multiple_of(3).then(|| "k".into()), ..to("a") };
     let sent = world.store().send_batch((0..400).map(message).collect()).await.unwrap();
     let mut left = sent.len();
     while left > 0 {

@@ -1,0 +1,266 @@
+//! `postrider dlq …`: look at dead letters, put them back, discard them.
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use postrider::store::{DeadLetter, DlqFilter, DlqStatus, DlqSummary, Redrive, Sweep, SweepAction};
+use postrider::{Operate, StoreError};
+use serde_json::json;
+
+use super::filter::FilterArgs;
+use super::progress::{self, plural};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::store_url::StoreUrl;
+use crate::view;
+
+pub(super) const HELP: &str = "\
+Examples:
+  postrider dlq summary                                        how many each endpoint has
+  postrider dlq list --endpoint shop --error 'answered 400'    what went wrong
+  postrider dlq show 7                                         one of them, with its payload and errors
+  postrider dlq redrive 7                                      try it again
+  postrider dlq redrive --endpoint shop --from -2h             all that died in the last two hours
+  postrider dlq discard --event-type orders.test               give them up
+
+A redrive takes what is there when it begins, in the order in which it was sent; what dies again
+meanwhile stays. Both can be interrupted: what is done is done, and asking again does the rest.";
+
+/// How many are shown unless said.
+const LIST_DEFAULT: u16 = 100;
+const LIST_MAX: i64 = 1000;
+
+#[derive(Subcommand)]
+pub(crate) enum DlqCommand {
+    /// List dead letters, oldest first
+    List(ListArgs),
+    /// Show one with its payload and its last errors
+    Show {
+        /// Of the dead letter, as `dlq list` shows it
+        id: i64,
+    },
+    /// Put dead letters back into the queue, with a fresh budget of attempts
+    Redrive(SweepArgs),
+    /// Give dead letters up for good; keys that wait for them go on
+    Discard(SweepArgs),
+    /// How many dead letters each endpoint has
+    Summary,
+}
+
+#[derive(Args)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    filter: FilterArgs,
+
+    /// failed, redriven or discarded; all of them unless said
+    #[arg(long, value_name = "STATUS")]
+    status: Option<String>,
+
+    /// Only those after this id: the `next` of the page before
+    #[arg(long, value_name = "ID")]
+    after: Option<i64>,
+
+    /// At most so many
+    #[arg(long, value_name = "N", default_value_t = LIST_DEFAULT, value_parser = clap::value_parser!(u16).range(1..=LIST_MAX))]
+    limit: u16,
+}
+
+#[derive(Args)]
+pub(crate) struct SweepArgs {
+    /// These, by their ids
+    #[arg(value_name = "ID", conflicts_with_all = ["endpoint", "reason", "class", "error", "event_type", "ordering_key", "from", "until", "all"])]
+    ids: Vec<i64>,
+
+    #[command(flatten)]
+    filter: FilterArgs,
+
+    /// All there are
+    #[arg(long, conflicts_with_all = ["endpoint", "reason", "class", "error", "event_type", "ordering_key", "from", "until"])]
+    all: bool,
+}
+
+pub(super) async fn run(command: DlqCommand, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+    let store = url.open_tool().await?;
+    match command {
+        DlqCommand::List(arguments) => list(&*store, arguments, output).await,
+        DlqCommand::Show { id } => show(&*store, id, output).await,
+        DlqCommand::Redrive(arguments) => sweep(&*store, SweepAction::Redrive, arguments, output).await,
+        DlqCommand::Discard(arguments) => sweep(&*store, SweepAction::Discard, arguments, output).await,
+        DlqCommand::Summary => {
+            let summary = store.dlq_summary().await?;
+            output.document(
+                || json!({ "items": summary, "next": null }).to_string(),
+                || summarized(&summary, Timestamp::now(), output),
+            );
+            Ok(())
+        }
+    }
+}
+
+async fn list(store: &dyn Operate, arguments: ListArgs, output: Output) -> Result<(), Failure> {
+    let now = Timestamp::now();
+    let mut filter = arguments.filter.filter(now)?;
+    filter.status = arguments.status.as_deref().map(status).transpose()?;
+    filter.after = arguments.after;
+    // One more than asked for tells whether there is a next page.
+    let limit = usize::from(arguments.limit);
+    filter.limit = limit + 1;
+    let mut letters = store.dlq(filter).await?;
+    let more = letters.len() > limit;
+    letters.truncate(limit);
+    let next = letters.last().filter(|_| more).map(|letter| letter.id);
+    output.document(
+        || {
+            let items: Vec<String> = letters.iter().map(view::listed_dead_letter).collect();
+            format!(r#"{{"items":[{}],"next":{}}}"#, items.join(","), json!(next))
+        },
+        || listed(&letters, next, now, output),
+    );
+    Ok(())
+}
+
+fn status(text: &str) -> Result<DlqStatus, Failure> {
+    let rule = "must be one of failed, redriven, discarded";
+    DlqStatus::named(text).ok_or_else(|| postrider::Invalid::new("status", rule).into())
+}
+
+fn listed(letters: &[DeadLetter], next: Option<i64>, now: Timestamp, output: Output) -> String {
+    if letters.is_empty() {
+        return "no dead letters".to_owned();
+    }
+    let row = |letter: &DeadLetter| {
+        vec![
+            letter.id.to_string(),
+            letter.message.to_string(),
+            letter.endpoint.clone(),
+            letter.status.as_str().to_owned(),
+            letter.reason.clone(),
+            view::age(letter.died_at, now),
+            letter.attempt_count.to_string(),
+            letter.last_error.clone().unwrap_or_default(),
+        ]
+    };
+    let header = ["id", "message", "endpoint", "status", "reason", "died", "attempts", "last error"];
+    let table = output.table(&header, letters.iter().map(row).collect());
+    match next {
+        Some(next) => format!("{table}\nthere are more: --after {next}"),
+        None => table,
+    }
+}
+
+async fn show(store: &dyn Operate, id: i64, output: Output) -> Result<(), Failure> {
+    let filter = DlqFilter { id: Some(id), limit: 1, ..DlqFilter::default() };
+    let unknown = || StoreError::Unknown { what: "dead letter", name: id.to_string() };
+    let letter = store.dlq(filter).await?.pop().ok_or_else(unknown)?;
+    output.document(|| view::dead_letter(&letter), || shown(&letter));
+    Ok(())
+}
+
+fn shown(letter: &DeadLetter) -> String {
+    let mut lines = vec![format!("dead letter {} is {}", letter.id, letter.status.as_str())];
+    let mut put = |name: &str, value: Option<String>| {
+        lines.extend(value.map(|value| format!("  {name:<14}{value}")));
+    };
+    put("message", Some(letter.message.to_string()));
+    put("endpoint", Some(letter.endpoint.clone()));
+    put("reason", Some(letter.reason.clone()));
+    put("died at", Some(letter.died_at.to_string()));
+    put("created at", Some(letter.created_at.to_string()));
+    put("attempts", Some(letter.attempt_count.to_string()));
+    put("event type", letter.event_type.clone());
+    put("ordering key", letter.ordering_key.clone());
+    put("content type", Some(letter.content_type.clone()));
+    for (name, value) in &letter.headers {
+        put("header", Some(format!("{name}: {value}")));
+    }
+    put("payload", Some(view::payload_text(letter.payload.as_ref())));
+    lines.push("  errors".to_owned());
+    lines.extend(
+        letter.errors.iter().map(|error| format!("    {} at {}: {}", error.attempt, error.at, error.error)),
+    );
+    lines.join("\n")
+}
+
+async fn sweep(
+    store: &dyn Operate,
+    action: SweepAction,
+    arguments: SweepArgs,
+    output: Output,
+) -> Result<(), Failure> {
+    let SweepArgs { ids, filter, all } = arguments;
+    let filter = filter.filter(Timestamp::now())?;
+    if !ids.is_empty() {
+        return by_id(store, action, &ids, output).await;
+    }
+    if !all && filter == DlqFilter::default() {
+        return Err(Failure::usage("which of them? Give ids, a filter such as --endpoint NAME, or --all"));
+    }
+    let bar = progress::bar(output);
+    let mut sweep = store.sweep(action, filter.clone(), None).await?;
+    while let Some(next) = sweep.next {
+        bar.set_length(sweep.total);
+        bar.set_position(sweep.done);
+        sweep = match store.sweep(action, filter.clone(), Some(next)).await {
+            Ok(further) => further,
+            Err(error) => {
+                bar.finish_and_clear();
+                return Err(interrupted(error, action, sweep));
+            }
+        };
+    }
+    bar.finish_and_clear();
+    tell(action, sweep.done, sweep.total, output);
+    Ok(())
+}
+
+/// What was done before stays done.
+fn interrupted(error: StoreError, action: SweepAction, sweep: Sweep) -> Failure {
+    let mut failure = Failure::from(error);
+    let (done, total) = (sweep.done, sweep.total);
+    failure.error = format!("{} of {total} were {}; then: {}", done, done_word(action), failure.error);
+    failure.hint("asking again goes on with the rest")
+}
+
+async fn by_id(store: &dyn Operate, action: SweepAction, ids: &[i64], output: Output) -> Result<(), Failure> {
+    for id in ids {
+        match action {
+            SweepAction::Redrive => store.redrive(Redrive::One(*id)).await.map(drop)?,
+            SweepAction::Discard => store.discard(*id).await?,
+        }
+    }
+    tell(action, ids.len() as u64, ids.len() as u64, output);
+    Ok(())
+}
+
+fn tell(action: SweepAction, done: u64, total: u64, output: Output) {
+    output.document(
+        || json!({ done_word(action): done, "total": total }).to_string(),
+        || match total {
+            0 => "no dead letter is selected; `postrider dlq list` shows which there are".to_owned(),
+            _ => format!("{} {}", plural(done, "dead letter"), done_word(action)),
+        },
+    );
+}
+
+fn done_word(action: SweepAction) -> &'static str {
+    match action {
+        SweepAction::Redrive => "redriven",
+        SweepAction::Discard => "discarded",
+    }
+}
+
+fn summarized(summary: &[DlqSummary], now: Timestamp, output: Output) -> String {
+    if summary.is_empty() {
+        return "no dead letters".to_owned();
+    }
+    let row = |of: &DlqSummary| {
+        vec![
+            of.endpoint.clone(),
+            of.failed.to_string(),
+            of.redriven.to_string(),
+            of.discarded.to_string(),
+            of.oldest_failed.map_or("-".to_owned(), |at| view::age(at, now)),
+        ]
+    };
+    let header = ["endpoint", "failed", "redriven", "discarded", "oldest failed"];
+    output.table(&header, summary.iter().map(row).collect())
+}

@@ -1,0 +1,61 @@
+//! Which dead letters are meant, as people say it.
+
+use jiff::Timestamp;
+use postrider::store::DlqFilter;
+
+use crate::failure::Failure;
+use crate::send_values;
+
+#[derive(clap::Args)]
+pub(crate) struct FilterArgs {
+    /// Of this endpoint
+    #[arg(long, value_name = "NAME")]
+    endpoint: Option<String>,
+
+    /// Died for this reason: attempts_exhausted, permanent or gone
+    #[arg(long, value_name = "REASON")]
+    reason: Option<String>,
+
+    /// Class of the last error: retryable, permanent or gone
+    #[arg(long, value_name = "CLASS")]
+    class: Option<String>,
+
+    /// The last error has this text in it
+    #[arg(long, value_name = "TEXT")]
+    error: Option<String>,
+
+    /// Of this event type
+    #[arg(long, value_name = "TYPE")]
+    event_type: Option<String>,
+
+    /// Of this ordering key
+    #[arg(long, value_name = "KEY")]
+    ordering_key: Option<String>,
+
+    /// Died from then on: 2030-01-31T08:00:00Z, or -2h for two hours ago
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    from: Option<String>,
+
+    /// Died before: 2030-01-31T08:00:00Z, or -2h for two hours ago
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    until: Option<String>,
+}
+
+impl FilterArgs {
+    pub(super) fn filter(self, now: Timestamp) -> Result<DlqFilter, Failure> {
+        let time = |field: &str, text: Option<String>| {
+            text.map(|text| send_values::timestamp_or_ago(field, &text, now)).transpose()
+        };
+        Ok(DlqFilter {
+            endpoint: self.endpoint,
+            reason: self.reason,
+            class: self.class.map(|text| send_values::class("class", &text)).transpose()?,
+            error: self.error,
+            event_type: self.event_type,
+            ordering_key: self.ordering_key,
+            from: time("from", self.from)?,
+            until: time("until", self.until)?,
+            ..DlqFilter::default()
+        })
+    }
+}
