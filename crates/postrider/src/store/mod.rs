@@ -16,9 +16,12 @@ use crate::message::{Claim, Fence, LostClaim, MessageId, NewMessage, NodeId, Sen
 use crate::settings::Settings;
 use crate::verdict::{Class, Verdict};
 
+pub use figures::{Figure, Figures};
 pub use records::*;
 
+pub mod figures;
 mod records;
+mod refusals;
 pub mod moving;
 pub mod sqlite;
 pub mod postgres;
@@ -73,7 +76,7 @@ pub trait Store: Send + Sync + 'static {
 
 /// What people and their programs need: send, look, change.
 #[async_trait]
-pub trait Operate: Send + Sync + 'static {
+pub trait Operate: Figures + Send + Sync + 'static {
     async fn send(&self, message: NewMessage) -> Result<Sent>;
     /// All or nothing.
     async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>>;

@@ -25,9 +25,10 @@ use self::nodes::Listeners;
 use self::send::Commit;
 use self::time::StoreClock;
 use super::moving::{MoveError, Moved};
+use super::refusals::Refusals;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, Operate, Redrive, Result,
-    Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Figure, Figures, Hello, Operate,
+    Redrive, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::Clock;
@@ -56,6 +57,7 @@ mod stragglers;
 mod endpoints;
 mod dlq;
 mod inspect;
+mod figures;
 mod upkeep;
 mod import;
 mod copy;
@@ -108,6 +110,7 @@ struct Shared {
     cursors: Cursors,
     batches: Batches,
     under_way: UnderWay,
+    refusals: Refusals,
     /// Since upkeep last asked.
     claimed_lately: AtomicBool,
 }
@@ -140,6 +143,7 @@ impl PostgresStore {
             cursors: Cursors::default(),
             batches: Batches::default(),
             under_way: UnderWay::default(),
+            refusals: Refusals::default(),
             claimed_lately: AtomicBool::new(false),
             server,
         };
@@ -296,21 +300,30 @@ impl Store for PostgresStore {
 }
 
 #[async_trait]
+impl Figures for PostgresStore {
+    async fn figures(&self) -> Result<Vec<Figure>> {
+        let mut figures = figures::figures(&self.shared).await?;
+        figures.push(self.shared.refusals.figure());
+        Ok(figures)
+    }
+}
+
+#[async_trait]
 impl Operate for PostgresStore {
     async fn send(&self, message: NewMessage) -> Result<Sent> {
-        send::send(&self.shared, Commit::Durable, &message).await
+        self.shared.refusals.noted(send::send(&self.shared, Commit::Durable, &message).await)
     }
 
     async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
-        send::send_batch(&self.shared, Commit::Durable, &messages).await
+        self.shared.refusals.noted(send::send_batch(&self.shared, Commit::Durable, &messages).await)
     }
 
     async fn send_fast(&self, message: NewMessage) -> Result<Sent> {
-        send::send(&self.shared, Commit::Fast, &message).await
+        self.shared.refusals.noted(send::send(&self.shared, Commit::Fast, &message).await)
     }
 
     async fn send_batch_fast(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
-        send::send_batch(&self.shared, Commit::Fast, &messages).await
+        self.shared.refusals.noted(send::send_batch(&self.shared, Commit::Fast, &messages).await)
     }
 
     async fn create_endpoint(&self, endpoint: NewEndpoint) -> Result<Endpoint> {
@@ -387,7 +400,7 @@ impl Operate for PostgresStore {
     }
 
     async fn redrive(&self, selection: Redrive) -> Result<u64> {
-        let redriven = dlq::redrive(&self.shared, selection).await;
+        let redriven = self.shared.refusals.noted(dlq::redrive(&self.shared, selection).await);
         self.shared.cursors.all_returned();
         redriven
     }

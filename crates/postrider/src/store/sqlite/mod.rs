@@ -19,9 +19,10 @@ use self::nodes::Listeners;
 use self::syncer::{SyncFile, Syncer};
 use self::writer::{Commit, Write, Writer, WriterHandle};
 use super::moving::{MoveError, Moved};
+use super::refusals::Refusals;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, Operate, Redrive, Result,
-    Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Figure, Figures, Hello, Operate,
+    Redrive, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::{Clock, SystemClock, truncated};
@@ -39,6 +40,7 @@ mod dlq;
 mod endpoints;
 mod events;
 mod export;
+mod figures;
 mod inspect;
 mod keys;
 mod known;
@@ -107,6 +109,7 @@ pub struct SqliteStore {
     owns: bool,
     listeners: Arc<Listeners>,
     readers: Arc<Mutex<Vec<Connection>>>,
+    refusals: Refusals,
     threads: Threads,
 }
 
@@ -167,6 +170,7 @@ impl SqliteStore {
             owns: options.own,
             listeners,
             readers: Arc::default(),
+            refusals: Refusals::default(),
             threads: Threads {
                 writer: Some(WriterHandle::new(commands)),
                 stop: Some(stop),
@@ -214,7 +218,7 @@ impl SqliteStore {
         F: FnMut(&mut Write<'_>) -> Result<T> + Send + 'static,
     {
         let writer = self.threads.writer.as_ref().expect("the writer lives as long as the store");
-        writer.run(commit, work).await
+        self.refusals.noted(writer.run(commit, work).await)
     }
 
     async fn read<T, F>(&self, work: F) -> Result<T>
@@ -351,6 +355,16 @@ impl Store for SqliteStore {
 
     async fn clean_up(&self, limit: usize) -> Result<bool> {
         self.write(Commit::Soon, move |write| retention::clean_up(write, limit)).await
+    }
+}
+
+#[async_trait]
+impl Figures for SqliteStore {
+    async fn figures(&self) -> Result<Vec<Figure>> {
+        let (name, now) = (self.name.clone(), self.now());
+        let mut figures = self.read(move |conn| figures::figures(conn, &name, now)).await?;
+        figures.push(self.refusals.figure());
+        Ok(figures)
     }
 }
 

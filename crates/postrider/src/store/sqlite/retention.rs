@@ -7,7 +7,7 @@ use serde_json::json;
 use super::archive::{self, Month};
 use super::row::micros_of;
 use super::writer::Write;
-use super::{events, storage_error, surface};
+use super::{events, figures, storage_error, surface};
 use crate::endpoint::EndpointId;
 use crate::message::{MessageId, State};
 use crate::store::Result;
@@ -129,6 +129,7 @@ fn log_eviction(write: &mut Write<'_>, rule: &str, count: usize, bytes: u64) -> 
         return Ok(());
     }
     tracing::info!(rule, count, bytes, "evicted dead letters");
+    figures::count(write, "evictions", count)?;
     events::log(write, "dlq.evicted", None, &json!({ "rule": rule, "count": count, "bytes": bytes }))
 }
 
@@ -210,11 +211,11 @@ fn clean_reservations(write: &mut Write<'_>, limit: usize) -> Result<usize> {
         .map_err(storage_error)
 }
 
-fn days_ago(now: Timestamp, days: u32) -> i64 {
+pub(super) fn days_ago(now: Timestamp, days: u32) -> i64 {
     micros_of(now - SignedDuration::from_hours(24 * i64::from(days)))
 }
 
-fn months_ago(now: Timestamp, months: u32) -> i64 {
+pub(super) fn months_ago(now: Timestamp, months: u32) -> i64 {
     let now = now.to_zoned(jiff::tz::TimeZone::UTC);
     now.checked_sub(jiff::Span::new().months(i64::from(months)))
         .map_or(i64::MIN, |then| then.timestamp().as_microsecond())

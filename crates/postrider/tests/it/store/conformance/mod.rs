@@ -19,6 +19,7 @@ pub(crate) mod endpoints;
 pub(crate) mod circuits;
 pub(crate) mod settings;
 pub(crate) mod stories;
+pub(crate) mod figures;
 pub(crate) mod durability;
 pub(crate) mod concurrency;
 
@@ -254,6 +255,14 @@ macro_rules! conformance {
                 only_a_pending_message_has_a_reason,
                 a_message_is_erased_wherever_it_is,
                 status_counts_each_endpoint,
+            }
+            figures {
+                the_figures_are_those_of_the_store,
+                the_state_of_a_circuit_is_a_figure,
+                endpoints_beyond_the_first_hundred_are_summed,
+                refusals_of_a_full_queue_are_counted,
+                evictions_are_counted_and_survive_a_crash,
+                a_month_that_nobody_cleaned_up_is_a_lag,
             }
             durability {
                 everything_survives_a_crash,
