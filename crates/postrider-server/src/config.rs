@@ -138,6 +138,8 @@ impl RawConfig {
                     secrets_dir: self.secrets_dir.map(|dir| folder("secrets_dir", dir)).transpose()?,
                     file_root: self.file_root.map(|dir| folder("file_root", dir)).transpose()?,
                 },
+                // The environment says, when the node starts.
+                tracer: None,
             },
         })
     }

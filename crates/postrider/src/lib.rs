@@ -13,6 +13,8 @@ pub mod verdict;
 pub mod breaker;
 pub mod rate;
 pub mod send;
+pub mod trace;
+pub mod outcome;
 pub mod clock;
 pub mod error;
 pub mod store;

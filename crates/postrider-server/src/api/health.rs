@@ -35,7 +35,7 @@ mod tests {
     async fn an_engine_that_makes_no_progress_is_not_ready_but_alive() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let store = SqliteStore::open(SqliteOptions::tool(folder.path().join("a.db"))).expect("a store");
-        let mut router = crate::api::router(Api::new(Arc::new(store), || false));
+        let mut router = crate::api::router(Api::new(Arc::new(store), || false, None));
         for (path, status) in [("/readyz", 503), ("/livez", 200)] {
             let request = Request::get(path).body(Body::empty()).expect("a request");
             assert_eq!(router.call(request).await.expect("an answer").status(), status, "{path}");

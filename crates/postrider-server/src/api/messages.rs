@@ -17,6 +17,7 @@ use super::body::{self, Limit};
 use super::endpoints::endpoint_name;
 use super::fields::Fields;
 use super::problem::Problem;
+use super::trace::SendSpan;
 use super::{Api, fields, json_response, send_options};
 use crate::view;
 
@@ -38,12 +39,15 @@ pub(super) async fn send(
     let extra = if is_envelope { ENVELOPE_BYTES_EXTRA } else { 0 };
     let limit = Limit { bytes: max_payload_bytes + extra, setting: "max_payload_bytes" };
     let body = body::read(&parts.headers, body, limit).await?;
-    let message = if is_envelope {
+    let mut message = if is_envelope {
         from_envelope(endpoint, &parts.headers, &body)?
     } else {
         from_body(endpoint, &parts.headers, content_type, body)?
     };
-    let sent = api.operate.send(message).await?;
+    let span = SendSpan::begin(api.tracer.as_ref(), &parts.headers, &mut message);
+    let sent = api.operate.send(message).await;
+    span.end(&sent);
+    let sent = sent?;
     let answer = format!(r#"{{"id":{},"duplicate":{}}}"#, sent.id, sent.duplicate);
     Ok(json_response(StatusCode::ACCEPTED, answer))
 }

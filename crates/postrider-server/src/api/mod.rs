@@ -10,6 +10,7 @@ use axum::routing::{get, post};
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use postrider::Operate;
+use postrider::trace::Tracer;
 
 use limits::Limits;
 use problem::Problem;
@@ -21,10 +22,13 @@ mod gate;
 mod health;
 mod limits;
 mod messages;
+mod metrics;
 mod problem;
 mod send_options;
 mod server;
+mod trace;
 
+pub(crate) use metrics::with_metrics;
 pub(crate) use server::serve;
 
 /// What every handler holds. It can send and look; it cannot claim.
@@ -32,14 +36,17 @@ pub(crate) struct Api {
     operate: Arc<dyn Operate>,
     limits: Limits,
     is_progressing: Box<dyn Fn() -> bool + Send + Sync>,
+    tracer: Option<Tracer>,
 }
 
 impl Api {
     pub(crate) fn new(
         operate: Arc<dyn Operate>,
         is_progressing: impl Fn() -> bool + Send + Sync + 'static,
+        tracer: Option<Tracer>,
     ) -> Arc<Self> {
-        Arc::new(Self { operate, limits: Limits::default(), is_progressing: Box::new(is_progressing) })
+        let is_progressing = Box::new(is_progressing);
+        Arc::new(Self { operate, limits: Limits::default(), is_progressing, tracer })
     }
 }
 

@@ -10,12 +10,16 @@ mod demo;
 mod docs;
 mod full_disk;
 mod http;
+mod logs;
+mod metrics;
 mod moving;
 mod node;
 mod poison;
 mod receiver;
+mod secrets;
 mod serve;
 mod sql_load;
+mod traces;
 
 use std::time::{Duration, Instant};
 

@@ -11,13 +11,18 @@ use tokio_util::sync::CancellationToken;
 use self::dispatcher::{Dispatcher, Parts};
 use self::events::Events;
 use self::janitor::Janitor;
+use self::journal::{Journal, Written};
 use self::lease::{Began, Lease, LeaseKeeper};
 use self::slots::Slots;
+use self::tally::Tally;
 use crate::error::StoreError;
 use crate::sink::Environment;
 use crate::store::{Hello, Store};
+use crate::trace::Tracer;
 
 pub use events::{Event, Happening};
+pub use histogram::Buckets;
+pub use tally::{EndpointFigures, Measures, NodeFigures};
 
 mod dispatcher;
 mod lanes;
@@ -30,6 +35,10 @@ mod concurrency;
 mod attempt;
 mod ended;
 mod settlement;
+mod spans;
+mod journal;
+mod tally;
+mod histogram;
 mod probation;
 mod lease;
 mod janitor;
@@ -52,6 +61,8 @@ pub struct EngineOptions {
     /// How long a clean stop waits for running attempts.
     pub drain_timeout: Duration,
     pub environment: Environment,
+    /// None makes no spans, and costs nothing.
+    pub tracer: Option<Tracer>,
 }
 
 impl Default for EngineOptions {
@@ -61,6 +72,7 @@ impl Default for EngineOptions {
             max_in_flight: IN_FLIGHT_DEFAULT,
             drain_timeout: DRAIN_TIMEOUT_DEFAULT,
             environment: Environment::default(),
+            tracer: None,
         }
     }
 }
@@ -70,6 +82,8 @@ pub struct Engine {
     store: Arc<dyn Store>,
     lease: Arc<Lease>,
     events: Events,
+    measures: Measures,
+    written: Written,
     pulse: Arc<Pulse>,
     stop_dispatcher: CancellationToken,
     stop_upkeep: CancellationToken,
@@ -88,6 +102,8 @@ impl Engine {
         let snapshot = store.snapshot(None).await?.expect("a snapshot of no known version is always given");
         let lease = Arc::new(Lease::new(node, began, snapshot.settings.node_lease));
         let (events, pulse, suspects) = (Events::new(), Arc::new(Pulse::new()), Arc::new(Notify::new()));
+        let measures = Measures { tally: Arc::new(Tally::new()), slots: slots.clone() };
+        let (journal, written) = Journal::open();
         let (stop_dispatcher, stop_upkeep) = (CancellationToken::new(), CancellationToken::new());
 
         let keeper = LeaseKeeper {
@@ -97,12 +113,14 @@ impl Engine {
             arrivals,
             slots: slots.clone(),
             events: events.clone(),
+            tally: measures.tally.clone(),
+            journal: journal.clone(),
             suspects: suspects.clone(),
             snapshot: snapshot.clone(),
         };
         let upkeep = vec![
             tokio::spawn(keeper.run(stop_upkeep.clone())),
-            tokio::spawn(Janitor { store: store.clone() }.run(stop_upkeep.clone())),
+            tokio::spawn(Janitor { store: store.clone(), journal: journal.clone() }.run(stop_upkeep.clone())),
         ];
         let dispatcher = Dispatcher::new(Parts {
             store: store.clone(),
@@ -110,17 +128,36 @@ impl Engine {
             slots,
             lease: lease.clone(),
             events: events.clone(),
+            tally: measures.tally.clone(),
+            journal,
+            tracer: options.tracer,
             pulse: pulse.clone(),
             snapshot,
         });
         let dispatcher =
             tokio::spawn(dispatcher.run(inbox, suspects, stop_dispatcher.clone(), options.drain_timeout));
-        Ok(Self { store, lease, events, pulse, stop_dispatcher, stop_upkeep, dispatcher, upkeep })
+        Ok(Self {
+            store,
+            lease,
+            events,
+            measures,
+            written,
+            pulse,
+            stop_dispatcher,
+            stop_upkeep,
+            dispatcher,
+            upkeep,
+        })
     }
 
     /// What happens from now on. A slow reader misses events, it never slows the engine.
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
+    }
+
+    /// What this node did so far.
+    pub fn measures(&self) -> Measures {
+        self.measures.clone()
     }
 
     /// The dispatcher turned within the last seconds, and the lease is confirmed.
@@ -141,6 +178,7 @@ impl Engine {
         if let Err(error) = self.store.leave(self.lease.node()).await {
             tracing::warn!(%error, "could not leave the store; its claims are taken over after the lease");
         }
+        self.written.wait().await;
     }
 }
 

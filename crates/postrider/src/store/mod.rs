@@ -67,8 +67,8 @@ pub trait Store: Send + Sync + 'static {
     /// Compare-and-swap on the circuit's epoch; false when another node was first.
     async fn move_circuit(&self, endpoint: EndpointId, from_epoch: i64, to: Circuit) -> Result<bool>;
 
-    /// Moves up to `limit` pending messages past their expiry to the archive; how many there were.
-    async fn expire(&self, limit: usize) -> Result<usize>;
+    /// Moves up to `limit` pending messages past their expiry to the archive; which they were.
+    async fn expire(&self, limit: usize) -> Result<Vec<Expired>>;
 
     /// Applies retention to at most `limit` rows; true when there is more to do.
     async fn clean_up(&self, limit: usize) -> Result<bool>;
@@ -299,6 +299,14 @@ pub enum Effect {
     Fenced,
     /// A late "delivered": noted, the message is settled when its current claim ends.
     Noted,
+}
+
+/// A pending message that was past its expiry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expired {
+    pub id: MessageId,
+    pub endpoint: EndpointId,
+    pub attempts: u32,
 }
 
 /// A pending message that lost a claim with its node.

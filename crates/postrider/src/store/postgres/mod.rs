@@ -27,13 +27,14 @@ use self::time::StoreClock;
 use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Figure, Figures, Hello, Operate,
-    Redrive, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Figure, Figures, Hello,
+    Operate, Redrive, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::Clock;
 use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
 use crate::message::{LostClaim, MessageId, NewMessage, NodeId, Sent};
+use crate::outcome::log_cancelled;
 use crate::settings::Settings;
 
 mod connect;
@@ -290,7 +291,7 @@ impl Store for PostgresStore {
         endpoints::move_circuit(&self.shared, endpoint, from_epoch, to).await
     }
 
-    async fn expire(&self, limit: usize) -> Result<usize> {
+    async fn expire(&self, limit: usize) -> Result<Vec<Expired>> {
         upkeep::expire(&self.shared, limit).await
     }
 
@@ -371,7 +372,9 @@ impl Operate for PostgresStore {
     }
 
     async fn cancel(&self, id: MessageId) -> Result<()> {
-        self.shared.pool.call("SELECT postrider.cancel_message($1)", &[&id.0]).await
+        self.shared.pool.call("SELECT postrider.cancel_message($1)", &[&id.0]).await?;
+        log_cancelled(id);
+        Ok(())
     }
 
     async fn reschedule(&self, id: MessageId, at: Timestamp) -> Result<()> {

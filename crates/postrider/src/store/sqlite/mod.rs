@@ -21,14 +21,15 @@ use self::writer::{Commit, Write, Writer, WriterHandle};
 use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Figure, Figures, Hello, Operate,
-    Redrive, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Figure, Figures, Hello,
+    Operate, Redrive, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::{Clock, SystemClock, truncated};
 use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
 use crate::error::StoreError;
 use crate::message::{LostClaim, MessageId, NewMessage, NodeId, Sent};
+use crate::outcome::log_cancelled;
 use crate::settings::Settings;
 
 mod archive;
@@ -349,7 +350,7 @@ impl Store for SqliteStore {
         self.write(Commit::Soon, move |write| endpoints::move_circuit(write, endpoint, from_epoch, to)).await
     }
 
-    async fn expire(&self, limit: usize) -> Result<usize> {
+    async fn expire(&self, limit: usize) -> Result<Vec<Expired>> {
         self.write(Commit::Soon, move |write| retention::expire(write, limit)).await
     }
 
@@ -439,7 +440,9 @@ impl Operate for SqliteStore {
     }
 
     async fn cancel(&self, id: MessageId) -> Result<()> {
-        self.write(Commit::Durable, move |write| settle::cancel(write, id)).await
+        self.write(Commit::Durable, move |write| settle::cancel(write, id)).await?;
+        log_cancelled(id);
+        Ok(())
     }
 
     async fn reschedule(&self, id: MessageId, at: Timestamp) -> Result<()> {
