@@ -69,7 +69,7 @@ fn a_message_that_dies_has_a_warning_and_its_retries_are_for_debugging() {
         json!({
             "level": "WARN", "target": "postrider::outcome", "message": "A message is dead; it is in the DLQ",
             "message_id": id, "endpoint": "shop", "state": "dead", "attempt": 2, "class": "retryable",
-            "error": "[RETRYABLE] HTTP 500", "status": 500,
+            "error": "[RETRYABLE] answered 500 Internal Server Error", "status": 500,
             "duration_seconds": "number", "age_seconds": "number", "created_at": "time",
         })
     );

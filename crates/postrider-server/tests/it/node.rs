@@ -94,7 +94,9 @@ impl Home {
     }
 
     fn serve(&self, arguments: &[&str]) -> Command {
-        self.command(&[&["serve", "--listen", "127.0.0.1:0", "--log-format", "json"], arguments].concat())
+        let format: &[&str] =
+            if arguments.contains(&"--log-format") { &[] } else { &["--log-format", "json"] };
+        self.command(&[&["serve", "--listen", "127.0.0.1:0"], format, arguments].concat())
     }
 }
 
@@ -133,6 +135,11 @@ impl Node {
             };
             if line["message"] == "Postrider is ready" {
                 return line["address"].as_str().expect("an address").parse().expect("an address");
+            }
+            if let Some((_, rest)) = line.as_str().and_then(|text| text.split_once("Postrider is ready"))
+                && let Some((_, address)) = rest.split_once("address=")
+            {
+                return address.split(' ').next().and_then(|text| text.parse().ok()).expect("an address");
             }
             seen.push(line);
         }
