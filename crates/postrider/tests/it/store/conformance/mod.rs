@@ -20,6 +20,7 @@ pub(crate) mod circuits;
 pub(crate) mod settings;
 pub(crate) mod stories;
 pub(crate) mod figures;
+pub(crate) mod event_log;
 pub(crate) mod durability;
 pub(crate) mod concurrency;
 
@@ -263,6 +264,11 @@ macro_rules! conformance {
                 refusals_of_a_full_queue_are_counted,
                 evictions_are_counted_and_survive_a_crash,
                 a_month_that_nobody_cleaned_up_is_a_lag,
+            }
+            event_log {
+                what_people_and_receivers_do_to_an_endpoint_is_logged,
+                what_is_done_to_the_whole_store_is_logged,
+                keys_that_people_release_and_nodes_that_come_and_go_are_logged,
             }
             durability {
                 everything_survives_a_crash,
