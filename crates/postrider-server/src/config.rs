@@ -93,8 +93,13 @@ impl RawConfig {
     pub(crate) fn from_file(path: &Path) -> Result<Self, Failure> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| Failure::usage(format!("cannot read the config {}: {error}", path.display())))?;
-        toml::from_str(&text)
-            .map_err(|error| Failure::usage(format!("the config {} is not right: {error}", path.display())))
+        // Without the line itself, which may hold a password.
+        toml::from_str(&text).map_err(|error: toml::de::Error| {
+            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            let line = before.matches('\n').count() + 1;
+            let (path, why) = (path.display(), error.message());
+            Failure::usage(format!("the config {path} is not right: line {line}: {why}"))
+        })
     }
 
     /// What was given here wins over `under`.
@@ -138,6 +143,8 @@ impl RawConfig {
                     secrets_dir: self.secrets_dir.map(|dir| folder("secrets_dir", dir)).transpose()?,
                     file_root: self.file_root.map(|dir| folder("file_root", dir)).transpose()?,
                 },
+                // The environment says, when the node starts.
+                tracer: None,
             },
         })
     }

@@ -8,10 +8,15 @@ use crate::failure::Failure;
 /// `POSTRIDER_LOG` takes a level or a filter such as `info,postrider=debug`.
 const FILTER: &str = "POSTRIDER_LOG";
 
+/// The driver's lines for debugging hold the parameters of every statement: payloads, headers, secrets. They are
+/// never written, whatever the filter asks for.
+const DRIVER: &str = "tokio_postgres=info";
+
 pub(crate) fn start(format: LogFormat, default_filter: &str) -> Result<(), Failure> {
     let written = std::env::var(FILTER).ok().filter(|text| !text.is_empty());
     let filter = EnvFilter::try_new(written.as_deref().unwrap_or(default_filter))
-        .map_err(|error| Failure::usage(format!("{FILTER}: {error}")))?;
+        .map_err(|error| Failure::usage(format!("{FILTER}: {error}")))?
+        .add_directive(DRIVER.parse().expect("a directive"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => builder.with_ansi(console::colors_enabled_stderr()).init(),

@@ -9,11 +9,13 @@ mod config;
 mod demo;
 mod failure;
 mod logging;
+mod metrics;
 mod output;
 mod send_values;
 mod serve;
 mod postgres_url;
 mod store_url;
+mod traces;
 mod view;
 
 /// Messages are many small allocations made on one thread and freed on another.

@@ -4,18 +4,19 @@ use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 
 use console::style;
-use postrider::engine::{Event, Happening, Trial};
-use postrider::{Endpoint, Engine, NewMessage, State};
+use postrider::engine::{Event, Trial};
+use postrider::{Endpoint, Engine, EngineOptions, NewMessage};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::{self, Api, Gate};
 use crate::config::Config;
 use crate::failure::Failure;
+use crate::metrics::Metrics;
 use crate::store_url::StoreUrl;
+use crate::traces::Traces;
 
 /// Exit code of a process that a second signal ended: 128 + SIGINT, as shells count.
 const EXIT_AT_ONCE: i32 = 130;
@@ -42,12 +43,16 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     let address = listener
         .local_addr()
         .map_err(|error| Failure::failed(format!("the listener has no address: {error}")))?;
-    let engine = Engine::start(store.engine, config.engine.clone()).await?;
-    tokio::spawn(log_happenings(engine.events()));
+    let traces = Traces::from_environment()?;
+    let tracer = traces.as_ref().map(Traces::tracer);
+    let options = EngineOptions { tracer: tracer.clone(), ..config.engine.clone() };
+    let engine = Engine::start(store.engine, options).await?;
+    let metrics = Metrics::new(store.api.clone(), engine.measures());
     let node = Arc::new(Node::new(engine));
 
     let stop = CancellationToken::new();
-    let mut router = api::router(Api::new(store.api, Arc::clone(&node) as Arc<dyn api::Node>, stop.clone()));
+    let api = Api::new(store.api, Arc::clone(&node) as Arc<dyn api::Node>, tracer, stop.clone());
+    let mut router = api::with_metrics(api::router(api), metrics);
     if extras.bench_route {
         router = api::with_empty_route(router);
     }
@@ -61,6 +66,9 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     stop.cancel();
     let drained = async {
         let (_, ()) = tokio::join!(tokio::time::timeout(config.engine.drain_timeout, serving), node.stop());
+        if let Some(traces) = traces {
+            traces.stop().await;
+        }
     };
     tokio::select! {
         () = drained => tracing::info!("Stopped; what was not delivered stays in the store"),
@@ -139,36 +147,6 @@ impl Signals {
     }
 }
 
-/// What needs a person is logged; what goes well is counted elsewhere.
-async fn log_happenings(mut events: Receiver<Event>) {
-    loop {
-        match events.recv().await {
-            Ok(event) => log(&event),
-            Err(RecvError::Lagged(_)) => {}
-            Err(RecvError::Closed) => return,
-        }
-    }
-}
-
-fn log(event: &Event) {
-    let endpoint = &*event.endpoint_name;
-    match &event.happening {
-        Happening::Attempted { message, attempt, state: State::Dead, error, status, .. } => {
-            tracing::warn!(endpoint, %message, attempt, status, error, "A message is dead; it is in the DLQ");
-        }
-        Happening::Attempted { message, attempt, state, class, error, status, duration, age, .. } => {
-            let class = class.map(|class| class.as_str());
-            tracing::debug!(endpoint, %message, attempt, %state, class, error, status, ?duration, ?age, "An attempt ended");
-        }
-        Happening::Lost { message, state } => {
-            tracing::warn!(endpoint, %message, %state, "A claim was lost with its node");
-        }
-        Happening::Circuit { from, to } => {
-            tracing::warn!(endpoint, from = from.as_str(), to = to.as_str(), "The circuit moved");
-        }
-    }
-}
-
 /// Shown to a person who started it by hand; a service manager gets the log line only.
 fn greet(store: &StoreUrl, created: bool, address: SocketAddr) {
     if !console::user_attended_stderr() {
@@ -182,6 +160,7 @@ fn greet(store: &StoreUrl, created: bool, address: SocketAddr) {
     eprintln!("  {}{store}{made}", label("store"));
     eprintln!("  {}http://{address}/v1", label("api"));
     eprintln!("  {}http://{address}/readyz", label("health"));
+    eprintln!("  {}http://{address}/metrics", label("metrics"));
     eprintln!("  {}Ctrl-C waits for running attempts; twice ends at once", label("stop"));
     eprintln!();
 }

@@ -51,8 +51,9 @@ impl StoreUrl {
             }
             Some(("postgres" | "postgresql", _)) => PostgresUrl::parse(text).map(Self::Postgres),
             _ => Err(refused(format!(
-                "{text:?} must be written as sqlite:PATH, such as sqlite:postrider.db, or as \
-                 postgres://user:password@host/database"
+                "{:?} must be written as sqlite:PATH, such as sqlite:postrider.db, or as \
+                 postgres://user:password@host/database",
+                without_secrets(text)
             ))),
         }
     }
@@ -152,6 +153,14 @@ impl StoreUrl {
                 Ok(left)
             }
         }
+    }
+}
+
+/// A mistyped address may hold a password.
+fn without_secrets(text: &str) -> String {
+    match text.split_once("://") {
+        Some((scheme, _)) => format!("{scheme}://…"),
+        None => text.to_owned(),
     }
 }
 

@@ -16,6 +16,8 @@ pub mod rate;
 pub mod send;
 pub mod event;
 pub mod pubsub;
+pub mod trace;
+pub mod outcome;
 pub mod clock;
 pub mod error;
 pub mod store;

@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 
 use super::answers::{self, Clash, Common, Full, Named};
 use super::problem::Problem;
+use super::trace::SendSpan;
 use super::wanted::Envelope;
 use super::{Api, event_types, messages, to_response};
 
@@ -45,8 +46,11 @@ pub(super) async fn publish(
     request: Request<Body>,
 ) -> Result<Response<Body>, Problem> {
     let event_type = event_types::name(event_type)?;
-    let message = messages::read(&api, String::new(), request).await?;
-    let messages = api.operate.publish(event(event_type, message)?).await?;
+    let (mut message, headers) = messages::read(&api, String::new(), request).await?;
+    let span = SendSpan::of_event(api.tracer.as_ref(), &event_type, &headers, &mut message);
+    let published = api.operate.publish(event(event_type, message)?).await;
+    span.end_event(&published);
+    let messages = published?;
     Ok(to_response(StatusCode::ACCEPTED, &Published { messages }))
 }
 

@@ -52,7 +52,7 @@ mod tests {
     async fn an_engine_that_makes_no_progress_is_not_ready_but_alive() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let store = SqliteStore::open(SqliteOptions::tool(folder.path().join("a.db"))).expect("a store");
-        let api = Api::new(Arc::new(store), Arc::new(Stopped), CancellationToken::new());
+        let api = Api::new(Arc::new(store), Arc::new(Stopped), None, CancellationToken::new());
         let mut router = crate::api::router(api);
         for (path, status) in [("/readyz", 503), ("/livez", 200)] {
             let request = Request::get(path).body(Body::empty()).expect("a request");

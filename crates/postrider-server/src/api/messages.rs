@@ -21,6 +21,7 @@ use super::body::{self, Limit};
 use super::endpoints::endpoint_name;
 use super::fields::Fields;
 use super::problem::Problem;
+use super::trace::SendSpan;
 use super::wanted::{Envelope, Reschedule};
 use super::{Api, fields, json_response, no_content, send_options, unknown_route, wrong_method};
 use crate::send_values;
@@ -53,14 +54,21 @@ pub(super) async fn send(
     name: Result<Path<String>, PathRejection>,
     request: Request<Body>,
 ) -> Result<Response<Body>, Problem> {
-    let message = read(&api, endpoint_name(name)?, request).await?;
-    let sent = api.operate.send(message).await?;
+    let (mut message, headers) = read(&api, endpoint_name(name)?, request).await?;
+    let span = SendSpan::begin(api.tracer.as_ref(), &headers, &mut message);
+    let sent = api.operate.send(message).await;
+    span.end(&sent);
+    let sent = sent?;
     let answer = format!(r#"{{"id":{},"duplicate":{}}}"#, sent.id, sent.duplicate);
     Ok(json_response(StatusCode::ACCEPTED, answer))
 }
 
-/// A request's payload and options, as a message to this endpoint.
-pub(super) async fn read(api: &Api, endpoint: String, request: Request<Body>) -> Result<NewMessage, Problem> {
+/// A request's payload and options, as a message to this endpoint; and its headers.
+pub(super) async fn read(
+    api: &Api,
+    endpoint: String,
+    request: Request<Body>,
+) -> Result<(NewMessage, HeaderMap), Problem> {
     let max_payload_bytes = api.limits.max_payload_bytes(&*api.operate).await?;
     let (parts, body) = request.into_parts();
     let content_type = content_type(&parts.headers)?;
@@ -68,11 +76,12 @@ pub(super) async fn read(api: &Api, endpoint: String, request: Request<Body>) ->
     let extra = if is_envelope { ENVELOPE_BYTES_EXTRA } else { 0 };
     let limit = Limit { bytes: max_payload_bytes + extra, setting: "max_payload_bytes" };
     let body = body::read(&parts.headers, body, limit).await?;
-    if is_envelope {
-        from_envelope(endpoint, &parts.headers, &body)
+    let message = if is_envelope {
+        from_envelope(endpoint, &parts.headers, &body)?
     } else {
-        from_body(endpoint, &parts.headers, content_type, body)
-    }
+        from_body(endpoint, &parts.headers, content_type, body)?
+    };
+    Ok((message, parts.headers))
 }
 
 /// What became of a send.

@@ -10,6 +10,7 @@ use axum::routing::post;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use postrider::Operate;
+use postrider::trace::Tracer;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use utoipa::OpenApi;
@@ -37,6 +38,7 @@ mod keys;
 mod limits;
 mod listing;
 mod messages;
+mod metrics;
 mod node;
 mod page;
 mod problem;
@@ -49,9 +51,11 @@ mod switches;
 mod system;
 mod tail;
 mod tokens;
+mod trace;
 mod wanted;
 
 pub(crate) use gate::Gate;
+pub(crate) use metrics::with_metrics;
 pub(crate) use node::Node;
 pub(crate) use server::serve;
 
@@ -60,13 +64,19 @@ pub(crate) struct Api {
     operate: Arc<dyn Operate>,
     node: Arc<dyn Node>,
     limits: Limits,
+    tracer: Option<Tracer>,
     /// Answers that go on for long end then.
     stop: CancellationToken,
 }
 
 impl Api {
-    pub(crate) fn new(operate: Arc<dyn Operate>, node: Arc<dyn Node>, stop: CancellationToken) -> Arc<Self> {
-        Arc::new(Self { operate, node, limits: Limits::default(), stop })
+    pub(crate) fn new(
+        operate: Arc<dyn Operate>,
+        node: Arc<dyn Node>,
+        tracer: Option<Tracer>,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
+        Arc::new(Self { operate, node, limits: Limits::default(), tracer, stop })
     }
 }
 
@@ -200,7 +210,7 @@ mod tests {
 
     fn router_of_a_new_store(folder: &tempfile::TempDir) -> Router {
         let store = SqliteStore::open(SqliteOptions::tool(folder.path().join("a.db"))).expect("a store");
-        router(Api::new(Arc::new(store), Arc::new(Stopped), CancellationToken::new()))
+        router(Api::new(Arc::new(store), Arc::new(Stopped), None, CancellationToken::new()))
     }
 
     #[tokio::test]

@@ -29,7 +29,8 @@ impl Node {
             // Not as an argument, where everybody on the machine could read a password.
             .env("POSTRIDER_STORE", store.secret_text())
             .env_remove("POSTRIDER_CONFIG")
-            .env_remove("POSTRIDER_LOG")
+            // No line for each message: the reader of the pipe would be measured, too.
+            .env("POSTRIDER_LOG", "info,postrider::outcome=warn")
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true)

@@ -15,15 +15,19 @@ mod events;
 mod full_disk;
 mod http;
 mod letters;
+mod logs;
+mod metrics;
 mod moving;
 mod node;
 mod poison;
 mod receiver;
 mod routes;
+mod secrets;
 mod serve;
 mod sql_load;
 mod tailing;
 mod tokens;
+mod traces;
 
 use std::time::{Duration, Instant};
 

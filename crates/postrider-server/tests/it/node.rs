@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -43,7 +43,8 @@ impl Home {
     fn bare(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("POSTRIDER_") {
+            let text = name.to_string_lossy();
+            if text.starts_with("POSTRIDER_") || text.starts_with("OTEL_") {
                 command.env_remove(name);
             }
         }
@@ -76,6 +77,12 @@ impl Home {
         Node::start(self.serve(arguments))
     }
 
+    pub(crate) fn start_in(&self, environment: &[(&str, &str)], arguments: &[&str]) -> Node {
+        let mut command = self.serve(arguments);
+        command.envs(environment.iter().copied());
+        Node::start(command)
+    }
+
     /// None of its files can grow past this many blocks: for this node the disk is full.
     pub(crate) fn start_with_file_blocks(&self, blocks: u32) -> Node {
         // Without the signal the write itself fails, as it does on a full disk.
@@ -87,9 +94,13 @@ impl Home {
     }
 
     fn serve(&self, arguments: &[&str]) -> Command {
-        let listen: &[&str] =
-            if arguments.contains(&"--listen") { &[] } else { &["--listen", "127.0.0.1:0"] };
-        self.command(&[&["serve", "--log-format", "json"], listen, arguments].concat())
+        let unless_given = |flag: &str, given: &'static [&'static str]| match arguments.contains(&flag) {
+            true => &[],
+            false => given,
+        };
+        let listen = unless_given("--listen", &["--listen", "127.0.0.1:0"]);
+        let format = unless_given("--log-format", &["--log-format", "json"]);
+        self.command(&[&["serve"], listen, format, arguments].concat())
     }
 }
 
@@ -97,6 +108,7 @@ pub(crate) struct Node {
     child: Child,
     pub(crate) address: SocketAddr,
     log: mpsc::Receiver<Value>,
+    written: Arc<Mutex<String>>,
 }
 
 impl Node {
@@ -105,13 +117,16 @@ impl Node {
             command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the binary starts");
         let stderr = child.stderr.take().expect("stderr is piped");
         let (lines, log) = mpsc::channel();
+        let written: Arc<Mutex<String>> = Arc::default();
+        let writing = written.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                *writing.lock().expect("nobody panics while writing") += &format!("{line}\n");
                 let line = serde_json::from_str(&line).unwrap_or(Value::String(line));
                 let _ = lines.send(line);
             }
         });
-        let mut node = Self { child, address: SocketAddr::from(([127, 0, 0, 1], 0)), log };
+        let mut node = Self { child, address: SocketAddr::from(([127, 0, 0, 1], 0)), log, written };
         node.address = node.until_ready();
         node
     }
@@ -124,6 +139,11 @@ impl Node {
             };
             if line["message"] == "Postrider is ready" {
                 return line["address"].as_str().expect("an address").parse().expect("an address");
+            }
+            if let Some((_, rest)) = line.as_str().and_then(|text| text.split_once("Postrider is ready"))
+                && let Some((_, address)) = rest.split_once("address=")
+            {
+                return address.split(' ').next().and_then(|text| text.parse().ok()).expect("an address");
             }
             seen.push(line);
         }
@@ -195,6 +215,21 @@ impl Node {
     pub(crate) fn messages_logged(&self) -> Vec<String> {
         let text = |line: Value| line["message"].as_str().map(str::to_owned);
         std::iter::from_fn(|| self.log.recv_timeout(Duration::from_secs(2)).ok()).filter_map(text).collect()
+    }
+
+    /// All that it wrote to stderr so far, as it stands there.
+    pub(crate) fn written(&self) -> String {
+        self.written.lock().expect("nobody panics while writing").clone()
+    }
+
+    /// The line about this message that says so.
+    #[track_caller]
+    pub(crate) fn until_logged(&self, id: i64, sentence: &str) -> Value {
+        eventually(Duration::from_secs(30), &format!("{sentence} (message {id})"), || {
+            let parsed = |line: &str| serde_json::from_str::<Value>(line).ok();
+            let says = |line: &Value| line["message"] == sentence && line["message_id"] == id;
+            self.written().lines().filter_map(parsed).find(says)
+        })
     }
 
     /// For a test that kills it from elsewhere.

@@ -41,6 +41,10 @@ impl Receiver {
         Self { address }
     }
 
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("http://{}/hook", self.address)
     }

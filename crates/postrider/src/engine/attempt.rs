@@ -10,10 +10,12 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 use super::concurrency::Load;
+use super::spans::{AttemptSpan, Settling};
 use crate::breaker::Sign;
 use crate::endpoint::Endpoint;
 use crate::message::Claim;
 use crate::sink::{self, Capture, Delivery, Environment, Sink};
+use crate::trace::Tracer;
 use crate::verdict::{Failure, Outcome, Receipt};
 
 /// A sink that is connected by the first attempt that needs it, and anew after every change of config.
@@ -47,6 +49,7 @@ pub(super) struct Attempt {
     pub(super) capture: Capture,
     pub(super) timeout: Duration,
     pub(super) started_at: Timestamp,
+    pub(super) tracer: Option<Tracer>,
     /// The circuit's epoch when it began.
     pub(super) epoch: i64,
 }
@@ -58,14 +61,23 @@ pub(super) struct Finished {
     pub(super) sign: Sign,
     pub(super) started_at: Timestamp,
     pub(super) duration: Duration,
+    pub(super) settling: Option<Settling>,
     pub(super) epoch: i64,
 }
 
 impl Attempt {
     pub(super) async fn run(self) -> Finished {
         let began = Instant::now();
+        let span = self
+            .tracer
+            .as_ref()
+            .map(|tracer| AttemptSpan::begin(tracer, &self.claim, &self.connection.endpoint));
+        let message = match &span {
+            Some(span) => span.carried(&self.claim.message),
+            None => self.claim.message.clone(),
+        };
         let delivery = Delivery {
-            message: self.claim.message.clone(),
+            message,
             store: self.store,
             attempt: self.claim.attempt,
             capture: self.capture,
@@ -74,6 +86,7 @@ impl Attempt {
         let (result, timed_out) = try_once(&self.connection, &delivery, self.timeout).await;
         Finished {
             claim: self.claim,
+            settling: span.map(|span| span.end(&result)),
             load: load(&result, timed_out),
             sign: sign(&result),
             outcome: match result {

@@ -7,9 +7,11 @@ use jiff::Timestamp;
 
 use super::attempt::Finished;
 use super::events::{Events, Happening};
+use super::journal::{self, About, Journal, Line};
 use super::lane::Lane;
 use super::settlement;
-use crate::message::Claim;
+use super::spans::Settling;
+use crate::message::{Claim, State};
 use crate::protocol::max_attempts_option;
 use crate::retry::RetryPolicy;
 use crate::settings::Settings;
@@ -20,21 +22,24 @@ pub(super) struct Ended {
     pub(super) settlement: Settlement,
     /// When it is next due, if it goes back to pending.
     pub(super) due_at: Option<Timestamp>,
-    report: Option<Report>,
+    /// None when nobody listens and nobody reads its line.
+    report: Option<Box<Report>>,
+    /// Its span, while spans are made.
+    settling: Option<Settling>,
 }
 
 struct Report {
     endpoint: Arc<str>,
     attempt: u32,
-    event_type: Option<Arc<str>>,
-    outcome: Outcome,
-    duration: Duration,
+    outcome: Option<Outcome>,
+    duration: Option<Duration>,
     age: Duration,
+    about: About,
 }
 
 impl Ended {
     pub(super) fn attempted(
-        finished: Finished,
+        mut finished: Finished,
         lane: &Lane,
         settings: &Settings,
         now: Timestamp,
@@ -45,52 +50,90 @@ impl Ended {
             Verdict::Retry { due_at } | Verdict::Spare { due_at } => Some(*due_at),
             Verdict::Complete | Verdict::Dead { .. } | Verdict::Expire => None,
         };
+        let is_told = anybody_listens || journal::is_wanted(&verdict);
         let hold = endpoint_hold(&finished.outcome, settings.retry_max_delay, now);
         let settlement = settlement::of_attempt(&finished, verdict, hold);
-        let report = anybody_listens.then(|| Report {
-            endpoint: lane.endpoint.name.clone(),
-            attempt: finished.claim.attempt,
-            event_type: finished.claim.message.event_type.as_deref().map(Arc::from),
-            duration: finished.duration,
-            age: Duration::try_from(now.duration_since(finished.claim.message.created_at))
-                .unwrap_or_default(),
-            outcome: finished.outcome,
+        let settling = finished.settling.take();
+        let report = is_told.then(|| {
+            Box::new(Report {
+                endpoint: lane.endpoint.name.clone(),
+                attempt: finished.claim.attempt,
+                duration: Some(finished.duration),
+                age: age(&finished.claim, now),
+                about: About::of(&finished.claim.message),
+                outcome: Some(finished.outcome),
+            })
         });
-        Self { settlement, due_at, report }
+        Self { settlement, due_at, report, settling }
     }
 
     /// It was not begun, and does not count.
     pub(super) fn given_back(claim: &Claim, now: Timestamp) -> Self {
         let settlement = settlement::with_end(claim, End::Released);
-        Self { settlement, due_at: Some(now), report: None }
+        Self { settlement, due_at: Some(now), report: None, settling: None }
     }
 
     /// Between claim and start.
-    pub(super) fn expired(claim: &Claim) -> Self {
+    pub(super) fn expired(claim: &Claim, lane: Option<&Lane>, now: Timestamp) -> Self {
         let settlement = settlement::with_end(claim, End::ExpiredUnstarted);
-        Self { settlement, due_at: None, report: None }
+        let report = lane.filter(|_| journal::is_enabled(State::Expired)).map(|lane| {
+            Box::new(Report {
+                endpoint: lane.endpoint.name.clone(),
+                attempt: claim.attempt.saturating_sub(1),
+                outcome: None,
+                duration: None,
+                age: age(claim, now),
+                about: About::of(&claim.message),
+            })
+        });
+        Self { settlement, due_at: None, report, settling: None }
     }
 
-    pub(super) fn tell(self, settled: Settled, events: &Events) {
+    pub(super) fn tell(self, settled: Settled, events: &Events, journal: &Journal) {
+        if let Some(settling) = self.settling {
+            settling.end(settled.effect);
+        }
         let (Some(report), Effect::Applied(state)) = (self.report, settled.effect) else { return };
         let (class, error, status) = match report.outcome {
-            Outcome::Delivered(receipt) => (None, None, receipt.status),
-            Outcome::Failed(failure) => (Some(failure.class), Some(failure.tagged()), failure.status),
-            Outcome::Lost { .. } => (None, None, None),
+            Some(Outcome::Delivered(receipt)) => (None, None, receipt.status),
+            Some(Outcome::Failed(failure)) => (Some(failure.class), Some(failure.tagged()), failure.status),
+            Some(Outcome::Lost { .. }) | None => (None, None, None),
         };
-        let happening = Happening::Attempted {
-            message: settled.id,
-            attempt: report.attempt,
-            event_type: report.event_type,
-            state,
-            class,
-            error,
-            status,
-            duration: report.duration,
-            age: report.age,
-        };
-        events.tell_named(settled.endpoint, report.endpoint, happening);
+        if events.anybody_listens()
+            && let Some(duration) = report.duration
+        {
+            let happening = Happening::Attempted {
+                message: settled.id,
+                attempt: report.attempt,
+                event_type: report.about.event_type.as_deref().map(Arc::from),
+                state,
+                class,
+                error: error.clone(),
+                status,
+                duration,
+                age: report.age,
+            };
+            events.tell_named(settled.endpoint, report.endpoint.clone(), happening);
+        }
+        if journal::is_enabled(state) {
+            journal.put(Line {
+                message: settled.id,
+                endpoint: report.endpoint,
+                state,
+                attempt: report.attempt,
+                class,
+                error,
+                status,
+                duration: report.duration,
+                age: Some(report.age),
+                about: report.about,
+            });
+        }
     }
+}
+
+fn age(claim: &Claim, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(claim.message.created_at)).unwrap_or_default()
 }
 
 fn judge(finished: &Finished, lane: &Lane, now: Timestamp) -> Verdict {

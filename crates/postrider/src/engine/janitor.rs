@@ -6,8 +6,10 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
+use super::journal::{self, About, Journal, Line};
 use crate::error::StoreError;
-use crate::store::Store;
+use crate::message::State;
+use crate::store::{Expired, Store};
 
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 /// A step of this many rows stays within a few milliseconds.
@@ -16,6 +18,7 @@ const BETWEEN_STEPS: Duration = Duration::from_millis(10);
 
 pub(super) struct Janitor {
     pub(super) store: Arc<dyn Store>,
+    pub(super) journal: Journal,
 }
 
 impl Janitor {
@@ -45,8 +48,34 @@ impl Janitor {
     }
 
     async fn expire(&self) -> Result<(), StoreError> {
-        while self.store.expire(STEP_ROWS).await? == STEP_ROWS {
+        loop {
+            let expired = self.store.expire(STEP_ROWS).await?;
+            if !expired.is_empty() && journal::is_enabled(State::Expired) {
+                self.log(&expired).await?;
+            }
+            if expired.len() < STEP_ROWS {
+                return Ok(());
+            }
             tokio::time::sleep(BETWEEN_STEPS).await;
+        }
+    }
+
+    async fn log(&self, expired: &[Expired]) -> Result<(), StoreError> {
+        let Some(snapshot) = self.store.snapshot(None).await? else { return Ok(()) };
+        for expired in expired {
+            let endpoint = snapshot.endpoints.iter().find(|endpoint| endpoint.id == expired.endpoint);
+            self.journal.put(Line {
+                message: expired.id,
+                endpoint: endpoint.map_or_else(|| "".into(), |endpoint| endpoint.name.clone()),
+                state: State::Expired,
+                attempt: expired.attempts,
+                class: None,
+                error: None,
+                status: None,
+                duration: None,
+                age: None,
+                about: About::default(),
+            });
         }
         Ok(())
     }

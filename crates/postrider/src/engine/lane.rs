@@ -6,8 +6,10 @@ use jiff::Timestamp;
 
 use super::attempt::Connection;
 use super::concurrency::Concurrency;
+use super::lanes::Rooms;
 use super::slots::Slot;
 use super::stock::Stock;
+use super::tally::Line;
 use crate::breaker::{Circuit, CircuitState, Failures, Permission};
 use crate::endpoint::Endpoint;
 use crate::retry::RetryPolicy;
@@ -23,6 +25,7 @@ pub(super) struct Lane {
     pub(super) failures: Failures,
     pub(super) concurrency: Concurrency,
     pub(super) slot: Arc<Slot>,
+    pub(super) tally: Arc<Line>,
     /// Attempts under way.
     pub(super) running: u32,
     pub(super) stock: Stock,
@@ -47,19 +50,15 @@ pub(super) enum Work {
 }
 
 impl Lane {
-    pub(super) fn new(
-        endpoint: Arc<Endpoint>,
-        settings: &Settings,
-        environment: &Arc<Environment>,
-        slot: Arc<Slot>,
-    ) -> Self {
+    pub(super) fn new(endpoint: Arc<Endpoint>, settings: &Settings, rooms: &Rooms<'_>) -> Self {
         Self {
             policy: endpoint.retry_policy(settings),
-            connection: Arc::new(Connection::new(endpoint.clone(), environment.clone())),
+            connection: Arc::new(Connection::new(endpoint.clone(), rooms.environment.clone())),
             circuit: endpoint.circuit,
             failures: Failures::default(),
             concurrency: Concurrency::up_to(endpoint.max_in_flight()),
-            slot,
+            slot: rooms.slots.slot(endpoint.id),
+            tally: rooms.tally.line(&endpoint),
             running: 0,
             stock: Stock::default(),
             work: Work::Nothing,

@@ -7,9 +7,17 @@ use jiff::Timestamp;
 
 use super::lane::{Lane, Work};
 use super::slots::Slots;
+use super::tally::Tally;
 use crate::endpoint::EndpointId;
 use crate::sink::Environment;
 use crate::store::{NextDue, Snapshot};
+
+/// What a lane shares with others.
+pub(super) struct Rooms<'a> {
+    pub(super) environment: &'a Arc<Environment>,
+    pub(super) slots: &'a Slots,
+    pub(super) tally: &'a Tally,
+}
 
 #[derive(Default)]
 pub(super) struct Lanes {
@@ -29,29 +37,25 @@ impl Lanes {
     }
 
     /// Takes over what people changed. `accepts`: senders may claim directly.
-    pub(super) fn reconfigure(
-        &mut self,
-        snapshot: &Snapshot,
-        environment: &Arc<Environment>,
-        slots: &Slots,
-        accepts: bool,
-    ) {
+    pub(super) fn reconfigure(&mut self, snapshot: &Snapshot, rooms: &Rooms<'_>, accepts: bool) {
         let known: HashSet<EndpointId> = snapshot.endpoints.iter().map(|endpoint| endpoint.id).collect();
         self.lanes.retain(|id, lane| {
             let keep = known.contains(id);
             if !keep {
                 while lane.stock.take().is_some() {
-                    slots.release(*id, 1);
+                    rooms.slots.release(*id, 1);
                 }
-                slots.forget(*id);
+                rooms.slots.forget(*id);
+                rooms.tally.forget(*id);
             }
             keep
         });
         for endpoint in &snapshot.endpoints {
-            let lane = self.lanes.entry(endpoint.id).or_insert_with(|| {
-                Lane::new(endpoint.clone(), &snapshot.settings, environment, slots.slot(endpoint.id))
-            });
-            lane.reconfigure(endpoint.clone(), &snapshot.settings, environment);
+            let lane = self
+                .lanes
+                .entry(endpoint.id)
+                .or_insert_with(|| Lane::new(endpoint.clone(), &snapshot.settings, rooms));
+            lane.reconfigure(endpoint.clone(), &snapshot.settings, rooms.environment);
             lane.publish_room(accepts);
         }
     }

@@ -10,14 +10,16 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::events::{Events, Happening};
+use super::journal::{About, Journal, Line};
 use super::slots::Slots;
+use super::tally::Tally;
 use super::{LOST_CLAIMS_MAX, settlement};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
-use crate::message::{LostClaim, NodeId};
+use crate::message::{LostClaim, MessageId, NodeId, State};
 use crate::protocol::max_attempts_option;
 use crate::store::{Arrival, Effect, Hello, Settlement, Snapshot, Store};
-use crate::verdict::{Outcome, Standing, verdict};
+use crate::verdict::{Class, Outcome, Standing, verdict};
 
 const HEARTBEATS_PER_LEASE: u32 = 3;
 /// A heartbeat that failed is made again sooner, so that the next ones come before the lease runs out.
@@ -75,6 +77,8 @@ pub(super) struct LeaseKeeper {
     pub(super) arrivals: mpsc::UnboundedSender<Arrival>,
     pub(super) slots: Arc<Slots>,
     pub(super) events: Events,
+    pub(super) tally: Arc<Tally>,
+    pub(super) journal: Journal,
     /// Told when messages were put on probation.
     pub(super) suspects: Arc<Notify>,
     pub(super) snapshot: Arc<Snapshot>,
@@ -144,6 +148,8 @@ impl LeaseKeeper {
             let settlements = lost.iter().filter_map(|claim| self.judge(claim)).collect();
             for settled in self.store.settle(settlements).await? {
                 if let Effect::Applied(state) = settled.effect {
+                    self.tally.lost(settled.endpoint);
+                    self.log_lost(settled.id, settled.endpoint, state, &lost);
                     self.events.tell(&self.snapshot, settled.endpoint, || Happening::Lost {
                         message: settled.id,
                         state,
@@ -156,6 +162,27 @@ impl LeaseKeeper {
                 return Ok(());
             }
         }
+    }
+
+    /// Told as a warning each time, because a node died or hangs; and once more as an outcome when it was the end.
+    fn log_lost(&self, message: MessageId, endpoint: EndpointId, state: State, lost: &[LostClaim]) {
+        let Some(endpoint) = self.endpoint(endpoint) else { return };
+        tracing::warn!(endpoint = &*endpoint.name, message_id = message.0, %state, "A claim was lost with its node");
+        if state == State::Pending {
+            return;
+        }
+        self.journal.put(Line {
+            message,
+            endpoint: endpoint.name.clone(),
+            state,
+            attempt: lost.iter().find(|claim| claim.id == message).map_or(0, |claim| claim.attempt),
+            class: Some(Class::Retryable),
+            error: Some(format!("{} {}", Class::Retryable.tag(), settlement::LEASE_EXPIRED)),
+            status: None,
+            duration: None,
+            age: None,
+            about: About::default(),
+        });
     }
 
     fn judge(&self, claim: &LostClaim) -> Option<Settlement> {

@@ -11,16 +11,21 @@ use tokio_util::sync::CancellationToken;
 use self::dispatcher::{Dispatcher, Parts};
 use self::events::Events;
 use self::janitor::Janitor;
+use self::journal::{Journal, Written};
 use self::lease::{Began, Lease, LeaseKeeper};
 use self::replayer::Replayer;
 use self::slots::Slots;
+use self::tally::Tally;
 use crate::endpoint::Endpoint;
 use crate::error::StoreError;
 use crate::message::NewMessage;
 use crate::sink::Environment;
 use crate::store::{Hello, Store};
+use crate::trace::Tracer;
 
 pub use events::{Event, Happening};
+pub use histogram::Buckets;
+pub use tally::{EndpointFigures, Measures, NodeFigures};
 pub use trial::{Trial, TrialReport};
 
 mod dispatcher;
@@ -35,6 +40,10 @@ mod attempt;
 mod trial;
 mod ended;
 mod settlement;
+mod spans;
+mod journal;
+mod tally;
+mod histogram;
 mod probation;
 mod lease;
 mod janitor;
@@ -58,6 +67,8 @@ pub struct EngineOptions {
     /// How long a clean stop waits for running attempts.
     pub drain_timeout: Duration,
     pub environment: Environment,
+    /// None makes no spans, and costs nothing.
+    pub tracer: Option<Tracer>,
 }
 
 impl Default for EngineOptions {
@@ -67,6 +78,7 @@ impl Default for EngineOptions {
             max_in_flight: IN_FLIGHT_DEFAULT,
             drain_timeout: DRAIN_TIMEOUT_DEFAULT,
             environment: Environment::default(),
+            tracer: None,
         }
     }
 }
@@ -77,6 +89,8 @@ pub struct Engine {
     environment: Arc<Environment>,
     lease: Arc<Lease>,
     events: Events,
+    measures: Measures,
+    written: Written,
     pulse: Arc<Pulse>,
     stop_dispatcher: CancellationToken,
     stop_upkeep: CancellationToken,
@@ -95,6 +109,8 @@ impl Engine {
         let snapshot = store.snapshot(None).await?.expect("a snapshot of no known version is always given");
         let lease = Arc::new(Lease::new(node, began, snapshot.settings.node_lease));
         let (events, pulse, suspects) = (Events::new(), Arc::new(Pulse::new()), Arc::new(Notify::new()));
+        let measures = Measures { tally: Arc::new(Tally::new()), slots: slots.clone() };
+        let (journal, written) = Journal::open();
         let (stop_dispatcher, stop_upkeep) = (CancellationToken::new(), CancellationToken::new());
 
         let keeper = LeaseKeeper {
@@ -104,12 +120,14 @@ impl Engine {
             arrivals,
             slots: slots.clone(),
             events: events.clone(),
+            tally: measures.tally.clone(),
+            journal: journal.clone(),
             suspects: suspects.clone(),
             snapshot: snapshot.clone(),
         };
         let upkeep = vec![
             tokio::spawn(keeper.run(stop_upkeep.clone())),
-            tokio::spawn(Janitor { store: store.clone() }.run(stop_upkeep.clone())),
+            tokio::spawn(Janitor { store: store.clone(), journal: journal.clone() }.run(stop_upkeep.clone())),
             tokio::spawn(Replayer { store: store.clone() }.run(stop_upkeep.clone())),
         ];
         let environment = Arc::new(options.environment);
@@ -119,6 +137,9 @@ impl Engine {
             slots,
             lease: lease.clone(),
             events: events.clone(),
+            tally: measures.tally.clone(),
+            journal,
+            tracer: options.tracer,
             pulse: pulse.clone(),
             snapshot,
         });
@@ -129,6 +150,8 @@ impl Engine {
             environment,
             lease,
             events,
+            measures,
+            written,
             pulse,
             stop_dispatcher,
             stop_upkeep,
@@ -140,6 +163,11 @@ impl Engine {
     /// What happens from now on. A slow reader misses events, it never slows the engine.
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
+    }
+
+    /// What this node did so far.
+    pub fn measures(&self) -> Measures {
+        self.measures.clone()
     }
 
     /// The dispatcher turned within the last seconds, and the lease is confirmed.
@@ -165,6 +193,7 @@ impl Engine {
         if let Err(error) = self.store.leave(self.lease.node()).await {
             tracing::warn!(%error, "could not leave the store; its claims are taken over after the lease");
         }
+        self.written.wait().await;
     }
 }
 

@@ -43,6 +43,19 @@ impl Slots {
         self.free.load(Relaxed)
     }
 
+    pub(super) fn total(&self) -> u32 {
+        self.total
+    }
+
+    pub(super) fn taken_in_all(&self) -> u32 {
+        self.total.saturating_sub(self.free())
+    }
+
+    pub(super) fn taken(&self, endpoint: EndpointId) -> u32 {
+        let endpoints = self.endpoints.read().expect("nobody panics while holding the slots");
+        endpoints.get(&endpoint).map_or(0, |slot| slot.taken.load(Relaxed))
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.free() == self.total
     }

@@ -16,6 +16,7 @@ use crate::message::{Claim, Fence, LostClaim, MessageId, NewMessage, NodeId, Sen
 use crate::settings::Settings;
 use crate::verdict::{Class, Verdict};
 
+pub use figures::{Figure, Figures};
 pub use listing::*;
 pub use pubsub::PubSub;
 pub use records::*;
@@ -23,9 +24,11 @@ pub use replays::*;
 pub use sweeps::*;
 pub use tokens::*;
 
+pub mod figures;
 mod listing;
 mod pubsub;
 mod records;
+mod refusals;
 mod replays;
 mod sweeps;
 mod tokens;
@@ -74,8 +77,8 @@ pub trait Store: Send + Sync + 'static {
     /// Compare-and-swap on the circuit's epoch; false when another node was first.
     async fn move_circuit(&self, endpoint: EndpointId, from_epoch: i64, to: Circuit) -> Result<bool>;
 
-    /// Moves up to `limit` pending messages past their expiry to the archive; how many there were.
-    async fn expire(&self, limit: usize) -> Result<usize>;
+    /// Moves up to `limit` pending messages past their expiry to the archive; which they were.
+    async fn expire(&self, limit: usize) -> Result<Vec<Expired>>;
 
     /// Applies retention to at most `limit` rows; true when there is more to do.
     async fn clean_up(&self, limit: usize) -> Result<bool>;
@@ -86,7 +89,7 @@ pub trait Store: Send + Sync + 'static {
 
 /// What people and their programs need: send, look, change.
 #[async_trait]
-pub trait Operate: Listing + PubSub + Replays + Sweeps + Tokens {
+pub trait Operate: Figures + Listing + PubSub + Replays + Sweeps + Tokens {
     async fn send(&self, message: NewMessage) -> Result<Sent>;
     /// All or nothing.
     async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>>;
@@ -310,6 +313,14 @@ pub enum Effect {
     Fenced,
     /// A late "delivered": noted, the message is settled when its current claim ends.
     Noted,
+}
+
+/// A pending message that was past its expiry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expired {
+    pub id: MessageId,
+    pub endpoint: EndpointId,
+    pub attempts: u32,
 }
 
 /// A pending message that lost a claim with its node.

@@ -1,5 +1,7 @@
 //! From a claim to what its attempt came to: started at once, or from stock as soon as there is room.
 
+use std::time::Duration;
+
 use tokio::task::JoinError;
 use tokio::time::Instant;
 
@@ -67,7 +69,11 @@ impl Dispatcher {
         let expired = claim.message.expires_at.is_some_and(|at| at <= now);
         let Some(lane) = lane.filter(|_| !expired) else {
             self.parts.slots.release(id, 1);
-            let ended = if expired { Ended::expired(&claim) } else { Ended::given_back(&claim, now) };
+            let ended = if expired {
+                Ended::expired(&claim, self.lanes.get(id), now)
+            } else {
+                Ended::given_back(&claim, now)
+            };
             self.unsettled.push(ended);
             return;
         };
@@ -86,6 +92,7 @@ impl Dispatcher {
             capture,
             timeout,
             started_at: now,
+            tracer: self.parts.tracer.clone(),
             epoch: lane.circuit.epoch,
             claim,
         };
@@ -113,6 +120,9 @@ impl Dispatcher {
             return;
         };
         lane.running -= 1;
+        let age = now.duration_since(finished.claim.message.created_at);
+        let age = Duration::try_from(age).unwrap_or_default();
+        lane.tally.attempted(&finished.outcome, finished.duration, age);
         lane.stock.observe(finished.load, finished.duration);
         lane.concurrency.observe(finished.load, finished.started_at, now);
         lane.publish_room(accepts);

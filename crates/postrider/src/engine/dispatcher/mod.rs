@@ -21,17 +21,20 @@ use super::circuits::Circuits;
 use super::ended::Ended;
 use super::errand::{Errand, answer};
 use super::events::Events;
+use super::journal::Journal;
 use super::lane::Lane;
-use super::lanes::Lanes;
+use super::lanes::{Lanes, Rooms};
 use super::lease::Lease;
 use super::probation::Probation;
 use super::slots::Slots;
+use super::tally::Tally;
 use crate::breaker::Permission;
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::MessageId;
 use crate::sink::Environment;
 use crate::store::{Arrival, Claimed, Settled, Settlement, Snapshot, Store, Suspect, Waiting, Want};
+use crate::trace::Tracer;
 
 /// One claim asks for at most this much, so that its transaction stays short.
 const CLAIM_MESSAGES_MAX: u32 = 256;
@@ -67,6 +70,9 @@ pub(super) struct Parts {
     pub(super) slots: Arc<Slots>,
     pub(super) lease: Arc<Lease>,
     pub(super) events: Events,
+    pub(super) tally: Arc<Tally>,
+    pub(super) journal: Journal,
+    pub(super) tracer: Option<Tracer>,
     pub(super) pulse: Arc<Pulse>,
     pub(super) snapshot: Arc<Snapshot>,
 }
@@ -278,7 +284,7 @@ impl Dispatcher {
                 self.suspects.want();
             }
             self.trial_ended(settled.id);
-            ended.tell(settled, &self.parts.events);
+            ended.tell(settled, &self.parts.events, &self.parts.journal);
         }
     }
 
@@ -296,7 +302,12 @@ impl Dispatcher {
     fn take_snapshot(&mut self, snapshot: Arc<Snapshot>) {
         self.parts.snapshot = snapshot;
         let accepts = self.accepts();
-        self.lanes.reconfigure(&self.parts.snapshot, &self.parts.environment, &self.parts.slots, accepts);
+        let rooms = Rooms {
+            environment: &self.parts.environment,
+            slots: &self.parts.slots,
+            tally: &self.parts.tally,
+        };
+        self.lanes.reconfigure(&self.parts.snapshot, &rooms, accepts);
         let (now, paused) = (self.parts.store.now(), self.parts.snapshot.paused.is_some());
         for id in self.lanes.with_stock() {
             let may_deliver = |lane: &Lane| lane.permission(now) == Some(Permission::Deliver);

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::{Dispatcher, PROBE_LEASE_MARGIN};
-use crate::breaker::{Circuit, CircuitState};
+use crate::breaker::{Circuit, CircuitName, CircuitState};
 use crate::endpoint::EndpointId;
 use crate::engine::circuits::CircuitMove;
 use crate::engine::events::Happening;
@@ -62,7 +62,16 @@ impl Dispatcher {
         }
         let (from, to) = (change.from.state.name(), change.to.state.name());
         if from != to {
-            tracing::info!(endpoint = %lane.endpoint.name, "circuit {}", to.as_str());
+            let endpoint = &*lane.endpoint.name;
+            match to {
+                CircuitName::Open => {
+                    tracing::warn!(endpoint, "The circuit is open: the receiver keeps failing")
+                }
+                CircuitName::HalfOpen => {
+                    tracing::info!(endpoint, "The circuit is half open: one message tries")
+                }
+                CircuitName::Closed => tracing::info!(endpoint, "The circuit is closed again"),
+            }
             let name = lane.endpoint.name.clone();
             self.parts.events.tell_named(id, name, Happening::Circuit { from, to });
         }

@@ -25,18 +25,20 @@ use self::nodes::Listeners;
 use self::send::Commit;
 use self::time::StoreClock;
 use super::moving::{MoveError, Moved};
+use super::refusals::Refusals;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, IssuedToken, Keyring,
-    Listing, MessageFilter, MessagePage, NewReplay, NewToken, NodeRecord, Operate, PubSub, Redrive, Replay,
-    ReplayPreview, ReplayState, ReplayTurn, Replays, Result, Settled, Settlement, Snapshot, Store,
-    StoreStatus, Story, Suspect, Sweep, SweepAction, SweepCursor, Sweeps, TokenKey, TokenRecord, Tokens,
-    Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Figure, Figures, Hello,
+    IssuedToken, Keyring, Listing, MessageFilter, MessagePage, NewReplay, NewToken, NodeRecord, Operate,
+    PubSub, Redrive, Replay, ReplayPreview, ReplayState, ReplayTurn, Replays, Result, Settled, Settlement,
+    Snapshot, Store, StoreStatus, Story, Suspect, Sweep, SweepAction, SweepCursor, Sweeps, TokenKey,
+    TokenRecord, Tokens, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::Clock;
 use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
 use crate::event::{EventType, NewEvent, NewEventType, NewSubscription, Subscription};
 use crate::message::{LostClaim, MessageId, NewMessage, NodeId, Sent};
+use crate::outcome::log_cancelled;
 use crate::settings::Settings;
 
 mod connect;
@@ -65,6 +67,7 @@ mod dlq;
 mod sweep;
 mod replays;
 mod inspect;
+mod figures;
 mod listing;
 mod tokens;
 mod upkeep;
@@ -120,6 +123,7 @@ struct Shared {
     cursors: Cursors,
     batches: Batches,
     under_way: UnderWay,
+    refusals: Refusals,
     /// Since upkeep last asked.
     claimed_lately: AtomicBool,
 }
@@ -152,6 +156,7 @@ impl PostgresStore {
             cursors: Cursors::default(),
             batches: Batches::default(),
             under_way: UnderWay::default(),
+            refusals: Refusals::default(),
             claimed_lately: AtomicBool::new(false),
             server,
         };
@@ -298,7 +303,7 @@ impl Store for PostgresStore {
         endpoints::move_circuit(&self.shared, endpoint, from_epoch, to).await
     }
 
-    async fn expire(&self, limit: usize) -> Result<usize> {
+    async fn expire(&self, limit: usize) -> Result<Vec<Expired>> {
         upkeep::expire(&self.shared, limit).await
     }
 
@@ -358,21 +363,30 @@ impl Sweeps for PostgresStore {
 }
 
 #[async_trait]
+impl Figures for PostgresStore {
+    async fn figures(&self) -> Result<Vec<Figure>> {
+        let mut figures = figures::figures(&self.shared).await?;
+        figures.push(self.shared.refusals.figure());
+        Ok(figures)
+    }
+}
+
+#[async_trait]
 impl Operate for PostgresStore {
     async fn send(&self, message: NewMessage) -> Result<Sent> {
-        send::send(&self.shared, Commit::Durable, &message).await
+        self.shared.refusals.noted(send::send(&self.shared, Commit::Durable, &message).await)
     }
 
     async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
-        send::send_batch(&self.shared, Commit::Durable, &messages).await
+        self.shared.refusals.noted(send::send_batch(&self.shared, Commit::Durable, &messages).await)
     }
 
     async fn send_fast(&self, message: NewMessage) -> Result<Sent> {
-        send::send(&self.shared, Commit::Fast, &message).await
+        self.shared.refusals.noted(send::send(&self.shared, Commit::Fast, &message).await)
     }
 
     async fn send_batch_fast(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
-        send::send_batch(&self.shared, Commit::Fast, &messages).await
+        self.shared.refusals.noted(send::send_batch(&self.shared, Commit::Fast, &messages).await)
     }
 
     async fn create_endpoint(&self, endpoint: NewEndpoint) -> Result<Endpoint> {
@@ -420,7 +434,9 @@ impl Operate for PostgresStore {
     }
 
     async fn cancel(&self, id: MessageId) -> Result<()> {
-        self.shared.pool.call("SELECT postrider.cancel_message($1)", &[&id.0]).await
+        self.shared.pool.call("SELECT postrider.cancel_message($1)", &[&id.0]).await?;
+        log_cancelled(id);
+        Ok(())
     }
 
     async fn reschedule(&self, id: MessageId, at: Timestamp) -> Result<()> {
@@ -449,7 +465,7 @@ impl Operate for PostgresStore {
     }
 
     async fn redrive(&self, selection: Redrive) -> Result<u64> {
-        let redriven = dlq::redrive(&self.shared, selection).await;
+        let redriven = self.shared.refusals.noted(dlq::redrive(&self.shared, selection).await);
         self.shared.cursors.all_returned();
         redriven
     }

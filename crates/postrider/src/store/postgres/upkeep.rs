@@ -4,15 +4,16 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Shared;
 use crate::endpoint::EndpointId;
-use crate::store::{Arrival, Result};
+use crate::message::MessageId;
+use crate::store::{Arrival, Expired, Result};
 
 /// Keys looked at in one step.
 const STALLED_KEYS_MAX: i32 = 100;
 
-/// How many messages were expired. The same statement counts the queue and finds what nobody told of: keys whose
+/// Which messages were expired. The same statement counts the queue and finds what nobody told of: keys whose
 /// senders were in the middle of their transaction when the message before them was settled, and, while this
 /// process has nothing to do, messages whose sender counted on another one that rolled back.
-pub(super) async fn expire(shared: &Shared, limit: usize) -> Result<usize> {
+pub(super) async fn expire(shared: &Shared, limit: usize) -> Result<Vec<Expired>> {
     let expire = "SELECT postrider._expire($1), ARRAY(SELECT postrider._advance_stalled_keys($2)),
                     ARRAY(SELECT endpoint_id FROM postrider._waiting() WHERE $3 AND due_at <= postrider._now()),
                     postrider._recount_queue() IS NULL";
@@ -23,7 +24,12 @@ pub(super) async fn expire(shared: &Shared, limit: usize) -> Result<usize> {
         shared.cursors.returned(EndpointId(*endpoint));
         shared.listeners.tell(|| Arrival::Pending(EndpointId(*endpoint)));
     }
-    Ok(row.get::<_, i32>(0) as usize)
+    let expired = |of: &[i64]| Expired {
+        id: MessageId(of[0]),
+        endpoint: EndpointId(of[1]),
+        attempts: u32::try_from(of[2]).unwrap_or_default(),
+    };
+    Ok(row.get::<_, Vec<i64>>(0).chunks_exact(3).map(expired).collect())
 }
 
 /// One bounded step; true when there is more to do.

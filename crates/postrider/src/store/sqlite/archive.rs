@@ -42,6 +42,11 @@ impl Month {
         Offset::UTC.to_timestamp(first).map_or(i64::MAX, micros_of)
     }
 
+    /// In microseconds: when the next one begins.
+    pub(super) fn ends_at(self) -> i64 {
+        self.next().begins_at()
+    }
+
     pub(super) fn first_day(&self) -> String {
         format!("{:04}-{:02}-01", self.year, self.month)
     }

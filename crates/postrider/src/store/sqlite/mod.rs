@@ -22,12 +22,14 @@ use self::syncer::{SyncFile, Syncer};
 use self::writer::{Commit, Write, Writer, WriterHandle};
 use super::listing::Pager;
 use super::moving::{MoveError, Moved};
+use super::refusals::Refusals;
 use super::tokens::Minted;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Hello, IssuedToken, Keyring,
-    Listing, MessageFilter, MessagePage, NewReplay, NewToken, NodeRecord, Operate, PubSub, Redrive, Replay,
-    ReplayPreview, ReplayTurn, Replays, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story,
-    Suspect, Sweep, SweepAction, SweepCursor, Sweeps, TokenKey, TokenRecord, Tokens, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Figure, Figures, Hello,
+    IssuedToken, Keyring, Listing, MessageFilter, MessagePage, NewReplay, NewToken, NodeRecord, Operate,
+    PubSub, Redrive, Replay, ReplayPreview, ReplayTurn, Replays, Result, Settled, Settlement, Snapshot,
+    Store, StoreStatus, Story, Suspect, Sweep, SweepAction, SweepCursor, Sweeps, TokenKey, TokenRecord,
+    Tokens, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::{Clock, SystemClock, truncated};
@@ -35,6 +37,7 @@ use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
 use crate::error::StoreError;
 use crate::event::{EventType, NewEvent, NewEventType, NewSubscription, Subscription};
 use crate::message::{LostClaim, MessageId, NewMessage, NodeId, Sent};
+use crate::outcome::log_cancelled;
 use crate::settings::Settings;
 
 mod archive;
@@ -47,6 +50,7 @@ mod endpoints;
 mod event_types;
 mod events;
 mod export;
+mod figures;
 mod finished;
 mod inspect;
 mod keys;
@@ -124,6 +128,7 @@ pub struct SqliteStore {
     owns: bool,
     listeners: Arc<Listeners>,
     readers: Arc<Mutex<Vec<Connection>>>,
+    refusals: Refusals,
     threads: Threads,
 }
 
@@ -185,6 +190,7 @@ impl SqliteStore {
             owns: options.own,
             listeners,
             readers: Arc::default(),
+            refusals: Refusals::default(),
             threads: Threads {
                 writer: Some(WriterHandle::new(commands)),
                 stop: Some(stop),
@@ -232,7 +238,7 @@ impl SqliteStore {
         F: FnMut(&mut Write<'_>) -> Result<T> + Send + 'static,
     {
         let writer = self.threads.writer.as_ref().expect("the writer lives as long as the store");
-        writer.run(commit, work).await
+        self.refusals.noted(writer.run(commit, work).await)
     }
 
     async fn read<T, F>(&self, work: F) -> Result<T>
@@ -363,7 +369,7 @@ impl Store for SqliteStore {
         self.write(Commit::Soon, move |write| endpoints::move_circuit(write, endpoint, from_epoch, to)).await
     }
 
-    async fn expire(&self, limit: usize) -> Result<usize> {
+    async fn expire(&self, limit: usize) -> Result<Vec<Expired>> {
         self.write(Commit::Soon, move |write| retention::expire(write, limit)).await
     }
 
@@ -420,6 +426,16 @@ impl Sweeps for SqliteStore {
         from: Option<SweepCursor>,
     ) -> Result<Sweep> {
         sweep::step(self, action, filter, from).await
+    }
+}
+
+#[async_trait]
+impl Figures for SqliteStore {
+    async fn figures(&self) -> Result<Vec<Figure>> {
+        let (name, now) = (self.name.clone(), self.now());
+        let mut figures = self.read(move |conn| figures::figures(conn, &name, now)).await?;
+        figures.push(self.refusals.figure());
+        Ok(figures)
     }
 }
 
@@ -494,7 +510,9 @@ impl Operate for SqliteStore {
     }
 
     async fn cancel(&self, id: MessageId) -> Result<()> {
-        self.write(Commit::Durable, move |write| settle::cancel(write, id)).await
+        self.write(Commit::Durable, move |write| settle::cancel(write, id)).await?;
+        log_cancelled(id);
+        Ok(())
     }
 
     async fn reschedule(&self, id: MessageId, at: Timestamp) -> Result<()> {

@@ -1,36 +1,41 @@
 //! Expiry and retention, in bounded steps.
 
 use jiff::{SignedDuration, Timestamp};
-use rusqlite::params;
+use rusqlite::{Row, params};
 use serde_json::json;
 
 use super::archive::{self, Month};
 use super::row::micros_of;
 use super::writer::Write;
-use super::{events, replays, storage_error, surface};
+use super::{events, figures, replays, storage_error, surface};
 use crate::endpoint::EndpointId;
 use crate::message::{MessageId, State};
-use crate::store::Result;
+use crate::store::{Expired, Result};
 
 /// Attempts of queued messages stay however old they are; no more than this many are passed over.
 const ATTEMPTS_LOOKED_AT: i64 = 2500;
 /// Evicting stops here, so that it does not start again with the next dead letter.
 const DLQ_KEPT_PERCENT: u64 = 90;
 
-pub(super) fn expire(write: &mut Write<'_>, limit: usize) -> Result<usize> {
-    let expired: Vec<i64> = write
+pub(super) fn expire(write: &mut Write<'_>, limit: usize) -> Result<Vec<Expired>> {
+    let expired: Vec<Expired> = write
         .conn
         .prepare_cached(
-            "SELECT id FROM _postrider_queue WHERE expires_at <= ?1 AND place <> 2 ORDER BY expires_at LIMIT ?2",
+            "SELECT id, endpoint_id, attempts FROM _postrider_queue WHERE expires_at <= ?1 AND place <> 2
+             ORDER BY expires_at LIMIT ?2",
         )
         .and_then(|mut statement| {
-            statement.query_map(params![micros_of(write.now), limit as i64], |row| row.get(0))?.collect()
+            let found = |row: &Row<'_>| {
+                let (id, endpoint) = (MessageId(row.get(0)?), EndpointId(row.get(1)?));
+                Ok(Expired { id, endpoint, attempts: row.get(2)? })
+            };
+            statement.query_map(params![micros_of(write.now), limit as i64], found)?.collect()
         })
         .map_err(storage_error)?;
-    for id in &expired {
-        archive::finish(write, MessageId(*id), State::Expired)?;
+    for found in &expired {
+        archive::finish(write, found.id, State::Expired)?;
     }
-    Ok(expired.len())
+    Ok(expired)
 }
 
 /// One bounded step; true when there is more to do.
@@ -138,6 +143,7 @@ fn log_eviction(write: &mut Write<'_>, rule: &str, count: usize, bytes: u64) -> 
         return Ok(());
     }
     tracing::info!(rule, count, bytes, "evicted dead letters");
+    figures::count(write, "evictions", count)?;
     events::log(write, "dlq.evicted", None, &json!({ "rule": rule, "count": count, "bytes": bytes }))
 }
 
@@ -238,11 +244,11 @@ fn clean_replayed(write: &mut Write<'_>, limit: usize) -> Result<usize> {
         .map_err(storage_error)
 }
 
-fn days_ago(now: Timestamp, days: u32) -> i64 {
+pub(super) fn days_ago(now: Timestamp, days: u32) -> i64 {
     micros_of(now - SignedDuration::from_hours(24 * i64::from(days)))
 }
 
-fn months_ago(now: Timestamp, months: u32) -> i64 {
+pub(super) fn months_ago(now: Timestamp, months: u32) -> i64 {
     let now = now.to_zoned(jiff::tz::TimeZone::UTC);
     now.checked_sub(jiff::Span::new().months(i64::from(months)))
         .map_or(i64::MIN, |then| then.timestamp().as_microsecond())

@@ -47,6 +47,9 @@ async fn lost_claims_go_through_the_retry_decision_and_come_back_at_most_eight_a
     assert_eq!(world.receiver.most_running_in_all(), 8);
     let again = world.receiver.arrivals().split_off(lost.len());
     assert_eq!(again.len(), lost.len());
+    let counted =
+        engine.measures().read().endpoints.into_iter().map(|endpoint| endpoint.attempts[4].2).sum::<u64>();
+    assert_eq!(counted, lost.len() as u64, "each loss is counted by the node that noticed it");
     assert!(again.iter().all(|arrival| arrival.attempt == 2), "the lost attempt is counted");
     for id in lost {
         let story = world.story(id).await;

@@ -10,7 +10,8 @@ use postrider::breaker::Circuit;
 use postrider::endpoint::EndpointId;
 use postrider::message::{Fence, LostClaim, NodeId};
 use postrider::store::{
-    ClaimRequest, Claimed, Hello, ReplayTurn, Result, Settled, Settlement, Snapshot, Suspect, Waiting,
+    ClaimRequest, Claimed, Expired, Hello, ReplayTurn, Result, Settled, Settlement, Snapshot, Suspect,
+    Waiting,
 };
 use postrider::{MessageId, SqliteStore, Store, StoreError};
 use serde_json::Map;
@@ -154,7 +155,7 @@ impl Store for Faulty {
         self.ask()?.move_circuit(endpoint, from_epoch, to).await
     }
 
-    async fn expire(&self, limit: usize) -> Result<usize> {
+    async fn expire(&self, limit: usize) -> Result<Vec<Expired>> {
         self.ask()?.expire(limit).await
     }
 

@@ -18,6 +18,7 @@ mod stock;
 mod stopping;
 mod crash;
 mod outage;
+mod measures;
 mod replays;
 
 /// Long enough for a slow machine; every wait ends as soon as what it waits for is there.

@@ -257,6 +257,12 @@ LANGUAGE sql STABLE AS $$
                 ORDER BY q.due_at LIMIT 1) AS first
 $$;
 
+-- None where it has not begun or is not over.
+CREATE FUNCTION postrider._seconds_between(p_from timestamptz, p_to timestamptz) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT coalesce(greatest(extract(epoch FROM p_to - p_from), 0), 0)::double precision
+$$;
+
 -- How many are queued in all, cheaply.
 CREATE FUNCTION postrider._queued() RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -307,10 +313,8 @@ BEGIN
     FROM figures f JOIN postrider.endpoints e ON e.id = f.id ORDER BY e.name COLLATE "C";
 END $$;
 
--- The store as a whole.
-CREATE FUNCTION postrider._status()
-RETURNS TABLE (store text, schema_version integer, paused text, pending bigint, processing bigint, dead bigint,
-               oldest_pending timestamptz)
+-- How many there are in all.
+CREATE FUNCTION postrider._totals() RETURNS TABLE (pending bigint, processing bigint, dead bigint)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
@@ -322,11 +326,18 @@ BEGIN
   IF v_dead > postrider._counted_at_once() THEN
     v_dead := greatest(v_dead, (SELECT dead FROM postrider._exact_count));
   END IF;
-  RETURN QUERY
-    SELECT s.name, s.schema_version, s.paused_because, greatest(v_queued - v_processing, 0), v_processing, v_dead,
-           (SELECT min(e.oldest_pending) FROM postrider._endpoint_statuses() e)
-    FROM postrider._store s;
+  RETURN QUERY VALUES (greatest(v_queued - v_processing, 0), v_processing, v_dead);
 END $$;
+
+-- The store as a whole.
+CREATE FUNCTION postrider._status()
+RETURNS TABLE (store text, schema_version integer, paused text, pending bigint, processing bigint, dead bigint,
+               oldest_pending timestamptz)
+LANGUAGE sql STABLE AS $$
+  SELECT s.name, s.schema_version, s.paused_because, t.pending, t.processing, t.dead,
+         (SELECT min(e.oldest_pending) FROM postrider._endpoint_statuses() e)
+  FROM postrider._store s, postrider._totals() t
+$$;
 
 -- No secrets: neither config nor policies.
 CREATE VIEW postrider.endpoint_status AS
@@ -390,41 +401,64 @@ BEGIN
     jsonb_build_object('months_until', v_ahead::date, 'rows_in_default', v_stray);
 END $$;
 
--- Figures under the names that /metrics has.
+-- Figures under the names that /metrics has. The oldest hundred endpoints have their own, so that a series stays with
+-- its endpoint however busy the others get; the rest is summed, and of what cannot be summed the worst is told.
 CREATE FUNCTION postrider.metrics() RETURNS TABLE (name text, labels jsonb, value double precision)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
   v_now timestamptz := postrider._now();
-  v_status record;
-  s record;
 BEGIN
-  SELECT * INTO v_status FROM postrider._status();
-  RETURN QUERY VALUES
-    ('postrider_messages', '{"state": "pending"}'::jsonb, v_status.pending::double precision),
-    ('postrider_messages', '{"state": "processing"}', v_status.processing),
-    ('postrider_messages', '{"state": "dead"}', v_status.dead),
-    ('postrider_oldest_pending_age_seconds', '{}',
-      coalesce(greatest(extract(epoch FROM v_now - v_status.oldest_pending), 0), 0)::double precision),
-    ('postrider_paused', '{}', (v_status.paused IS NOT NULL)::integer),
-    ('postrider_nodes', '{"state": "live"}',
-      (SELECT count(*) FROM postrider.nodes n WHERE n.state = 'live' AND n.lease_until > v_now)),
-    ('postrider_retention_lag_seconds', '{"of": "dlq"}', coalesce(greatest(extract(epoch FROM v_now
-      - postrider._setting('dlq_retention_days')::integer * interval '24 hours'
-      - (SELECT d.died_at FROM postrider.dlq d WHERE NOT d.holds_key ORDER BY d.died_at LIMIT 1)), 0), 0)::double precision),
-    ('postrider_retention_lag_seconds', '{"of": "event_log"}', coalesce(greatest(extract(epoch FROM v_now
-      - postrider._setting('event_log_retention_days')::integer * interval '24 hours'
-      - (SELECT l.at FROM postrider.event_log l ORDER BY l.at LIMIT 1)), 0), 0)::double precision);
-  RETURN QUERY SELECT format('postrider_%s_total', c.name), '{}'::jsonb, sum(c.value)::double precision
-    FROM postrider._counts c GROUP BY c.name ORDER BY c.name;
-  FOR s IN SELECT * FROM postrider._endpoint_statuses() LIMIT 1000 LOOP
-    RETURN QUERY VALUES
-      ('postrider_endpoint_messages', jsonb_build_object('endpoint', s.name, 'state', 'pending'), s.pending::double precision),
-      ('postrider_endpoint_messages', jsonb_build_object('endpoint', s.name, 'state', 'processing'), s.processing),
-      ('postrider_endpoint_messages', jsonb_build_object('endpoint', s.name, 'state', 'dead'), s.dead),
-      ('postrider_endpoint_oldest_pending_age_seconds', jsonb_build_object('endpoint', s.name),
-        coalesce(greatest(extract(epoch FROM v_now - s.oldest_pending), 0), 0)::double precision),
-      ('postrider_endpoint_circuit_state', jsonb_build_object('endpoint', s.name),
-        CASE s.circuit WHEN 'closed' THEN 0 WHEN 'half_open' THEN 1 ELSE 2 END);
-  END LOOP;
+  RETURN QUERY
+    WITH every AS MATERIALIZED (
+      SELECT e.*, row_number() OVER (ORDER BY e.endpoint_id) AS place FROM postrider._endpoint_statuses() e
+    ), bounded AS (
+      SELECT CASE WHEN place <= 100 THEN name ELSE '(others)' END AS endpoint, min(place) AS place,
+             sum(pending) AS pending, sum(processing) AS processing, sum(dead) AS dead,
+             min(oldest_pending) AS oldest_pending,
+             max(CASE circuit WHEN 'closed' THEN 0 WHEN 'half_open' THEN 1 ELSE 2 END) AS circuit
+      FROM every GROUP BY 1
+    ), figures (place, line, name, labels, value) AS (
+      SELECT 0, f.* FROM postrider._totals() t, postrider._store s, LATERAL (VALUES
+        (1, 'postrider_messages', '{"state": "pending"}'::jsonb, t.pending::double precision),
+        (2, 'postrider_messages', '{"state": "processing"}', t.processing),
+        (3, 'postrider_messages', '{"state": "dead"}', t.dead),
+        (4, 'postrider_oldest_pending_age_seconds', '{}',
+          postrider._seconds_between((SELECT min(oldest_pending) FROM every), v_now)),
+        (5, 'postrider_paused', '{}', (s.paused_because IS NOT NULL)::integer),
+        (6, 'postrider_endpoints', '{"state": "enabled"}', (SELECT count(*) FROM every WHERE enabled AND NOT paused)),
+        (7, 'postrider_endpoints', '{"state": "paused"}', (SELECT count(*) FROM every WHERE enabled AND paused)),
+        (8, 'postrider_endpoints', '{"state": "disabled"}', (SELECT count(*) FROM every WHERE NOT enabled)),
+        (9, 'postrider_retention_lag_seconds', '{"of": "dlq"}', postrider._seconds_between(
+          (SELECT d.died_at FROM postrider.dlq d WHERE NOT d.holds_key ORDER BY d.died_at LIMIT 1),
+          v_now - postrider._setting('dlq_retention_days')::integer * interval '24 hours')),
+        (10, 'postrider_retention_lag_seconds', '{"of": "event_log"}', postrider._seconds_between(
+          (SELECT l.at FROM postrider.event_log l ORDER BY l.at LIMIT 1),
+          v_now - postrider._setting('event_log_retention_days')::integer * interval '24 hours')),
+        (11, 'postrider_retention_lag_seconds', '{"of": "archive"}', postrider._seconds_between(
+          ((SELECT min(m.month) FROM postrider._months('archive') m) + interval '1 month') AT TIME ZONE 'UTC',
+          (v_now AT TIME ZONE 'UTC' - postrider._setting('archive_retention_months')::integer * interval '1 month')
+            AT TIME ZONE 'UTC')),
+        (12, 'postrider_nodes', '{"state": "live"}',
+          (SELECT count(*) FROM postrider.nodes n WHERE n.state = 'live' AND n.lease_until > v_now))
+      ) AS f
+      UNION ALL
+      SELECT 0, 13, format('postrider_%s_total', c.name), '{}', sum(c.value)
+      FROM (SELECT name, value FROM postrider._counts
+            UNION ALL VALUES ('capture_skipped', 0), ('evictions', 0), ('publish_skipped', 0)) AS c (name, value)
+      GROUP BY c.name
+      UNION ALL
+      SELECT b.place, f.* FROM bounded b, LATERAL (VALUES
+        (1, 'postrider_endpoint_messages', jsonb_build_object('endpoint', b.endpoint, 'state', 'pending'),
+          b.pending::double precision),
+        (2, 'postrider_endpoint_messages', jsonb_build_object('endpoint', b.endpoint, 'state', 'processing'), b.processing),
+        (3, 'postrider_endpoint_messages', jsonb_build_object('endpoint', b.endpoint, 'state', 'dead'), b.dead),
+        (4, 'postrider_endpoint_oldest_pending_age_seconds', jsonb_build_object('endpoint', b.endpoint),
+          postrider._seconds_between(b.oldest_pending, v_now)),
+        (5, 'postrider_endpoint_circuit_state', jsonb_build_object('endpoint', b.endpoint), b.circuit),
+        -- Nothing is hot yet.
+        (6, 'postrider_endpoint_mode', jsonb_build_object('endpoint', b.endpoint), 0)
+      ) AS f
+    )
+    SELECT f.name, f.labels, f.value FROM figures f ORDER BY f.place, f.line, f.name;
 END $$;

@@ -71,27 +71,28 @@ BEGIN
     jsonb_build_object('message', erase_message.id));
 END $$;
 
--- Moves up to p_limit pending messages past their expiry to the archive; how many there were.
-CREATE FUNCTION postrider._expire(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+-- Moves up to p_limit pending messages past their expiry to the archive; of each its id, its endpoint's and its
+-- attempts, one after the other.
+CREATE FUNCTION postrider._expire(p_limit integer) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-  v_id bigint;
-  v_count integer := 0;
+  v record;
+  v_expired bigint[] := '{}';
 BEGIN
-  FOR v_id IN
-    SELECT id FROM postrider.queue
+  FOR v IN
+    SELECT id, endpoint_id, attempts FROM postrider.queue
     WHERE expires_at <= postrider._now() AND id <> ALL (postrider._claimed_ids())
     ORDER BY expires_at LIMIT p_limit
   LOOP
-    IF postrider._expire_message(v_id) THEN
-      v_count := v_count + 1;
+    IF postrider._expire_message(v.id) THEN
+      v_expired := v_expired || v.id || v.endpoint_id || v.attempts::bigint;
     END IF;
   END LOOP;
-  RETURN v_count;
+  RETURN v_expired;
 END $$;
 
 CREATE FUNCTION postrider.mark_expired_messages() RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
   PERFORM postrider._need_read_committed();
-  RETURN postrider._expire(2147483647);
+  RETURN cardinality(postrider._expire(2147483647)) / 3;
 END $$;

@@ -24,6 +24,8 @@ pub(crate) mod settings;
 pub(crate) mod stories;
 pub(crate) mod listing;
 pub(crate) mod tokens;
+pub(crate) mod figures;
+pub(crate) mod event_log;
 pub(crate) mod durability;
 pub(crate) mod concurrency;
 
@@ -335,6 +337,19 @@ macro_rules! conformance {
                 a_revoked_token_opens_nothing,
                 tokens_that_come_and_go_are_logged,
                 a_token_has_a_name_for_people,
+            }
+            figures {
+                the_figures_are_those_of_the_store,
+                the_state_of_a_circuit_is_a_figure,
+                endpoints_beyond_the_first_hundred_are_summed,
+                refusals_of_a_full_queue_are_counted,
+                evictions_are_counted_and_survive_a_crash,
+                a_month_that_nobody_cleaned_up_is_a_lag,
+            }
+            event_log {
+                what_people_and_receivers_do_to_an_endpoint_is_logged,
+                what_is_done_to_the_whole_store_is_logged,
+                keys_that_people_release_and_nodes_that_come_and_go_are_logged,
             }
             durability {
                 everything_survives_a_crash,

@@ -68,7 +68,7 @@ impl<H: Harness> World<H> {
         let cancelled = self.cancelled(to("a")).await;
         let expired = self.send(short_lived(self.now())).await;
         self.live(11).await;
-        assert_eq!(self.store().expire(10).await.unwrap(), 1);
+        assert_eq!(self.store().expire(10).await.unwrap().len(), 1);
         [completed, expired, cancelled, dead.message, discarded.message]
     }
 

@@ -285,14 +285,22 @@ async fn metrics_are_the_figures_of_the_store() {
         (r#"postrider_messages{"state": "dead"}"#, 2.0),
         ("postrider_oldest_pending_age_seconds{}", 7.0),
         ("postrider_paused{}", 1.0),
-        (r#"postrider_nodes{"state": "live"}"#, 1.0),
+        (r#"postrider_endpoints{"state": "enabled"}"#, 1.0),
+        (r#"postrider_endpoints{"state": "paused"}"#, 0.0),
+        (r#"postrider_endpoints{"state": "disabled"}"#, 0.0),
         (r#"postrider_retention_lag_seconds{"of": "dlq"}"#, 0.0),
         (r#"postrider_retention_lag_seconds{"of": "event_log"}"#, 0.0),
+        (r#"postrider_retention_lag_seconds{"of": "archive"}"#, 0.0),
+        (r#"postrider_nodes{"state": "live"}"#, 1.0),
+        ("postrider_capture_skipped_total{}", 0.0),
+        ("postrider_evictions_total{}", 0.0),
+        ("postrider_publish_skipped_total{}", 0.0),
         (r#"postrider_endpoint_messages{"state": "pending", "endpoint": "a"}"#, 1.0),
         (r#"postrider_endpoint_messages{"state": "processing", "endpoint": "a"}"#, 1.0),
         (r#"postrider_endpoint_messages{"state": "dead", "endpoint": "a"}"#, 2.0),
         (r#"postrider_endpoint_oldest_pending_age_seconds{"endpoint": "a"}"#, 7.0),
         (r#"postrider_endpoint_circuit_state{"endpoint": "a"}"#, 2.0),
+        (r#"postrider_endpoint_mode{"endpoint": "a"}"#, 0.0),
     ];
     let expected: BTreeMap<String, f64> =
         expected.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();

@@ -1,0 +1,173 @@
+//! The store's figures, in the order and under the names of `metrics()` on PostgreSQL.
+
+use std::collections::HashMap;
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::archive::Month;
+use super::row::micros_of;
+use super::writer::Write;
+use super::{inspect, known, retention, storage_error};
+use crate::breaker::CircuitName;
+use crate::store::figures::{ENDPOINTS_MAX, OTHERS};
+use crate::store::{EndpointStatus, Figure, Result, StoreStatus};
+
+/// What is counted for good, and is 0 until then.
+const COUNTED: [&str; 2] = ["evictions", "publish_skipped"];
+
+/// Adds to what `postrider_<name>_total` says.
+pub(super) fn count(write: &Write<'_>, name: &str, by: usize) -> Result<()> {
+    write
+        .conn
+        .prepare_cached(
+            "INSERT INTO _postrider_meta (name, value) VALUES ('counted_' || ?1, ?2)
+             ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+        )
+        .and_then(|mut statement| statement.execute(params![name, by as i64]))
+        .map(|_| ())
+        .map_err(storage_error)
+}
+
+pub(super) fn figures(conn: &Connection, store: &str, now: Timestamp) -> Result<Vec<Figure>> {
+    let status = inspect::status(conn, store)?;
+    let mut figures = of_the_store(&status, now);
+    figures.extend(lags(conn, now)?);
+    figures.push(Figure::new("postrider_nodes", &[("state", "live")], live_nodes(conn, now)?));
+    for name in COUNTED {
+        let name_of_figure = format!("postrider_{name}_total");
+        figures.push(Figure::new(&name_of_figure, &[], counted(conn, name).map_err(storage_error)?));
+    }
+    for endpoint in bounded(status.endpoints, &oldest_endpoints(conn).map_err(storage_error)?) {
+        figures.extend(of_endpoint(&endpoint, now));
+    }
+    Ok(figures)
+}
+
+/// By age, as far as they have figures of their own.
+fn oldest_endpoints(conn: &Connection) -> rusqlite::Result<Vec<String>> {
+    conn.prepare_cached(
+        "SELECT name FROM _postrider_endpoints WHERE dropped_at IS NULL ORDER BY id LIMIT ?1",
+    )?
+    .query_map([ENDPOINTS_MAX as i64], |row| row.get(0))?
+    .collect()
+}
+
+/// Those of `oldest` in their order, and the rest as one.
+fn bounded(all: Vec<EndpointStatus>, oldest: &[String]) -> Vec<EndpointStatus> {
+    let places: HashMap<&str, usize> =
+        oldest.iter().enumerate().map(|(place, name)| (name.as_str(), place)).collect();
+    let (mut own, others): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|endpoint| places.contains_key(endpoint.name.as_str()));
+    own.sort_by_key(|endpoint| places[endpoint.name.as_str()]);
+    let others = others.into_iter().map(|other| EndpointStatus { name: OTHERS.to_owned(), ..other });
+    own.extend(others.reduce(together));
+    own
+}
+
+fn of_the_store(status: &StoreStatus, now: Timestamp) -> Vec<Figure> {
+    let messages = |state, count: u64| Figure::new("postrider_messages", &[("state", state)], count as f64);
+    let endpoints = |state| {
+        let count = status.endpoints.iter().filter(|endpoint| switched(endpoint) == state).count();
+        Figure::new("postrider_endpoints", &[("state", state)], count as f64)
+    };
+    vec![
+        messages("pending", status.pending),
+        messages("processing", status.processing),
+        messages("dead", status.dead),
+        Figure::new("postrider_oldest_pending_age_seconds", &[], age(status.oldest_pending, now)),
+        Figure::new("postrider_paused", &[], f64::from(u8::from(status.paused.is_some()))),
+        endpoints("enabled"),
+        endpoints("paused"),
+        endpoints("disabled"),
+    ]
+}
+
+fn switched(endpoint: &EndpointStatus) -> &'static str {
+    match (endpoint.enabled, endpoint.paused) {
+        (false, _) => "disabled",
+        (true, true) => "paused",
+        (true, false) => "enabled",
+    }
+}
+
+fn of_endpoint(endpoint: &EndpointStatus, now: Timestamp) -> [Figure; 6] {
+    let name = ("endpoint", endpoint.name.as_str());
+    let messages = |state, count: u64| {
+        Figure::new("postrider_endpoint_messages", &[name, ("state", state)], count as f64)
+    };
+    [
+        messages("pending", endpoint.pending),
+        messages("processing", endpoint.processing),
+        messages("dead", endpoint.dead),
+        Figure::new(
+            "postrider_endpoint_oldest_pending_age_seconds",
+            &[name],
+            age(endpoint.oldest_pending, now),
+        ),
+        Figure::new("postrider_endpoint_circuit_state", &[name], f64::from(badness(endpoint.circuit))),
+        // Nothing is hot yet.
+        Figure::new("postrider_endpoint_mode", &[name], 0.0),
+    ]
+}
+
+/// Sums; of what cannot be summed the worst.
+fn together(one: EndpointStatus, other: EndpointStatus) -> EndpointStatus {
+    EndpointStatus {
+        pending: one.pending + other.pending,
+        processing: one.processing + other.processing,
+        dead: one.dead + other.dead,
+        oldest_pending: one.oldest_pending.into_iter().chain(other.oldest_pending).min(),
+        circuit: std::cmp::max_by_key(one.circuit, other.circuit, |circuit| badness(*circuit)),
+        ..one
+    }
+}
+
+fn badness(circuit: CircuitName) -> u8 {
+    match circuit {
+        CircuitName::Closed => 0,
+        CircuitName::HalfOpen => 1,
+        CircuitName::Open => 2,
+    }
+}
+
+fn age(oldest: Option<Timestamp>, now: Timestamp) -> f64 {
+    oldest.map_or(0.0, |oldest| now.duration_since(oldest).as_secs_f64().max(0.0))
+}
+
+/// How long ago retention should have taken the oldest row.
+fn lags(conn: &Connection, now: Timestamp) -> Result<[Figure; 3]> {
+    let settings = known::load_settings(conn)?;
+    let oldest = |sql: &str| -> Result<Option<i64>> {
+        conn.prepare_cached(sql)
+            .and_then(|mut statement| statement.query_row([], |row| row.get(0)).optional())
+            .map_err(storage_error)
+    };
+    let lag = |of, oldest: Option<i64>, before: i64| {
+        let seconds = oldest.map_or(0.0, |oldest| (before - oldest).max(0) as f64 / 1e6);
+        Figure::new("postrider_retention_lag_seconds", &[("of", of)], seconds)
+    };
+    let letter = oldest("SELECT died_at FROM _postrider_dlq WHERE holds_key = 0 ORDER BY died_at LIMIT 1")?;
+    let event = oldest("SELECT at FROM _postrider_event_log ORDER BY id LIMIT 1")?;
+    let month = Month::existing(conn).map_err(storage_error)?.into_iter().min().map(Month::ends_at);
+    Ok([
+        lag("dlq", letter, retention::days_ago(now, settings.dlq_retention_days)),
+        lag("event_log", event, retention::days_ago(now, settings.event_log_retention_days)),
+        lag("archive", month, retention::months_ago(now, settings.archive_retention_months)),
+    ])
+}
+
+fn live_nodes(conn: &Connection, now: Timestamp) -> Result<f64> {
+    conn.prepare_cached("SELECT count(*) FROM _postrider_nodes WHERE state = 'live' AND lease_until > ?1")
+        .and_then(|mut statement| statement.query_row([micros_of(now)], |row| row.get::<_, i64>(0)))
+        .map(|count| count as f64)
+        .map_err(storage_error)
+}
+
+fn counted(conn: &Connection, name: &str) -> rusqlite::Result<f64> {
+    let counted: Option<i64> = conn
+        .prepare_cached("SELECT value FROM _postrider_meta WHERE name = 'counted_' || ?1")?
+        .query_row([name], |row| row.get(0))
+        .optional()?;
+    Ok(counted.unwrap_or(0) as f64)
+}

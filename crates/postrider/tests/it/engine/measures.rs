@@ -1,0 +1,65 @@
+//! What a node counts of its own work.
+
+use std::time::Duration;
+
+use postrider::store::AttemptOutcome::{Delivered, Failed, Lost};
+use postrider::store::figures::OTHERS;
+use postrider::verdict::Class::{Gone, Permanent, Retryable};
+use postrider::{Operate, State};
+use serde_json::json;
+
+use super::PATIENCE;
+use super::receiver::Answer;
+use super::world::{World, quick};
+
+#[tokio::test]
+async fn attempts_are_counted_by_what_they_came_to() {
+    let world = World::new().await;
+    world.endpoint_from(json!({ "name": "a", "retry_policy": quick(3) })).await;
+    world.endpoint("b").await;
+    world.receiver.script(|arrival| Answer::status(if arrival.attempt < 3 { 500 } else { 200 }));
+    let engine = world.engine().await;
+    let measures = engine.measures();
+    let id = world.send("a", 1).await;
+    world.until_state(id, State::Completed).await;
+    let read = measures.read();
+    assert_eq!((read.in_flight, read.endpoints.len()), (0, 2));
+    let a = &read.endpoints[0];
+    assert_eq!(a.endpoint, "a");
+    let expected = [
+        (Delivered, None, 1),
+        (Failed, Some(Retryable), 2),
+        (Failed, Some(Permanent), 0),
+        (Failed, Some(Gone), 0),
+        (Lost, Some(Retryable), 0),
+    ];
+    assert_eq!(a.attempts, expected);
+    assert_eq!((a.durations.count(), a.delays.count()), (3, 1));
+    assert!(a.delays.sum_seconds >= a.durations.sum_seconds, "{a:?}");
+    assert_eq!(read.endpoints[1].durations.count(), 0);
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn what_runs_is_in_flight_and_what_a_dropped_endpoint_did_is_kept() {
+    let world = World::new().await;
+    world.endpoint("a").await;
+    world.receiver.answer(Answer::status(200));
+    let engine = world.engine().await;
+    let measures = engine.measures();
+    let id = world.send("a", 1).await;
+    world.until_state(id, State::Completed).await;
+    world.receiver.answer(Answer::ok().held());
+    world.send("a", 2).await;
+    world.receiver.until("it to run", |receiver| receiver.running_in_all() == 1).await;
+    assert_eq!((measures.read().in_flight, measures.read().endpoints[0].in_flight), (1, 1));
+    world.store.drop_endpoint("a", true).await.unwrap();
+    let is_gone = async {
+        while measures.read().endpoints[0].endpoint != OTHERS {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, is_gone).await.expect("the endpoint goes");
+    assert_eq!(measures.read().endpoints[0].attempts[0], (Delivered, None, 1));
+    engine.stop().await;
+}
