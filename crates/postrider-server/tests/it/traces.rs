@@ -19,6 +19,9 @@ use crate::receiver::{Received, Receiver};
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
+/// `traceparent` and `tracestate` of each request.
+type Told = Arc<Mutex<Vec<(String, String)>>>;
+
 /// Takes what is exported to it over OTLP, or refuses it.
 struct Collector {
     receiver: Receiver,
@@ -80,10 +83,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// A node that exports soon, with an endpoint `shop`, and what its receiver was told of the trace.
-fn node(
-    environment: &[(&str, &str)],
-    answers: &'static [u16],
-) -> (Home, Node, Arc<Mutex<Vec<(String, String)>>>) {
+fn node(environment: &[(&str, &str)], answers: &'static [u16]) -> (Home, Node, Told) {
     let (told, count) = (Arc::new(Mutex::new(Vec::new())), AtomicUsize::new(0));
     let kept = told.clone();
     let receiver = Receiver::start(move |received| {

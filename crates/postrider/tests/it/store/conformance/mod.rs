@@ -350,6 +350,7 @@ macro_rules! conformance {
                 what_people_and_receivers_do_to_an_endpoint_is_logged,
                 what_is_done_to_the_whole_store_is_logged,
                 keys_that_people_release_and_nodes_that_come_and_go_are_logged,
+                cancelling_leaves_a_line_in_the_log,
             }
             durability {
                 everything_survives_a_crash,
