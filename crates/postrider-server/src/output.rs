@@ -34,9 +34,11 @@ impl Output {
     pub(crate) fn table(self, header: &[&str], rows: Vec<Vec<String>>) -> String {
         let mut table = Table::new();
         if self.terminal {
-            table
-                .load_style(UTF8_FULL_CONDENSED.with_rounded_corners())
-                .set_content_arrangement(ContentArrangement::Dynamic);
+            table.load_style(UTF8_FULL_CONDENSED.with_rounded_corners());
+            // One that does not say how wide it is would have one letter in each line.
+            if console::Term::stdout().size().1 > 0 {
+                table.set_content_arrangement(ContentArrangement::Dynamic);
+            }
             table.set_header(
                 header.iter().map(|text| Cell::new(text).add_attribute(comfy_table::Attribute::Bold)),
             );

@@ -75,3 +75,30 @@ pub(crate) fn options(field: &str, text: &str) -> Result<Map<String, Value>, Inv
         _ => Err(Invalid::new(field, "must be a JSON object")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_a_point_or_that_long_ago() {
+        let now: Timestamp = "2026-01-15T12:00:00Z".parse().expect("a time");
+        let read = |text| timestamp_or_ago("from", text, now).map(|at| at.to_string());
+        assert_eq!(read("-2h").as_deref(), Ok("2026-01-15T10:00:00Z"));
+        assert_eq!(read("2030-01-31T08:00:00+01:00").as_deref(), Ok("2030-01-31T07:00:00Z"));
+        for bad in ["", "-", "-soon", "2h", "+2h", "yesterday", "-999999999h"] {
+            assert_eq!(read(bad).map_err(|invalid| invalid.field), Err("from".to_owned()), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_rate_is_so_many_a_second_unless_said() {
+        let read = |text| rate_limit("rate", text).map(|limit| json!(limit).to_string());
+        assert_eq!(read("50").as_deref(), Ok(r#"{"limit":50,"interval":"second"}"#));
+        assert_eq!(read("3000/minute").as_deref(), Ok(r#"{"limit":3000,"interval":"minute"}"#));
+        for (bad, field) in [("", "rate"), ("fast", "rate"), ("0", "rate.limit"), ("5/day", "rate.interval")]
+        {
+            assert_eq!(read(bad).map_err(|invalid| invalid.field), Err(field.to_owned()), "{bad}");
+        }
+    }
+}

@@ -7,7 +7,7 @@ use postrider::{Operate, StoreError};
 use serde_json::json;
 
 use super::filter::FilterArgs;
-use super::progress::{self, plural};
+use super::progress::{Progress, plural};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::store_url::StoreUrl;
@@ -194,22 +194,25 @@ async fn sweep(
     if !all && filter == DlqFilter::default() {
         return Err(Failure::usage("which of them? Give ids, a filter such as --endpoint NAME, or --all"));
     }
-    let bar = progress::bar(output);
-    let mut sweep = store.sweep(action, filter.clone(), None).await?;
-    while let Some(next) = sweep.next {
-        bar.set_length(sweep.total);
-        bar.set_position(sweep.done);
-        sweep = match store.sweep(action, filter.clone(), Some(next)).await {
-            Ok(further) => further,
-            Err(error) => {
-                bar.finish_and_clear();
-                return Err(interrupted(error, action, sweep));
-            }
-        };
-    }
-    bar.finish_and_clear();
+    let sweep = all_steps(store, action, &filter, output).await?;
     tell(action, sweep.done, sweep.total, output);
     Ok(())
+}
+
+async fn all_steps(
+    store: &dyn Operate,
+    action: SweepAction,
+    filter: &DlqFilter,
+    output: Output,
+) -> Result<Sweep, Failure> {
+    let progress = Progress::new(output);
+    let mut sweep = store.sweep(action, filter.clone(), None).await?;
+    while let Some(next) = sweep.next {
+        progress.show(sweep.done, Some(sweep.total), "");
+        let step = store.sweep(action, filter.clone(), Some(next)).await;
+        sweep = step.map_err(|error| interrupted(error, action, sweep))?;
+    }
+    Ok(sweep)
 }
 
 /// What was done before stays done.

@@ -6,18 +6,41 @@ use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
 use crate::output::Output;
 
+const COUNTING: &str = "{spinner} counting {msg}";
+const GOING: &str = "{bar:30} {human_pos} of {human_len}, {per_sec}, {eta} left {msg}";
+
 /// Counts messages; hidden where nobody watches. Gone when it is dropped.
-pub(super) fn bar(output: Output) -> ProgressBar {
-    if !output.is_live() {
-        return ProgressBar::hidden();
+pub(super) struct Progress(ProgressBar);
+
+impl Progress {
+    pub(super) fn new(output: Output) -> Self {
+        if !output.is_live() {
+            return Self(ProgressBar::hidden());
+        }
+        let bar = ProgressBar::no_length().with_style(style(COUNTING)).with_finish(ProgressFinish::AndClear);
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self(bar)
     }
-    let style =
-        ProgressStyle::with_template("{bar:30} {human_pos} of {human_len}, {per_sec}, {eta} left {msg}");
-    let bar = ProgressBar::new(0)
-        .with_style(style.expect("a valid template"))
-        .with_finish(ProgressFinish::AndClear);
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
+
+    /// `note` is what else there is to say.
+    pub(super) fn show(&self, done: u64, total: Option<u64>, note: &str) {
+        if let Some(total) = total.filter(|total| self.0.length() != Some(*total)) {
+            self.0.set_style(style(GOING));
+            self.0.set_length(total);
+        }
+        self.0.set_position(done);
+        self.0.set_message(note.to_owned());
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("a valid template")
 }
 
 pub(super) fn plural(count: u64, what: &str) -> String {

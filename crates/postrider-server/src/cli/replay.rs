@@ -9,7 +9,7 @@ use postrider::store::{NewReplay, Replay, ReplayPreview, ReplaySample, ReplaySel
 use postrider::{MessageId, Operate};
 use serde_json::json;
 
-use super::progress::{self, plural};
+use super::progress::{Progress, plural};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::store_url::StoreUrl;
@@ -196,18 +196,16 @@ impl StartArgs {
 
 /// Until it has ended, or somebody presses Ctrl-C: then it goes on without being watched.
 async fn watch(store: &dyn Operate, mut replay: Replay, output: Output) -> Result<Replay, Failure> {
-    let bar = progress::bar(output);
+    let progress = Progress::new(output);
     let mut moved = (Instant::now(), replay.clone());
     while replay.state == ReplayState::Running {
-        bar.set_length(replay.total.unwrap_or(0));
-        bar.set_position(replay.done + replay.skipped_count());
-        bar.set_message(match &replay.waiting {
+        let still = moved.0.elapsed() > NO_NODE_AFTER && replay.rate_limit.is_none();
+        let note = match &replay.waiting {
             Some(waiting) => format!("- {waiting}"),
-            None if moved.0.elapsed() > NO_NODE_AFTER && replay.rate_limit.is_none() => {
-                "- nothing moves: is a node running? `postrider serve` starts one".to_owned()
-            }
+            None if still => "- nothing moves: is a node running? `postrider serve` starts one".to_owned(),
             None => String::new(),
-        });
+        };
+        progress.show(replay.done + replay.skipped_count(), replay.total, &note);
         tokio::select! {
             () = tokio::time::sleep(SHOW_INTERVAL) => {}
             _ = tokio::signal::ctrl_c() => break,
@@ -217,7 +215,6 @@ async fn watch(store: &dyn Operate, mut replay: Replay, output: Output) -> Resul
             moved = (Instant::now(), replay.clone());
         }
     }
-    bar.finish_and_clear();
     Ok(replay)
 }
 

@@ -177,6 +177,28 @@ fn messages_are_replayed_by_command() {
     assert_eq!(shop.home.json(&["replay", "show", "1"])["done"], 2);
 }
 
+/// What somebody sees who types it, on a terminal of a hundred columns.
+fn typed(home: &Home, command: &str) -> String {
+    let binary = env!("CARGO_BIN_EXE_postrider");
+    let output = home.shell(&format!("script -qec 'stty cols 100; {binary} {command}' /dev/null"));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+#[test]
+fn on_a_terminal_there_are_tables_and_it_is_shown_how_far_a_replay_is() {
+    let shop = Shop::with_letters();
+    assert!(typed(&shop.home, "dlq list").contains("│ 1  ┆ 2       ┆ shop"));
+    let watched = typed(&shop.home, "replay start --endpoint shop --to shop --rate 1");
+    assert!(watched.contains("1 of 2,") && watched.contains('█'), "{watched}");
+    assert!(watched.contains("replay 1 is completed: 2 of 2 sent"), "{watched}");
+    let left = typed(&shop.home, "replay start --endpoint shop --rate 1/hour --no-wait");
+    assert!(left.contains("replay 2 is running") && !left.contains('█'), "{left}");
+    let swept = typed(&shop.home, "dlq discard --all");
+    assert!(swept.contains("2 dead letters discarded"), "{swept}");
+}
+
 #[test]
 fn one_message_is_looked_at_and_changed() {
     let shop = Shop::open();

@@ -28,9 +28,8 @@ use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
 use super::{
     ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Figure, Figures, Hello,
-    IssuedToken, Keyring, Listing, MessageFilter, MessagePage, NewReplay, NewToken, NodeRecord, Operate,
-    PubSub, Redrive, Replay, ReplayPreview, ReplayState, ReplayTurn, Replays, Result, Settled, Settlement,
-    Snapshot, Store, StoreStatus, Story, Suspect, Sweep, SweepAction, SweepCursor, Sweeps, TokenKey,
+    IssuedToken, Keyring, Listing, MessageFilter, MessagePage, NewToken, NodeRecord, Operate, PubSub,
+    Redrive, ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, TokenKey,
     TokenRecord, Tokens, Waiting,
 };
 use crate::breaker::Circuit;
@@ -313,52 +312,6 @@ impl Store for PostgresStore {
 
     async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn> {
         replays::advance(&self.shared, limit).await
-    }
-}
-
-#[async_trait]
-impl Replays for PostgresStore {
-    async fn replay_message(&self, id: MessageId, to: Option<&str>) -> Result<MessageId> {
-        let replay = "SELECT postrider._replay_message($1, $2)";
-        Ok(MessageId(self.shared.pool.query_one(replay, &[&id.0, &to]).await?.get(0)))
-    }
-
-    async fn preview_replay(&self, replay: NewReplay) -> Result<ReplayPreview> {
-        replays::preview(&self.shared, &replay.checked()?).await
-    }
-
-    async fn start_replay(&self, replay: NewReplay) -> Result<Replay> {
-        replays::start(&self.shared, &replay.checked()?).await
-    }
-
-    async fn replay(&self, id: i64) -> Result<Replay> {
-        replays::load(&self.shared, id).await
-    }
-
-    async fn replays(&self, before: Option<i64>, limit: usize) -> Result<Vec<Replay>> {
-        replays::list(&self.shared, before, limit).await
-    }
-
-    async fn stop_replay(&self, id: i64) -> Result<Replay> {
-        replays::switch(&self.shared, id, ReplayState::Stopped).await
-    }
-
-    async fn resume_replay(&self, id: i64) -> Result<Replay> {
-        replays::switch(&self.shared, id, ReplayState::Running).await
-    }
-}
-
-#[async_trait]
-impl Sweeps for PostgresStore {
-    async fn sweep(
-        &self,
-        action: SweepAction,
-        filter: DlqFilter,
-        from: Option<SweepCursor>,
-    ) -> Result<Sweep> {
-        let swept = sweep::step(&self.shared, action, &filter, from).await;
-        self.shared.cursors.all_returned();
-        swept
     }
 }
 

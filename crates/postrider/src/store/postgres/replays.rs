@@ -3,18 +3,20 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use postgres_types::{Json, ToSql};
 use serde_json::json;
 use tokio_postgres::Row;
 
-use super::Shared;
 use super::row::{Span, big_count};
+use super::{PostgresStore, Shared};
 use crate::error::StoreError;
 use crate::message::MessageId;
 use crate::rate::RateLimit;
 use crate::store::{
     NewReplay, PATIENCE_SECONDS, Replay, ReplayPreview, ReplaySample, ReplaySelection, ReplayState,
-    ReplayStatus, ReplayTurn, Result, SAMPLE_MAX, STEP_BYTES_MAX, Skip, UNFINISHED_MAX, too_many_replays,
+    ReplayStatus, ReplayTurn, Replays, Result, SAMPLE_MAX, STEP_BYTES_MAX, Skip, UNFINISHED_MAX,
+    too_many_replays,
 };
 
 /// Messages in one step: some ten milliseconds.
@@ -29,6 +31,38 @@ const SELECT: &str = "SELECT r.id, r.state, e.name, r.event_type, r.ordering_key
     r.started_at, r.ended_at
   FROM postrider.replays r LEFT JOIN postrider.endpoints e ON e.id = r.endpoint_id
     LEFT JOIN postrider.endpoints t ON t.id = r.to_endpoint_id";
+
+#[async_trait]
+impl Replays for PostgresStore {
+    async fn replay_message(&self, id: MessageId, to: Option<&str>) -> Result<MessageId> {
+        let replay = "SELECT postrider._replay_message($1, $2)";
+        Ok(MessageId(self.shared.pool.query_one(replay, &[&id.0, &to]).await?.get(0)))
+    }
+
+    async fn preview_replay(&self, replay: NewReplay) -> Result<ReplayPreview> {
+        preview(&self.shared, &replay.checked()?).await
+    }
+
+    async fn start_replay(&self, replay: NewReplay) -> Result<Replay> {
+        start(&self.shared, &replay.checked()?).await
+    }
+
+    async fn replay(&self, id: i64) -> Result<Replay> {
+        load(&self.shared, id).await
+    }
+
+    async fn replays(&self, before: Option<i64>, limit: usize) -> Result<Vec<Replay>> {
+        list(&self.shared, before, limit).await
+    }
+
+    async fn stop_replay(&self, id: i64) -> Result<Replay> {
+        switch(&self.shared, id, ReplayState::Stopped).await
+    }
+
+    async fn resume_replay(&self, id: i64) -> Result<Replay> {
+        switch(&self.shared, id, ReplayState::Running).await
+    }
+}
 
 /// A replay as the arguments of `_new_replay`.
 struct Asked<'a> {
@@ -58,7 +92,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-pub(super) async fn start(shared: &Shared, replay: &NewReplay) -> Result<Replay> {
+async fn start(shared: &Shared, replay: &NewReplay) -> Result<Replay> {
     let asked = Asked::of(replay);
     let (whole, max, too_many) = (Json(json!(replay)), UNFINISHED_MAX as i64, too_many_replays());
     let mut values = asked.values();
@@ -68,7 +102,7 @@ pub(super) async fn start(shared: &Shared, replay: &NewReplay) -> Result<Replay>
     load(shared, id).await
 }
 
-pub(super) async fn preview(shared: &Shared, replay: &NewReplay) -> Result<ReplayPreview> {
+async fn preview(shared: &Shared, replay: &NewReplay) -> Result<ReplayPreview> {
     let asked = Asked::of(replay);
     let count = format!(
         "SELECT c.messages, c.no_payload, c.endpoint_dropped
@@ -107,13 +141,13 @@ fn sampled(row: &Row) -> ReplaySample {
     }
 }
 
-pub(super) async fn load(shared: &Shared, id: i64) -> Result<Replay> {
+async fn load(shared: &Shared, id: i64) -> Result<Replay> {
     let rows = shared.pool.query(&format!("{SELECT} WHERE r.id = $1"), &[&id]).await?;
     let unknown = || StoreError::Unknown { what: "replay", name: id.to_string() };
     rows.first().map(told).ok_or_else(unknown)
 }
 
-pub(super) async fn list(shared: &Shared, before: Option<i64>, limit: usize) -> Result<Vec<Replay>> {
+async fn list(shared: &Shared, before: Option<i64>, limit: usize) -> Result<Vec<Replay>> {
     let list = format!("{SELECT} WHERE r.id < $1 ORDER BY r.id DESC LIMIT $2");
     let rows = shared.pool.query(&list, &[&before.unwrap_or(i64::MAX), &(limit as i64)]).await?;
     Ok(rows.iter().map(told).collect())
@@ -142,7 +176,7 @@ fn told(row: &Row) -> Replay {
     }
 }
 
-pub(super) async fn switch(shared: &Shared, id: i64, to: ReplayState) -> Result<Replay> {
+async fn switch(shared: &Shared, id: i64, to: ReplayState) -> Result<Replay> {
     shared.pool.call("SELECT postrider._switch_replay($1, $2)", &[&id, &to.as_str()]).await?;
     load(shared, id).await
 }

@@ -1,22 +1,37 @@
 //! A step of a sweep: the next letters of a filter are looked up, then redriven or discarded in one transaction.
 
+use async_trait::async_trait;
 use deadpool_postgres::Transaction;
 use jiff::Timestamp;
 use postgres_types::Json;
 use serde_json::json;
 
-use super::Shared;
 use super::dlq::{Matching, REDRIVABLE};
 use super::errors::store_error;
 use super::row::{big_count, count};
-use crate::store::{DlqFilter, Result, Sweep, SweepAction, SweepCursor, check_sweep};
+use super::{PostgresStore, Shared};
+use crate::store::{DlqFilter, Result, Sweep, SweepAction, SweepCursor, Sweeps, check_sweep};
 
 /// Letters in one step, and what else there is of their keys: a few milliseconds.
 const STEP_LETTERS: i64 = 250;
 /// What can be discarded: also what was erased, or has no endpoint any more.
 const DISCARDABLE: &str = "d.status = 'failed'";
 
-pub(super) async fn step(
+#[async_trait]
+impl Sweeps for PostgresStore {
+    async fn sweep(
+        &self,
+        action: SweepAction,
+        filter: DlqFilter,
+        from: Option<SweepCursor>,
+    ) -> Result<Sweep> {
+        let swept = step(&self.shared, action, &filter, from).await;
+        self.shared.cursors.all_returned();
+        swept
+    }
+}
+
+async fn step(
     shared: &Shared,
     action: SweepAction,
     filter: &DlqFilter,

@@ -26,10 +26,9 @@ use super::refusals::Refusals;
 use super::tokens::Minted;
 use super::{
     ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Figure, Figures, Hello,
-    IssuedToken, Keyring, Listing, MessageFilter, MessagePage, NewReplay, NewToken, NodeRecord, Operate,
-    PubSub, Redrive, Replay, ReplayPreview, ReplayTurn, Replays, Result, Settled, Settlement, Snapshot,
-    Store, StoreStatus, Story, Suspect, Sweep, SweepAction, SweepCursor, Sweeps, TokenKey, TokenRecord,
-    Tokens, Waiting,
+    IssuedToken, Keyring, Listing, MessageFilter, MessagePage, NewToken, NodeRecord, Operate, PubSub,
+    Redrive, ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, TokenKey,
+    TokenRecord, Tokens, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::{Clock, SystemClock, truncated};
@@ -380,52 +379,6 @@ impl Store for SqliteStore {
     async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn> {
         self.owner_only()?;
         replaying::advance(self, limit).await
-    }
-}
-
-#[async_trait]
-impl Replays for SqliteStore {
-    async fn replay_message(&self, id: MessageId, to: Option<&str>) -> Result<MessageId> {
-        let to = to.map(str::to_owned);
-        self.write(Commit::Durable, move |write| replaying::replay_message(write, id, to.as_deref())).await
-    }
-
-    async fn preview_replay(&self, replay: NewReplay) -> Result<ReplayPreview> {
-        let (replay, now) = (replay.checked()?, self.now());
-        self.read(move |conn| replays::preview(conn, now, &replay)).await
-    }
-
-    async fn start_replay(&self, replay: NewReplay) -> Result<Replay> {
-        let replay = replay.checked()?;
-        self.write(Commit::Durable, move |write| replays::start(write, &replay)).await
-    }
-
-    async fn replay(&self, id: i64) -> Result<Replay> {
-        self.read(move |conn| replays::load(conn, id)).await
-    }
-
-    async fn replays(&self, before: Option<i64>, limit: usize) -> Result<Vec<Replay>> {
-        self.read(move |conn| replays::list(conn, before, limit).map_err(storage_error)).await
-    }
-
-    async fn stop_replay(&self, id: i64) -> Result<Replay> {
-        self.write(Commit::Durable, move |write| replays::stop(write, id)).await
-    }
-
-    async fn resume_replay(&self, id: i64) -> Result<Replay> {
-        self.write(Commit::Durable, move |write| replays::resume(write, id)).await
-    }
-}
-
-#[async_trait]
-impl Sweeps for SqliteStore {
-    async fn sweep(
-        &self,
-        action: SweepAction,
-        filter: DlqFilter,
-        from: Option<SweepCursor>,
-    ) -> Result<Sweep> {
-        sweep::step(self, action, filter, from).await
     }
 }
 

@@ -1,5 +1,6 @@
 //! Replays as rows: start, look, stop, resume. `replaying.rs` takes them further.
 
+use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -8,14 +9,15 @@ use serde_json::json;
 use super::endpoints;
 use super::finished::Selected;
 use super::row::{at, micros_of, optional_at};
-use super::writer::Write;
-use super::{events, storage_error};
+use super::writer::{Commit, Write};
+use super::{SqliteStore, events, replaying, storage_error};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
+use crate::message::MessageId;
 use crate::rate::RateLimit;
 use crate::store::{
-    NewReplay, Replay, ReplayPreview, ReplaySelection, ReplayState, ReplayStatus, Result, SAMPLE_MAX, Skip,
-    UNFINISHED_MAX, too_many_replays,
+    NewReplay, Replay, ReplayPreview, ReplaySelection, ReplayState, ReplayStatus, Replays, Result,
+    SAMPLE_MAX, Skip, Store, UNFINISHED_MAX, too_many_replays,
 };
 
 /// The columns that [`told`] reads, in its order.
@@ -23,6 +25,40 @@ const COLUMNS: &str = "r.id, r.state, (SELECT name FROM _postrider_endpoints WHE
      r.ordering_key, r.status, r.created_from, r.created_until, \
      (SELECT name FROM _postrider_endpoints WHERE id = r.to_endpoint_id), r.rate_limit, \
      CASE WHEN r.counted_to >= r.last_id THEN r.counted END, r.done, r.skipped, r.waiting, r.started_at, r.ended_at";
+
+#[async_trait]
+impl Replays for SqliteStore {
+    async fn replay_message(&self, id: MessageId, to: Option<&str>) -> Result<MessageId> {
+        let to = to.map(str::to_owned);
+        self.write(Commit::Durable, move |write| replaying::replay_message(write, id, to.as_deref())).await
+    }
+
+    async fn preview_replay(&self, replay: NewReplay) -> Result<ReplayPreview> {
+        let (replay, now) = (replay.checked()?, self.now());
+        self.read(move |conn| preview(conn, now, &replay)).await
+    }
+
+    async fn start_replay(&self, replay: NewReplay) -> Result<Replay> {
+        let replay = replay.checked()?;
+        self.write(Commit::Durable, move |write| start(write, &replay)).await
+    }
+
+    async fn replay(&self, id: i64) -> Result<Replay> {
+        self.read(move |conn| load(conn, id)).await
+    }
+
+    async fn replays(&self, before: Option<i64>, limit: usize) -> Result<Vec<Replay>> {
+        self.read(move |conn| list(conn, before, limit).map_err(storage_error)).await
+    }
+
+    async fn stop_replay(&self, id: i64) -> Result<Replay> {
+        self.write(Commit::Durable, move |write| stop(write, id)).await
+    }
+
+    async fn resume_replay(&self, id: i64) -> Result<Replay> {
+        self.write(Commit::Durable, move |write| resume(write, id)).await
+    }
+}
 
 pub(super) fn start(write: &mut Write<'_>, replay: &NewReplay) -> Result<Replay> {
     let id_of = |name: &String| write.known.by_name(name).map(|endpoint| endpoint.id.0);

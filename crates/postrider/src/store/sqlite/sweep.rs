@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use async_trait::async_trait;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, params_from_iter};
 use serde_json::json;
@@ -11,12 +12,24 @@ use super::redrive::{self, REDRIVABLE, Redrivable};
 use super::writer::{Commit, Write};
 use super::{SqliteStore, dlq, events, storage_error};
 use crate::endpoint::EndpointId;
-use crate::store::{DlqFilter, Result, Sweep, SweepAction, SweepCursor, check_sweep};
+use crate::store::{DlqFilter, Result, Sweep, SweepAction, SweepCursor, Sweeps, check_sweep};
 
 /// Letters in one step, and what else there is of their keys: about 4 ms.
 const STEP_LETTERS: usize = 100;
 /// What can be discarded: also what was erased, or has no endpoint any more.
 const DISCARDABLE: &str = "d.status = 'failed'";
+
+#[async_trait]
+impl Sweeps for SqliteStore {
+    async fn sweep(
+        &self,
+        action: SweepAction,
+        filter: DlqFilter,
+        from: Option<SweepCursor>,
+    ) -> Result<Sweep> {
+        step(self, action, filter, from).await
+    }
+}
 
 #[derive(Clone, Debug)]
 struct Letter {
@@ -25,7 +38,7 @@ struct Letter {
     key: Option<Key>,
 }
 
-pub(super) async fn step(
+async fn step(
     store: &SqliteStore,
     action: SweepAction,
     filter: DlqFilter,
