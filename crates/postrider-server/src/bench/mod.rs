@@ -20,6 +20,7 @@ mod node;
 mod partner;
 mod plain;
 mod postgres;
+mod publish;
 mod receiver;
 mod report;
 mod send;
@@ -45,6 +46,7 @@ pub(crate) struct BenchArgs {
 #[value(rename_all = "snake_case")]
 enum Scenario {
     BatchSend,
+    Publish,
     HttpSend,
     #[value(name = "deliver_100k")]
     Deliver100k,
@@ -69,6 +71,7 @@ enum Scenario {
 
 const ON_SQLITE: &[Scenario] = &[
     Scenario::BatchSend,
+    Scenario::Publish,
     Scenario::HttpSend,
     Scenario::Deliver100k,
     Scenario::Deliver1m,
@@ -85,6 +88,7 @@ const ON_POSTGRES: &[Scenario] = &[
     Scenario::SqlSend,
     Scenario::SqlSendDeep,
     Scenario::SqlBatch,
+    Scenario::Publish,
     Scenario::Deliver100k,
     Scenario::Deliver1m,
     Scenario::Deliver1000Keys,
@@ -104,6 +108,7 @@ impl Scenario {
     async fn run(self, lab: &mut Lab) -> Result<Vec<Row>, Failure> {
         match self {
             Self::BatchSend => send::batch(lab).await,
+            Self::Publish => publish::hundred_subscribers(lab).await,
             Self::HttpSend => send::over_http(lab).await,
             Self::Deliver100k => delivery::backlog(lab).await,
             Self::Deliver1m => delivery::deep_backlog(lab).await,

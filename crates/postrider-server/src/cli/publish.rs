@@ -27,7 +27,7 @@ pub(super) async fn run(arguments: PublishArgs, url: &StoreUrl, output: Output) 
     output.document(
         || json!({ "messages": messages }).to_string(),
         || match messages {
-            0 => format!("nobody wants this {event_type}; no message was made"),
+            0 => format!("{event_type} became no message: nobody wants it, or whoever does has it already"),
             1 => format!("{event_type} became 1 message"),
             _ => format!("{event_type} became {messages} messages"),
         },

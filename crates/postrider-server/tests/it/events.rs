@@ -333,3 +333,45 @@ fn events_go_through_their_life_on_the_command_line() {
     let made = home.json(&["event", "subscribe", "*", "shop", "--template", r#""{{/a}}""#]);
     assert_eq!(home.json(&["event", "subscriptions"])["items"], json!([made]));
 }
+
+/// An application stores events by SQL while the node is killed again and again.
+#[test]
+fn kill_9_loses_and_doubles_no_stored_event() {
+    const EVENTS: u32 = 300;
+    let home = Home::new();
+    let mut shop = Shop::on(home.start());
+    home.json(&["endpoint", "pause", "shop"]);
+    shop.create("orders", "null").unwrap();
+    for _ in 0..5 {
+        shop.subscribe("orders", "").unwrap();
+    }
+    let file = home.store_file();
+    let application = std::thread::spawn(move || {
+        let db = rusqlite::Connection::open(file).expect("the file");
+        db.busy_timeout(PATIENCE).expect("a timeout");
+        for number in 0..EVENTS {
+            let publish = "INSERT INTO postrider_publish (event_type, payload) VALUES ('orders', ?1)";
+            db.execute(publish, [number.to_string()]).expect("it is stored");
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    });
+    while !application.is_finished() {
+        std::thread::sleep(Duration::from_millis(rand::random_range(1..150)));
+        let Shop { node, bodies } = shop;
+        node.kill();
+        shop = Shop { node: home.start(), bodies };
+    }
+    application.join().expect("every event was stored");
+    let db = rusqlite::Connection::open(home.store_file()).expect("the file");
+    let number = |sql: &str| db.query_row(sql, [], |row| row.get::<_, u32>(0)).expect(sql);
+    crate::eventually(PATIENCE, "all are fanned out", || {
+        (number("SELECT count(*) FROM _postrider_events") == 0).then_some(())
+    });
+    assert_eq!(number("SELECT count(*) FROM postrider_queue"), EVENTS * 5);
+    let different = "SELECT count(*) FROM (SELECT DISTINCT CAST(payload AS TEXT) FROM postrider_queue)";
+    assert_eq!(number(different), EVENTS);
+    let out_of_order = "SELECT count(*) FROM (SELECT CAST(payload AS TEXT) + 0 AS n,
+                          lag(CAST(payload AS TEXT) + 0) OVER (ORDER BY id) AS before FROM postrider_queue)
+                        WHERE before > n";
+    assert_eq!(number(out_of_order), 0);
+}

@@ -1,32 +1,34 @@
-//! Plain messages of a batch, several in one statement: opening the queue's many indexes once for all of them
+//! Plain messages of a batch or a fan-out, several in one statement: opening the queue's many indexes once for all of them
 //! is what makes a batch cheap.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
+use super::publish::Outgoing;
 use super::row::{headers_text, micros_of, options_text};
 use super::send::make_room_for;
-use super::storage_error;
 use super::writer::Write;
+use super::{claim, storage_error};
+use crate::endpoint::{Endpoint, EndpointId};
 use crate::message::{MessageId, NewMessage, Sent};
 use crate::store::{Arrival, Result};
 
 /// Messages in one statement. More gain little and make the statement long.
 const CHUNK: usize = 16;
-const SHARED_PARAMETERS: usize = 2;
-const ROW_PARAMETERS: usize = 8;
+const SHARED_PARAMETERS: usize = 1;
+const ROW_PARAMETERS: usize = 9;
 
 static INSERT: LazyLock<String> = LazyLock::new(|| {
     // FAIL, not ABORT: no journal to undo the rows before, the transaction ends anyway.
     let mut sql =
-        "INSERT OR FAIL INTO _postrider_queue (endpoint_id, place, due_at, created_at, priority, expires_at,
+        "INSERT OR FAIL INTO _postrider_queue (place, due_at, created_at, endpoint_id, priority, expires_at,
          correlation_id, event_type, content_type, headers, options, payload) VALUES "
             .to_owned();
     for row in 0..CHUNK {
         let first = SHARED_PARAMETERS + row * ROW_PARAMETERS + 1;
         let parameters: Vec<String> = (first..first + ROW_PARAMETERS).map(|n| format!("?{n}")).collect();
         let comma = if row == 0 { "" } else { ", " };
-        let _ = write!(sql, "{comma}(?1, 0, ?2, ?2, {})", parameters.join(", "));
+        let _ = write!(sql, "{comma}(0, ?1, ?1, {})", parameters.join(", "));
     }
     sql
 });
@@ -46,6 +48,25 @@ pub(super) fn behind_the_last<'a>(
     (waits && is_plain(last) && chunk.iter().all(alike)).then_some(chunk)
 }
 
+/// The next messages of a fan-out, when they are plain and no node would claim one of them as it is inserted.
+pub(super) fn waiting<'a>(write: &Write<'_>, outgoing: &'a [Outgoing]) -> Option<&'a [Outgoing]> {
+    let waits =
+        |endpoint: &Endpoint| write.listeners.is_empty() || claim::not_before(write, endpoint).is_some();
+    let chunk = outgoing.get(..CHUNK)?;
+    chunk.iter().all(|one| is_plain(&one.message) && waits(&one.endpoint)).then_some(chunk)
+}
+
+/// A chunk that [`waiting`] found; all of it was checked, and has room.
+pub(super) fn queue(write: &mut Write<'_>, chunk: &[Outgoing]) -> Result<()> {
+    let rows = chunk.iter().map(|one| (one.endpoint.id, &one.message));
+    write.newest = write.newest.max(insert(write, rows).map_err(storage_error)?);
+    for one in chunk {
+        write.counts.queued(one.endpoint.id, 1);
+        write.tell_pending(Some(one.endpoint.id));
+    }
+    Ok(())
+}
+
 fn is_plain(message: &NewMessage) -> bool {
     message.ordering_key.is_none() && message.idempotency_key.is_none() && message.scheduled_at.is_none()
 }
@@ -57,7 +78,8 @@ pub(super) fn send(write: &mut Write<'_>, chunk: &[NewMessage]) -> Result<Vec<Se
         crate::send::check(message, &endpoint, write.known.settings())?;
     }
     make_room_for(write, &endpoint, chunk.len() as u64)?;
-    let last = insert(write, endpoint.id.0, chunk).map_err(storage_error)?;
+    let rows = chunk.iter().map(|message| (endpoint.id, message));
+    let last = insert(write, rows).map_err(storage_error)?;
     write.newest = write.newest.max(last);
     write.counts.queued(endpoint.id, chunk.len() as i64);
     // Ids are given under the write lock, one after the other.
@@ -66,20 +88,23 @@ pub(super) fn send(write: &mut Write<'_>, chunk: &[NewMessage]) -> Result<Vec<Se
 }
 
 /// The id of the last one.
-fn insert(write: &Write<'_>, endpoint: i64, chunk: &[NewMessage]) -> rusqlite::Result<i64> {
+fn insert<'a>(
+    write: &Write<'_>,
+    rows: impl Iterator<Item = (EndpointId, &'a NewMessage)>,
+) -> rusqlite::Result<i64> {
     let mut statement = write.conn.prepare_cached(&INSERT)?;
-    statement.raw_bind_parameter(1, endpoint)?;
-    statement.raw_bind_parameter(2, micros_of(write.now))?;
-    for (row, message) in chunk.iter().enumerate() {
+    statement.raw_bind_parameter(1, micros_of(write.now))?;
+    for (row, (endpoint, message)) in rows.enumerate() {
         let at = SHARED_PARAMETERS + row * ROW_PARAMETERS;
-        statement.raw_bind_parameter(at + 1, message.priority)?;
-        statement.raw_bind_parameter(at + 2, message.expires_at.map(micros_of))?;
-        statement.raw_bind_parameter(at + 3, message.correlation_id.map(|id| id.to_string()))?;
-        statement.raw_bind_parameter(at + 4, &message.event_type)?;
-        statement.raw_bind_parameter(at + 5, &message.content_type)?;
-        statement.raw_bind_parameter(at + 6, headers_text(&message.headers))?;
-        statement.raw_bind_parameter(at + 7, options_text(&message.options))?;
-        statement.raw_bind_parameter(at + 8, &message.payload[..])?;
+        statement.raw_bind_parameter(at + 1, endpoint.0)?;
+        statement.raw_bind_parameter(at + 2, message.priority)?;
+        statement.raw_bind_parameter(at + 3, message.expires_at.map(micros_of))?;
+        statement.raw_bind_parameter(at + 4, message.correlation_id.map(|id| id.to_string()))?;
+        statement.raw_bind_parameter(at + 5, &message.event_type)?;
+        statement.raw_bind_parameter(at + 6, &message.content_type)?;
+        statement.raw_bind_parameter(at + 7, headers_text(&message.headers))?;
+        statement.raw_bind_parameter(at + 8, options_text(&message.options))?;
+        statement.raw_bind_parameter(at + 9, &message.payload[..])?;
     }
     statement.raw_execute()?;
     Ok(write.conn.last_insert_rowid())

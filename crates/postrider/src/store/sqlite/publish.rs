@@ -2,13 +2,14 @@
 //! callers' transactions.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::subscriptions::{self, Fitting};
 use super::writer::Write;
-use super::{event_types, send, storage_error};
-use crate::endpoint::{DisabledBy, EndpointId};
+use super::{bulk, event_types, send, storage_error};
+use crate::endpoint::{DisabledBy, Endpoint, EndpointId};
 use crate::error::StoreError;
 use crate::event::{NewEvent, key_of_subscription, longest_key, within};
 use crate::json::Json;
@@ -50,22 +51,28 @@ pub(super) fn publish(write: &mut Write<'_>, publication: &Publication) -> Resul
         return Err(StoreError::TooLarge { field, bytes: count, limit, setting });
     }
     check(write, publication)?;
-    let mut messages = Vec::new();
+    let mut outgoing = Vec::new();
     let (mut widest, mut skipped) = (0, 0);
     for (event, payload) in &publication.events {
-        let before = messages.len();
-        skipped += fan_out(write, event, payload, &mut messages)?;
-        widest = widest.max((messages.len() - before) as u64);
+        let before = outgoing.len();
+        skipped += fan_out(write, event, payload, &mut outgoing)?;
+        widest = widest.max((outgoing.len() - before) as u64);
     }
     let limit = write.known.settings().max_fanout;
     if widest > limit {
         let (field, setting) = ("event_type", "max_fanout");
         return Err(StoreError::TooLarge { field, bytes: widest, limit, setting });
     }
-    make_room(write, &messages)?;
-    let sent = send::send_all(write, &messages)?;
+    make_room(write, &outgoing)?;
+    let made = send_all(write, &outgoing)?;
     count_skipped(write, skipped)?;
-    Ok(sent.iter().filter(|sent| !sent.duplicate).count() as u64)
+    Ok(made)
+}
+
+/// What one subscriber gets.
+pub(super) struct Outgoing {
+    pub(super) message: NewMessage,
+    pub(super) endpoint: Arc<Endpoint>,
 }
 
 /// A mistake is one even where nobody listens; what depends on the receiver is checked for each of them.
@@ -87,12 +94,7 @@ fn check(write: &Write<'_>, publication: &Publication) -> Result<()> {
 
 /// Adds what its subscribers get. How many were skipped because an operator disabled their endpoint; what is gone is
 /// kept.
-fn fan_out(
-    write: &Write<'_>,
-    event: &NewEvent,
-    payload: &Json,
-    messages: &mut Vec<NewMessage>,
-) -> Result<u64> {
+fn fan_out(write: &Write<'_>, event: &NewEvent, payload: &Json, outgoing: &mut Vec<Outgoing>) -> Result<u64> {
     let mut skipped = 0;
     let fitting = subscriptions::fitting(write.conn, &event.event_type).map_err(storage_error)?;
     let wants = |one: &Fitting| one.filter.as_ref().is_none_or(|filter| pubsub::contains(payload, filter));
@@ -108,20 +110,19 @@ fn fan_out(
         if let Some(template) = &subscription.template {
             message.payload = pubsub::filled(template, payload).to_string().into();
         }
-        messages.push(message);
+        outgoing.push(Outgoing { message, endpoint: endpoint.clone() });
     }
     Ok(skipped)
 }
 
 /// Refuses when not all of them are good, or not all that are new fit into the queue: before anything is sent.
-fn make_room(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<()> {
+fn make_room(write: &mut Write<'_>, outgoing: &[Outgoing]) -> Result<()> {
     let mut new: BTreeMap<EndpointId, u64> = BTreeMap::new();
     let mut keys = HashSet::new();
-    for message in messages {
-        let endpoint = write.known.by_name(&message.endpoint)?.clone();
-        crate::send::check(message, &endpoint, write.known.settings())?;
+    for Outgoing { message, endpoint } in outgoing {
+        crate::send::check(message, endpoint, write.known.settings())?;
         let is_first = message.idempotency_key.as_ref().is_none_or(|key| keys.insert((endpoint.id, key)));
-        if is_first && send::holder_of_idempotency_key(write, message, &endpoint)?.is_none() {
+        if is_first && send::holder_of_idempotency_key(write, message, endpoint)?.is_none() {
             *new.entry(endpoint.id).or_default() += 1;
         }
     }
@@ -131,6 +132,22 @@ fn make_room(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<()> {
         send::room_at(write, &endpoint, more)?;
     }
     Ok(())
+}
+
+/// In their order. How many are new.
+fn send_all(write: &mut Write<'_>, outgoing: &[Outgoing]) -> Result<u64> {
+    let (mut rest, mut made) = (outgoing, 0);
+    while let Some(Outgoing { message, endpoint }) = rest.first() {
+        if let Some(chunk) = bulk::waiting(write, rest) {
+            bulk::queue(write, chunk)?;
+            made += chunk.len() as u64;
+            rest = &rest[chunk.len()..];
+        } else {
+            made += u64::from(!send::send_checked(write, message, endpoint)?.duplicate);
+            rest = &rest[1..];
+        }
+    }
+    Ok(made)
 }
 
 fn count_skipped(write: &Write<'_>, skipped: u64) -> Result<()> {

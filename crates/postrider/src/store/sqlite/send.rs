@@ -25,11 +25,6 @@ pub(super) fn send(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<Vec
         let (field, setting) = ("messages", "max_batch_messages");
         return Err(StoreError::TooLarge { field, bytes: messages.len() as u64, limit, setting });
     }
-    send_all(write, messages)
-}
-
-/// However many they are.
-pub(super) fn send_all(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<Vec<Sent>> {
     let mut sent = Vec::with_capacity(messages.len());
     while let Some(message) = messages.get(sent.len()) {
         let more = match bulk::behind_the_last(write, messages, sent.len()) {
@@ -56,7 +51,23 @@ pub(super) fn send_one(write: &mut Write<'_>, message: &NewMessage) -> Result<Se
         return Ok(Sent { id, duplicate: true });
     }
     make_room_for(write, &endpoint, 1)?;
-    let id = insert(write, message, &endpoint)?;
+    queue(write, message, &endpoint)
+}
+
+/// One that was checked, and has room.
+pub(super) fn send_checked(
+    write: &mut Write<'_>,
+    message: &NewMessage,
+    endpoint: &Arc<Endpoint>,
+) -> Result<Sent> {
+    match holder_of_idempotency_key(write, message, endpoint)? {
+        Some(id) => Ok(Sent { id, duplicate: true }),
+        None => queue(write, message, endpoint),
+    }
+}
+
+fn queue(write: &mut Write<'_>, message: &NewMessage, endpoint: &Arc<Endpoint>) -> Result<Sent> {
+    let id = insert(write, message, endpoint)?;
     write.counts.queued(endpoint.id, 1);
     Ok(Sent { id, duplicate: false })
 }
