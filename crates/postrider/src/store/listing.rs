@@ -120,7 +120,7 @@ const CROWDED_ROWS: usize = 1_000;
 const SPAN_FIRST: i64 = 1_000;
 const SPAN_GROWTH_MAX: i64 = 64;
 /// Ids and times of creation grow together, but for transactions that ran side by side.
-const DISORDER_MAX: std::time::Duration = std::time::Duration::from_secs(3600);
+pub(crate) const DISORDER_MAX: std::time::Duration = std::time::Duration::from_secs(3600);
 
 /// What is found among the messages with ids in a range.
 pub(crate) struct Window {
@@ -144,6 +144,7 @@ pub(crate) struct Pager {
 }
 
 impl Pager {
+    /// Nothing above `last_id` can match.
     pub(crate) fn new(filter: &MessageFilter, last_id: i64) -> Self {
         let below = filter.before.map_or(i64::MAX, |id| id.0).min(last_id.saturating_add(1));
         Self {
