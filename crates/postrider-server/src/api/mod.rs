@@ -19,7 +19,7 @@ use utoipa_axum::routes;
 
 use document::Document;
 use limits::Limits;
-use problem::Problem;
+use problem::{Allow, Problem};
 
 mod answers;
 mod authority;
@@ -159,9 +159,9 @@ async fn wrong_method(method: Method, uri: Uri) -> Problem {
             .detail(format!("{method} is not for {}", uri.path()));
     // The router takes `{id}:redrive` for an id, and would list the methods of both.
     match uri.path().split('/').skip(1).collect::<Vec<_>>().as_slice() {
-        [.., last] if last.contains(':') => problem.allow("POST"),
-        ["v1", "messages", _] => problem.allow("GET,HEAD,DELETE"),
-        ["v1", "dlq", _] => problem.allow("GET,HEAD"),
+        [.., last] if last.contains(':') => problem.allow(Allow::Post),
+        ["v1", "messages", _] => problem.allow(Allow::GetAndDelete),
+        ["v1", "dlq", _] => problem.allow(Allow::Get),
         _ => problem,
     }
 }

@@ -18,8 +18,8 @@ pub(super) const MEDIA_TYPE: &str = "application/problem+json";
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Problem {
     /// `urn:postrider:problem:…`; docs/api.md lists them.
-    #[serde(rename = "type")]
-    kind: String,
+    #[serde(rename = "type", serialize_with = "as_urn")]
+    kind: &'static str,
     title: &'static str,
     #[serde(serialize_with = "as_number")]
     #[schema(value_type = u16)]
@@ -31,7 +31,7 @@ pub(super) struct Problem {
     field: Option<String>,
     /// The line of a batch that was refused, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
-    line: Option<usize>,
+    line: Option<u32>,
     /// The code that names the same error in SQL.
     #[serde(skip_serializing_if = "Option::is_none")]
     sqlstate: Option<&'static str>,
@@ -40,13 +40,31 @@ pub(super) struct Problem {
     retry_after_seconds: Option<u32>,
     #[serde(skip)]
     #[schema(ignore)]
-    allow: Option<&'static str>,
+    allow: Option<Allow>,
+}
+
+/// The methods of routes that share a path with others, which the router cannot tell apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Allow {
+    Get,
+    GetAndDelete,
+    Post,
+}
+
+impl Allow {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Get => "GET,HEAD",
+            Self::GetAndDelete => "GET,HEAD,DELETE",
+            Self::Post => "POST",
+        }
+    }
 }
 
 impl Problem {
-    pub(super) fn new(status: StatusCode, kind: &str, title: &'static str) -> Self {
+    pub(super) fn new(status: StatusCode, kind: &'static str, title: &'static str) -> Self {
         Self {
-            kind: format!("urn:postrider:problem:{kind}"),
+            kind,
             title,
             status,
             detail: None,
@@ -87,7 +105,7 @@ impl Problem {
 
     #[must_use]
     pub(super) fn line(mut self, line: usize) -> Self {
-        self.line = Some(line);
+        self.line = u32::try_from(line).ok();
         self
     }
 
@@ -97,9 +115,9 @@ impl Problem {
         self
     }
 
-    /// The methods that the route has; the router says so itself where it knows.
+    /// The router says so itself where it knows.
     #[must_use]
-    pub(super) fn allow(mut self, methods: &'static str) -> Self {
+    pub(super) fn allow(mut self, methods: Allow) -> Self {
         self.allow = Some(methods);
         self
     }
@@ -170,13 +188,17 @@ impl IntoResponse for Problem {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if let Some(methods) = self.allow {
-            headers.insert(ALLOW, HeaderValue::from_static(methods));
+            headers.insert(ALLOW, HeaderValue::from_static(methods.as_str()));
         }
         if let Some(seconds) = self.retry_after_seconds {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
+}
+
+fn as_urn<S: serde::Serializer>(kind: &&str, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("urn:postrider:problem:{kind}"))
 }
 
 fn as_number<S: serde::Serializer>(status: &StatusCode, serializer: S) -> Result<S::Ok, S::Error> {

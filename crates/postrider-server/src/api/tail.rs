@@ -132,3 +132,46 @@ fn shown(event: &Event) -> Bytes {
 fn written(kind: &str, data: &Value) -> Bytes {
     format!("event: {kind}\ndata: {data}\n\n").into()
 }
+
+#[cfg(test)]
+mod tests {
+    use postrider::MessageId;
+    use postrider::endpoint::EndpointId;
+    use tokio::sync::broadcast;
+
+    use super::*;
+
+    fn lost(message: i64) -> Event {
+        Event {
+            at: jiff::Timestamp::UNIX_EPOCH,
+            endpoint: EndpointId(1),
+            endpoint_name: "shop".into(),
+            happening: Happening::Lost { message: MessageId(message), state: MessageState::Pending },
+        }
+    }
+
+    #[tokio::test]
+    async fn a_slow_reader_is_told_how_much_it_missed() {
+        let (sender, events) = broadcast::channel(2);
+        let filter = Filter { endpoint: None, state: None, event_type: None };
+        let mut tail = Tail { events, filter, stop: CancellationToken::new() };
+        for message in 1..=5 {
+            sender.send(lost(message)).expect("somebody listens");
+        }
+        let mut next =
+            async || String::from_utf8(tail.next().await.expect("an event").to_vec()).expect("text");
+        assert_eq!(next().await, "event: skipped\ndata: {\"skipped\":3}\n\n");
+        assert!(next().await.contains("\"message_id\":4"));
+        assert!(next().await.contains("\"message_id\":5"));
+    }
+
+    #[tokio::test]
+    async fn a_tail_ends_with_its_node() {
+        let (_sender, events) = broadcast::channel::<Event>(2);
+        let stop = CancellationToken::new();
+        let filter = Filter { endpoint: None, state: None, event_type: None };
+        let mut tail = Tail { events, filter, stop: stop.clone() };
+        stop.cancel();
+        assert_eq!(tail.next().await, None);
+    }
+}

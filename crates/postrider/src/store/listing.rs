@@ -108,19 +108,19 @@ impl NodeState {
 pub(crate) const PAGE_DEFAULT: usize = 100;
 
 /// Messages that one window may hold: a few milliseconds.
-pub(crate) const WINDOW_ROWS_MAX: usize = 4_000;
+pub(crate) const WINDOW_ROWS_MAX: usize = 2_500;
 /// Messages looked at for one page.
-const LOOKED_AT_MAX: usize = 20_000;
+const LOOKED_AT_MAX: usize = 10_000;
 /// Windows for one page. Empty ones grow 64 times each and crowded ones shrink to an eighth, so this many find the next
 /// message behind any gap.
 const WINDOWS_MAX: usize = 80;
 /// What a window counts that had too much in it.
-const CROWDED_ROWS: usize = 1_500;
+const CROWDED_ROWS: usize = 1_000;
 /// Wide enough for a page of what was sent last.
 const SPAN_FIRST: i64 = 1_000;
 const SPAN_GROWTH_MAX: i64 = 64;
 /// Ids and times of creation grow together, but for transactions that ran side by side.
-const DISORDER_MAX: std::time::Duration = std::time::Duration::from_secs(3600);
+pub(crate) const DISORDER_MAX: std::time::Duration = std::time::Duration::from_secs(3600);
 
 /// What is found among the messages with ids in a range.
 pub(crate) struct Window {
@@ -144,6 +144,7 @@ pub(crate) struct Pager {
 }
 
 impl Pager {
+    /// Nothing above `last_id` can match.
     pub(crate) fn new(filter: &MessageFilter, last_id: i64) -> Self {
         let below = filter.before.map_or(i64::MAX, |id| id.0).min(last_id.saturating_add(1));
         Self {

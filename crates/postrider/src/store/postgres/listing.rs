@@ -8,12 +8,13 @@ use super::Shared;
 use super::row::count;
 use super::settle::state_named;
 use crate::message::{MessageId, NodeId, State};
-use crate::store::listing::{Pager, WINDOW_ROWS_MAX, Window};
+use crate::store::listing::{DISORDER_MAX, Pager, WINDOW_ROWS_MAX, Window};
 use crate::store::{ListedMessage, MessageFilter, MessagePage, NodeRecord, NodeState, Result};
 
 pub(super) async fn messages(shared: &Shared, filter: &MessageFilter) -> Result<MessagePage> {
-    let begin = "SELECT postrider._begin_list($1)";
-    let last_id = shared.pool.query_one(begin, &[&filter.endpoint]).await?.get(0);
+    let begin = "SELECT postrider._begin_list($1, $2)";
+    let too_new = filter.created_before.and_then(|before| before.checked_add(DISORDER_MAX).ok());
+    let last_id = shared.pool.query_one(begin, &[&filter.endpoint, &too_new]).await?.get(0);
     let mut pager = Pager::new(filter, last_id);
     while let Some((ids, room)) = pager.next() {
         pager.take(&ids, window(shared, filter, ids.clone(), room).await?);

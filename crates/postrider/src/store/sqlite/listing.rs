@@ -9,14 +9,46 @@ use super::row::{self, at, micros_of, optional_at};
 use super::storage_error;
 use crate::error::StoreError;
 use crate::message::{MessageId, NodeId, State};
-use crate::store::listing::{WINDOW_ROWS_MAX, Window};
+use crate::store::listing::{DISORDER_MAX, WINDOW_ROWS_MAX, Window};
 use crate::store::{ListedMessage, MessageFilter, NodeRecord, NodeState, Result};
 
 /// What every source has under these names.
 const COLUMNS: &str = "endpoint_id, priority, content_type, idempotency_key, correlation_id, ordering_key, event_type, \
      created_at, scheduled_at, expires_at, last_error";
 
-pub(super) fn last_id(conn: &Connection) -> rusqlite::Result<i64> {
+/// Below how many ids an exact search for a moment is not worth it.
+const CLOSE_ENOUGH: i64 = 500;
+
+/// Above it nothing can match.
+pub(super) fn last_id(conn: &Connection, filter: &MessageFilter) -> rusqlite::Result<i64> {
+    let mut last = last_sent(conn)?;
+    let Some(before) = filter.created_before else { return Ok(last) };
+    let Ok(too_new) = before.checked_add(DISORDER_MAX).map(micros_of) else { return Ok(last) };
+    let tables: Vec<String> = Month::existing(conn)?.into_iter().map(Month::table).collect();
+    let mut first = 0;
+    while last - first > CLOSE_ENOUGH {
+        let middle = first + (last - first) / 2;
+        match nearest(conn, &tables, middle)? {
+            Some((id, created_at)) if created_at > too_new => last = id - 1,
+            _ => first = middle,
+        }
+    }
+    Ok(last)
+}
+
+/// The message with the highest id up to this one, and when it was made.
+fn nearest(conn: &Connection, months: &[String], id: i64) -> rusqlite::Result<Option<(i64, i64)>> {
+    let mut found = None;
+    for table in months.iter().map(String::as_str).chain(["_postrider_queue"]) {
+        let sql = format!("SELECT id, created_at FROM {table} WHERE id <= ?1 ORDER BY id DESC LIMIT 1");
+        let of_table =
+            conn.prepare_cached(&sql)?.query_row([id], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+        found = found.max(of_table);
+    }
+    Ok(found)
+}
+
+fn last_sent(conn: &Connection) -> rusqlite::Result<i64> {
     conn.prepare_cached("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = '_postrider_queue'")?
         .query_row([], |row| row.get(0))
 }

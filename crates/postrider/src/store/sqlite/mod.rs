@@ -589,7 +589,7 @@ impl Listing for SqliteStore {
         let asked = filter.clone();
         let begin = move |conn: &Connection| {
             listing::check(conn, &asked)?;
-            listing::last_id(conn).map_err(storage_error)
+            listing::last_id(conn, &asked).map_err(storage_error)
         };
         let mut pager = Pager::new(&filter, self.read(begin).await?);
         while let Some((ids, room)) = pager.next() {

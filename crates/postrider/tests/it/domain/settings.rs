@@ -47,6 +47,21 @@ fn names_defaults_and_ranges_are_those_of_the_contract() {
 }
 
 #[test]
+fn every_setting_says_what_it_was_told() {
+    let mut settings = Settings::default();
+    for setting in TABLE {
+        assert_eq!(settings.value(setting.name).as_deref(), Some(setting.default), "{}", setting.name);
+        let other = match &setting.kind {
+            Kind::Whole { max, .. } => max.to_string(),
+            Kind::Choice(choices) => choices.last().unwrap().to_string(),
+        };
+        settings.apply(setting.name, &other).unwrap();
+        assert_eq!(settings.value(setting.name), Some(other), "{}", setting.name);
+    }
+    assert_eq!(settings.value("colour"), None);
+}
+
+#[test]
 fn the_choices_are_those_of_the_contract() {
     let table: [(&str, &[&str]); 3] = [
         ("archive", &["on", "metadata", "off"]),

@@ -1,12 +1,27 @@
 -- Lists of messages, window by window down the ids; the program says how wide a window is.
 
--- The last id there is. A name that nobody ever gave to an endpoint is a mistake, not an empty list.
-CREATE FUNCTION postrider._begin_list(p_endpoint text) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+-- The last id that can match: queued messages that were made after p_too_new are not walked over. The archive finds its
+-- months by itself. A name that nobody ever gave to an endpoint is a mistake, not an empty list.
+CREATE FUNCTION postrider._begin_list(p_endpoint text, p_too_new timestamptz) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  v_first bigint := 0;
+  v_last bigint := (SELECT last_value FROM postrider.message_ids);
+  v_middle bigint;
+  v_found record;
 BEGIN
   IF p_endpoint IS NOT NULL AND NOT EXISTS (SELECT FROM postrider.endpoints WHERE name = p_endpoint) THEN
     PERFORM postrider._unknown('endpoint', p_endpoint);
   END IF;
-  RETURN (SELECT last_value FROM postrider.message_ids);
+  WHILE p_too_new IS NOT NULL AND v_last - v_first > 500 LOOP
+    v_middle := v_first + (v_last - v_first) / 2;
+    SELECT id, created_at INTO v_found FROM postrider.queue WHERE id <= v_middle ORDER BY id DESC LIMIT 1;
+    IF v_found.created_at > p_too_new THEN
+      v_last := v_found.id - 1;
+    ELSE
+      v_first := v_middle;
+    END IF;
+  END LOOP;
+  RETURN v_last;
 END $$;
 
 -- The messages with ids from p_from up to, but not including, p_to, wherever they are. Every row says how many there

@@ -158,6 +158,19 @@ pub(crate) async fn a_rare_message_is_found_in_bounded_pages<H: Harness>(world: 
     assert_eq!(found(&world, rare).await, [last, first]);
 }
 
+pub(crate) async fn what_was_made_long_ago_is_found_on_the_first_page<H: Harness>(world: World<H>) {
+    let old = world.store().send_batch(vec![to("a"); 700]).await.unwrap();
+    let then = world.now() + Duration::from_secs(1);
+    world.advance(2 * 24 * 3600);
+    for _ in 0..4 {
+        world.store().send_batch(vec![to("a"); 6000]).await.unwrap();
+    }
+    let filter = MessageFilter { created_before: Some(then), ..any() };
+    let page = world.store().messages(filter).await.unwrap();
+    assert_eq!(page.items.first().map(|item| item.id), old.last().map(|sent| sent.id));
+    assert_eq!(page.items.len(), 100);
+}
+
 pub(crate) async fn nodes_are_listed_newest_first_with_their_state<H: Harness>(world: World<H>) {
     let second = world.another_node().await;
     world.store().leave(second).await.unwrap();
