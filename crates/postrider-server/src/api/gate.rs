@@ -9,21 +9,24 @@ use http::header::{AUTHORIZATION, HOST, HeaderMap, ORIGIN};
 use postrider::store::{Keyring, Scope, TokenKey};
 
 use super::authority::{self, Viewer};
-use super::keys::Keys;
+use super::keys::{Keys, Pass};
 use super::problem::Problem;
 
 /// What a load balancer asks; the answers say nothing about messages.
 const OPEN: [&str; 2] = ["/livez", "/readyz"];
 
+/// Whose answer goes on until somebody ends it.
+const LONG: &str = "/v1/tail";
+
 pub(crate) struct Gate {
-    keys: Keys,
+    keys: Arc<Keys>,
     /// Other machines reach this one; without a token none of them gets in.
     is_public: bool,
 }
 
 impl Gate {
     pub(crate) fn new(keyring: Arc<dyn Keyring>, keys: Vec<TokenKey>, listens: SocketAddr) -> Self {
-        Self { keys: Keys::new(keyring, keys), is_public: !listens.ip().is_loopback() }
+        Self { keys: Arc::new(Keys::new(keyring, keys)), is_public: !listens.ip().is_loopback() }
     }
 
     /// Lets a request in, with the name of its sender's scope on it.
@@ -34,16 +37,25 @@ impl Gate {
         }
         let keys = self.keys.current().await?;
         if keys.is_empty() && !self.is_public {
-            return check(request);
+            check(request)?;
+            self.let_in(request, None);
+            return Ok(());
         }
         let token = bearer(request.headers()).ok_or_else(no_token)?;
         let opened = keys.iter().find(|key| token.starts_with(&key.prefix) && key.opens(token));
-        let scope = opened.map(|key| key.scope).ok_or_else(no_token)?;
-        if !authority::may(scope, request.method(), request.uri().path()) {
-            return Err(not_for_this(scope));
+        let opened = opened.ok_or_else(no_token)?;
+        if !authority::may(opened.scope, request.method(), request.uri().path()) {
+            return Err(not_for_this(opened.scope));
         }
-        request.extensions_mut().insert(Viewer(scope));
+        request.extensions_mut().insert(Viewer(opened.scope));
+        self.let_in(request, Some(&opened.prefix));
         Ok(())
+    }
+
+    fn let_in<B>(&self, request: &mut Request<B>, prefix: Option<&str>) {
+        if request.uri().path() == LONG {
+            request.extensions_mut().insert(Pass::new(&self.keys, prefix));
+        }
     }
 }
 

@@ -16,6 +16,29 @@ pub(super) struct Keys {
     asking: tokio::sync::Mutex<()>,
 }
 
+/// What somebody was let in with, for answers that go on for long.
+#[derive(Clone)]
+pub(super) struct Pass {
+    keys: Arc<Keys>,
+    /// Of the token; None where there were none.
+    prefix: Option<String>,
+}
+
+impl Pass {
+    pub(super) fn new(keys: &Arc<Keys>, prefix: Option<&str>) -> Self {
+        Self { keys: Arc::clone(keys), prefix: prefix.map(str::to_owned) }
+    }
+
+    /// Would it let them in now?
+    pub(super) async fn holds(&self) -> bool {
+        match (self.keys.current().await, &self.prefix) {
+            (Ok(keys), Some(prefix)) => keys.iter().any(|key| key.prefix == *prefix),
+            (Ok(keys), None) => keys.is_empty(),
+            (Err(_), _) => false,
+        }
+    }
+}
+
 struct Known {
     /// A store that does not answer is not asked by everybody who waits.
     answer: Result<Arc<[TokenKey]>, StoreError>,

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Response, StatusCode, Uri};
@@ -16,14 +17,18 @@ use postrider::engine::{Event, Happening};
 use serde_json::{Value, json};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::answers::{Common, Named};
+use super::keys::Pass;
 use super::listing::StateChoice;
 use super::page::Params;
 use super::problem::Problem;
 use super::{Api, listing, node};
 
+/// A token may be revoked while its reader reads; a second is promised.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// Proxies close what is silent for longer.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 
@@ -36,7 +41,11 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
         ("event_type" = Option<String>, Query),
     ),
     responses((status = 200, description = "Events until the node stops", body = String, content_type = "text/event-stream"), Common, Named))]
-pub(super) async fn tail(State(api): State<Arc<Api>>, uri: Uri) -> Result<Response<Body>, Problem> {
+pub(super) async fn tail(
+    State(api): State<Arc<Api>>,
+    pass: Option<Extension<Pass>>,
+    uri: Uri,
+) -> Result<Response<Body>, Problem> {
     let mut params = Params::parse(&uri, &["endpoint", "state", "event_type"])?;
     let filter = Filter {
         endpoint: params.text("endpoint"),
@@ -47,7 +56,15 @@ pub(super) async fn tail(State(api): State<Arc<Api>>, uri: Uri) -> Result<Respon
         api.operate.endpoint(name).await?;
     }
     let events = api.node.events().ok_or_else(node::stopping)?;
-    let tail = Tail { events, filter, stop: api.stop.clone() };
+    let pass = pass.map(|Extension(pass)| pass);
+    let tail = Tail {
+        events,
+        filter,
+        stop: api.stop.clone(),
+        pass,
+        looked_at: Instant::now(),
+        told_at: Instant::now(),
+    };
     // Whoever reads this knows that nothing from now on is missed.
     let hello = stream::iter([Ok::<_, Infallible>(Bytes::from_static(b": listening\n\n"))]);
     let happenings = stream::unfold(tail, async |mut tail| Some((Ok(tail.next().await?), tail)));
@@ -69,25 +86,43 @@ struct Tail {
     events: Receiver<Event>,
     filter: Filter,
     stop: CancellationToken,
+    pass: Option<Pass>,
+    /// When its pass was looked at.
+    looked_at: Instant,
+    told_at: Instant,
 }
 
 impl Tail {
-    /// None when the node stops.
+    /// None when the node stops, or its reader would not be let in any more.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             let told = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return None,
-                told = tokio::time::timeout(SILENCE_MAX, self.events.recv()) => told,
+                told = tokio::time::timeout_at(self.looked_at + LOOK_INTERVAL, self.events.recv()) => told,
             };
-            match told {
-                Ok(Ok(event)) if self.filter.lets_through(&event) => return Some(shown(&event)),
-                Ok(Ok(_)) => {}
+            if self.looked_at.elapsed() >= LOOK_INTERVAL {
+                self.looked_at = Instant::now();
+                if let Some(pass) = &self.pass
+                    && !pass.holds().await
+                {
+                    return None;
+                }
+            }
+            let line = match told {
+                Ok(Ok(event)) => self.filter.lets_through(&event).then(|| shown(&event)),
                 Ok(Err(RecvError::Lagged(skipped))) => {
-                    return Some(written("skipped", &json!({ "skipped": skipped })));
+                    Some(written("skipped", &json!({ "skipped": skipped })))
                 }
                 Ok(Err(RecvError::Closed)) => return None,
-                Err(_silent) => return Some(Bytes::from_static(b": nothing\n\n")),
+                Err(_elapsed) => {
+                    let is_silent = self.told_at.elapsed() >= SILENCE_MAX;
+                    is_silent.then(|| Bytes::from_static(b": nothing\n\n"))
+                }
+            };
+            if line.is_some() {
+                self.told_at = Instant::now();
+                return line;
             }
         }
     }
@@ -141,6 +176,11 @@ mod tests {
 
     use super::*;
 
+    fn tail_of(events: Receiver<Event>, stop: CancellationToken) -> Tail {
+        let filter = Filter { endpoint: None, state: None, event_type: None };
+        Tail { events, filter, stop, pass: None, looked_at: Instant::now(), told_at: Instant::now() }
+    }
+
     fn lost(message: i64) -> Event {
         Event {
             at: jiff::Timestamp::UNIX_EPOCH,
@@ -153,8 +193,7 @@ mod tests {
     #[tokio::test]
     async fn a_slow_reader_is_told_how_much_it_missed() {
         let (sender, events) = broadcast::channel(2);
-        let filter = Filter { endpoint: None, state: None, event_type: None };
-        let mut tail = Tail { events, filter, stop: CancellationToken::new() };
+        let mut tail = tail_of(events, CancellationToken::new());
         for message in 1..=5 {
             sender.send(lost(message)).expect("somebody listens");
         }
@@ -169,8 +208,7 @@ mod tests {
     async fn a_tail_ends_with_its_node() {
         let (_sender, events) = broadcast::channel::<Event>(2);
         let stop = CancellationToken::new();
-        let filter = Filter { endpoint: None, state: None, event_type: None };
-        let mut tail = Tail { events, filter, stop: stop.clone() };
+        let mut tail = tail_of(events, stop.clone());
         stop.cancel();
         assert_eq!(tail.next().await, None);
     }

@@ -11,6 +11,7 @@ use crate::receiver::Receiver;
 
 /// What random requests are made of besides what the description says.
 const HOOKS: &str = include_str!("description_hooks.py");
+const CASES_MIN: u32 = 300;
 /// Seconds for all of it; whatever is not tried by then is left out.
 const PATIENCE: &str = "75";
 
@@ -142,6 +143,7 @@ fn meets_no_surprise(home: &Home, store: &[&str], phases: &str) {
     let said = String::from_utf8_lossy(&stdout);
     assert!(status.success(), "{said}{}", String::from_utf8_lossy(&stderr));
     let cases = said.lines().find_map(|line| line.trim().split_once(" generated")?.0.parse::<u32>().ok());
-    assert!(cases.expect("a number of cases") > 1000, "{said}");
+    // Thousands, unless the machine has something else to do meanwhile.
+    assert!(cases.expect("a number of cases") >= CASES_MIN, "{said}");
     node.get("/livez").expect(200);
 }

@@ -150,6 +150,21 @@ fn a_revoked_token_stops_working_within_a_second_on_every_node() {
 }
 
 #[test]
+fn a_tail_ends_with_its_token() {
+    let (home, node, [_, _, monitor]) = guarded_shop();
+    let mut client = node.client();
+    let head = format!("GET /v1/tail HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {monitor}\r\n\r\n");
+    client.write(head.as_bytes()).expect("it is read");
+    assert!(client.read_until("listening"), "the tail begins");
+    let prefix: Vec<&str> = monitor.splitn(3, '_').take(2).collect();
+    home.json(&["token", "revoke", &prefix.join("_")]);
+    let revoked = Instant::now();
+    // The last chunk of an answer is empty.
+    assert_eq!(client.read_line_with("0").as_deref(), Some(""));
+    assert!(revoked.elapsed() < Duration::from_secs(1), "{:?}", revoked.elapsed());
+}
+
+#[test]
 fn other_machines_are_listened_to_only_with_tokens() {
     let home = Home::new();
     let listen = ["serve", "--listen", "0.0.0.0:0"];

@@ -88,7 +88,11 @@ fn look(conn: &Connection, filter: &MessageFilter, ids: Range<i64>, room: usize)
         room as i64,
     ];
     let mut window = Window { from: Some(ids.start), rows: 0, newest: None, found: Vec::new() };
-    let mut statement = conn.prepare_cached(&sql(&sources(conn, filter)?))?;
+    let sources = sources(conn, filter)?;
+    if sources.is_empty() {
+        return Ok(window);
+    }
+    let mut statement = conn.prepare_cached(&sql(&sources))?;
     let mut rows = statement.query(parameters)?;
     while let Some(row) = rows.next()? {
         window.rows = row.get(0)?;
@@ -143,9 +147,6 @@ fn may_hold(month: Month, filter: &MessageFilter) -> bool {
 /// The window is counted before it is filtered: what has to be looked at is what costs. Where a source has more than
 /// may be looked at, what is below its last one does not count.
 fn sql(sources: &[String]) -> String {
-    if sources.is_empty() {
-        return "SELECT 0, NULL, NULL, NULL".to_owned();
-    }
     let first_of = |(number, source): (usize, &String)| {
         format!("SELECT {number}, * FROM ({source} ORDER BY 1 DESC LIMIT ?3)")
     };

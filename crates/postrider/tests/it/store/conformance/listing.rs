@@ -121,6 +121,10 @@ pub(crate) async fn a_list_has_what_every_filter_selects<H: Harness>(mut world: 
     assert_eq!(found(&world, since.clone()).await, [related, keyed, plain]);
     let until = MessageFilter { created_before: Some(world.now()), ..since };
     assert_eq!(found(&world, until).await, [keyed, plain], "the end is not part of it");
+    let never = MessageFilter { created_after: Some("8773-09-18T00:00:00Z".parse().unwrap()), ..any() };
+    for state in State::ALL.map(Some).into_iter().chain([None]) {
+        assert_eq!(found(&world, MessageFilter { state, ..never.clone() }).await, [], "{state:?}");
+    }
     let all = MessageFilter { event_type, ordering_key, state: Some(State::Pending), ..b.clone() };
     assert_eq!(found(&world, all.clone()).await, [keyed]);
     assert_eq!(found(&world, MessageFilter { state: Some(State::Dead), ..all }).await, []);
