@@ -54,6 +54,15 @@ pub(crate) fn is_json(content_type: &str) -> bool {
     media == "application/json" || media.ends_with("+json")
 }
 
+/// A payload on one line, as far as it can be read.
+pub(crate) fn payload_text(payload: Option<&Bytes>) -> String {
+    match payload.map(|payload| std::str::from_utf8(payload)) {
+        None => "(not kept)".to_owned(),
+        Some(Ok(text)) => text.to_owned(),
+        Some(Err(_)) => format!("({} bytes that are not text)", payload.map_or(0, Bytes::len)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,14 +75,5 @@ mod tests {
         for no in ["text/plain", "application/jsonlines", ""] {
             assert!(!is_json(no), "{no}");
         }
-    }
-}
-
-/// A payload on one line, as far as it can be read.
-pub(crate) fn payload_text(payload: Option<&Bytes>) -> String {
-    match payload.map(|payload| std::str::from_utf8(payload)) {
-        None => "(not kept)".to_owned(),
-        Some(Ok(text)) => text.to_owned(),
-        Some(Err(_)) => format!("({} bytes that are not text)", payload.map_or(0, Bytes::len)),
     }
 }
