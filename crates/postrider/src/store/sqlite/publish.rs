@@ -85,8 +85,10 @@ fn check(write: &Write<'_>, publication: &Publication) -> Result<()> {
         }
     }
     for (event, _) in &publication.events {
-        let longest = event.idempotency_key.as_deref().map(longest_key);
-        let message = NewMessage { idempotency_key: longest, ..event.message_to("") };
+        let mut message = event.message_to("");
+        crate::send::check_itself(&message, write.known.settings())?;
+        // With the number of any subscription behind it.
+        message.idempotency_key = event.idempotency_key.as_deref().map(longest_key);
         crate::send::check_itself(&message, write.known.settings())?;
     }
     Ok(())

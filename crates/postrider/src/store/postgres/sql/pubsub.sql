@@ -319,14 +319,19 @@ BEGIN
   INTO d.max_payload_bytes, d.max_headers_bytes, d.max_key_bytes FROM postrider._limits l;
   PERFORM postrider._check_message(d, octet_length(coalesce(b.payloads[e.n], convert_to(e.payload::text, 'UTF8'))),
     'application/json', b.priorities[e.n], b.scheduled_at[e.n], b.expires_at[e.n],
-    b.idempotency_keys[e.n] || '#9223372036854775807', b.ordering_keys[e.n], e.event_type, b.headers[e.n], NULL)
+    b.idempotency_keys[e.n], b.ordering_keys[e.n], e.event_type, b.headers[e.n], NULL)
   FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n);
+  -- With the number of any subscription behind it.
+  PERFORM postrider._check_key('idempotency_key', k || '#9223372036854775807', d.max_key_bytes)
+  FROM unnest(b.idempotency_keys) AS k WHERE k IS NOT NULL;
   -- What an operator disabled is skipped and counted; what is gone is kept.
   SELECT coalesce(sum(f.skipped), 0), coalesce(max(f.wanted), 0) INTO v_skipped, v_widest
   FROM (SELECT count(*) FILTER (WHERE o.disabled_by = 'operator') AS skipped,
                count(*) FILTER (WHERE o.disabled_by IS DISTINCT FROM 'operator') AS wanted
         FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n)
-          JOIN postrider.subscriptions s ON s.pattern = ANY (postrider._patterns_for(e.event_type)) AND s.enabled
+          -- Once for each event, not for each subscription.
+          CROSS JOIN LATERAL (SELECT postrider._patterns_for(e.event_type) AS fitting OFFSET 0) AS p
+          JOIN postrider.subscriptions s ON s.pattern = ANY (p.fitting) AND s.enabled
             AND (s.filter IS NULL OR e.payload @> s.filter)
           JOIN postrider.endpoints o ON o.id = s.endpoint_id AND o.dropped_at IS NULL
         GROUP BY e.n) AS f;
@@ -351,7 +356,9 @@ BEGIN
                CASE WHEN s.template IS NOT NULL THEN convert_to(postrider._filled(s.template, e.payload)::text, 'UTF8')
                     ELSE coalesce(b.payloads[e.n], convert_to(e.payload::text, 'UTF8')) END AS payload
         FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n)
-          JOIN postrider.subscriptions s ON s.pattern = ANY (postrider._patterns_for(e.event_type)) AND s.enabled
+          -- Once for each event, not for each subscription.
+          CROSS JOIN LATERAL (SELECT postrider._patterns_for(e.event_type) AS fitting OFFSET 0) AS p
+          JOIN postrider.subscriptions s ON s.pattern = ANY (p.fitting) AND s.enabled
             AND (s.filter IS NULL OR e.payload @> s.filter)
           JOIN postrider.endpoints o ON o.id = s.endpoint_id AND o.dropped_at IS NULL
             AND o.disabled_by IS DISTINCT FROM 'operator') AS f;

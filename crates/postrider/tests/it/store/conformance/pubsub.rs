@@ -292,6 +292,7 @@ pub(crate) async fn a_mistake_is_one_even_where_nobody_listens<H: Harness>(world
     let mistakes = [
         (NewEvent { priority: 11, ..orders() }, "22023", "priority: must be from 0 to 10"),
         (orders().ordering_key(""), "22023", "ordering_key: must not be empty"),
+        (orders().idempotency_key(""), "22023", "idempotency_key: must not be empty"),
         (orders().idempotency_key("a\n"), "22023", "idempotency_key: must not be empty"),
         (orders().ordering_key("k".repeat(257)), "54000", "ordering_key: 257 is more than max_key_bytes"),
         // Behind it stands the number of a subscription.

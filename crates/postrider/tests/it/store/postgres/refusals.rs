@@ -287,17 +287,17 @@ async fn an_idempotency_key_with_another_payload_is_23505() {
         "send_with_options('a', '2', p_idempotency_key => 'i')",
         "send_bytes('a', '1', 'text/plain', p_idempotency_key => 'i')",
         "send_batch_with_options('a', '[{\"payload\": 3}, {\"payload\": 2, \"idempotency_key\": \"i\"}]')",
+    ];
+    let says = |holder: i64| format!("idempotency_key: message {holder} of this endpoint has the same key");
+    refuses_all(&owner, ways.map(|call| format!("SELECT postrider.{call}")), "23505", &says(first)).await;
+    // A subscription's key is its own.
+    assert_eq!(owner.number("SELECT postrider.publish('e', '1', p_idempotency_key => 'i')").await, 1);
+    let published = owner.number("SELECT max(id) FROM postrider.queue").await;
+    let ways = [
         "publish('e', '2', p_idempotency_key => 'i')",
         "publish_batch('[{\"event_type\": \"e\", \"payload\": 2, \"idempotency_key\": \"i\"}]')",
     ];
-    let ways = ways.map(|call| format!("SELECT postrider.{call}"));
-    refuses_all(
-        &owner,
-        ways,
-        "23505",
-        &format!("idempotency_key: message {first} of this endpoint has the same key"),
-    )
-    .await;
+    refuses_all(&owner, ways.map(|call| format!("SELECT postrider.{call}")), "23505", &says(published)).await;
     let twice = json!([1, 2].map(|payload| json!({"payload": payload, "idempotency_key": "j"})));
     let within = format!("SELECT postrider.send_batch_with_options('a', '{twice}')");
     refuses_all(&owner, [within], "23505", "idempotency_key: message 1 of this batch has the same key").await;
