@@ -18,7 +18,7 @@ use super::fields::Fields;
 use super::messages::{Sent, payload_and_options};
 use super::problem::Problem;
 use super::wanted::BatchLine;
-use super::{Api, body, fields, send_options, to_response};
+use super::{Api, body, fields, send_options, to_response, trace};
 
 const BODY_MAX: Limit = Limit { bytes: 64 << 20, setting: "the API" };
 
@@ -40,7 +40,8 @@ pub(super) async fn send(
     let (parts, body) = request.into_parts();
     send_options::refuse_headers(&parts.headers, "the options of its line")?;
     let body = body::read(&parts.headers, body, BODY_MAX).await?;
-    let (numbers, messages) = lines(&body)?;
+    let (numbers, mut messages) = lines(&body)?;
+    messages.iter_mut().for_each(|message| trace::carry_on(&parts.headers, message));
     let sent = match api.operate.send_batch(messages.clone()).await {
         Ok(sent) => sent,
         Err(error) => {

@@ -19,7 +19,7 @@ use super::wanted::WantedEventType;
 use super::{Api, body, fields, no_content, to_response};
 use crate::view::EventTypeView;
 
-/// Create an event type. Events of a type that has no entry are accepted too; one with a schema checks them.
+/// Create an event type. Only events of types that exist are published; with a schema, each has to keep it.
 #[utoipa::path(post, path = "/v1/event-types", operation_id = "create_event_type", tag = "events",
     request_body = WantedEventType,
     responses((status = 201, description = "The event type", body = EventTypeView, headers(("location" = String))), Common, answers::Body, Clash))]

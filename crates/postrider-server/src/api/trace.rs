@@ -3,7 +3,7 @@
 use http::header::HeaderMap;
 use opentelemetry::KeyValue;
 use opentelemetry::global::BoxedSpan;
-use opentelemetry::trace::{Span, SpanKind, Status};
+use opentelemetry::trace::{Span, SpanContext, SpanKind, Status};
 use postrider::trace::{self, TRACEPARENT, TRACESTATE, Tracer};
 use postrider::{NewMessage, Sent, StoreError};
 
@@ -34,10 +34,7 @@ impl SendSpan {
         headers: &HeaderMap,
         message: &mut NewMessage,
     ) -> Self {
-        let parent = trace::context_of(&message.headers).or_else(|| {
-            let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-            trace::parse(text(TRACEPARENT)?, text(TRACESTATE))
-        });
+        let parent = parent_of(headers, message);
         let Some(tracer) = tracer else {
             parent.inspect(|parent| trace::carry(parent, &mut message.headers));
             return Self(None);
@@ -69,4 +66,16 @@ impl SendSpan {
         }
         span.end();
     }
+}
+
+/// For the messages of a batch, which have no span of their own: their attempts belong to the caller's.
+pub(super) fn carry_on(headers: &HeaderMap, message: &mut NewMessage) {
+    if let Some(parent) = parent_of(headers, message) {
+        trace::carry(&parent, &mut message.headers);
+    }
+}
+
+fn parent_of(headers: &HeaderMap, message: &NewMessage) -> Option<SpanContext> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    trace::context_of(&message.headers).or_else(|| trace::parse(text(TRACEPARENT)?, text(TRACESTATE)))
 }

@@ -192,6 +192,31 @@ fn without_traces_the_senders_own_is_passed_on() {
 }
 
 #[test]
+fn batches_and_events_are_part_of_their_senders_trace() {
+    let collector = Collector::start();
+    let (_home, node, told) = node(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &*collector.url())], &[200]);
+    let traced = [("traceparent", PARENT), ("tracestate", "vendor=x")];
+    let json = [("content-type", "application/json")];
+    node.post("/v1/event-types", &json, br#"{"name":"paid"}"#).expect(201);
+    node.post("/v1/subscriptions", &json, br#"{"pattern":"paid","endpoint":"shop"}"#).expect(201);
+    node.post("/v1/messages:batch", &traced, br#"{"endpoint":"shop","payload":1}"#).expect(202);
+    node.post("/v1/events/paid", &[&traced[..], &json].concat(), b"{}").expect(202);
+    let spans = collector.until_spans(5);
+    let mut names: Vec<&str> = spans.iter().map(|span| &*span.name).collect();
+    names.sort_unstable();
+    let attempts = ["postrider.attempt", "postrider.attempt"];
+    assert_eq!(
+        names,
+        [&attempts[..], &["postrider.publish", "postrider.settle", "postrider.settle"]].concat()
+    );
+    assert!(spans.iter().all(|span| hex(&span.trace_id) == TRACE), "{spans:#?}");
+    let published = spans.iter().find(|span| span.name == "postrider.publish").expect("a publish");
+    let attributes = attributes(&published.attributes);
+    assert_eq!((&*attributes["postrider.event_type"], &*attributes["postrider.messages"]), ("paid", "1"));
+    assert!(told.lock().expect("nobody panics here").iter().all(|(parent, _)| parent.contains(TRACE)));
+}
+
+#[test]
 fn the_sampler_decides_and_the_receiver_is_told() {
     let collector = Collector::start();
     let environment = [

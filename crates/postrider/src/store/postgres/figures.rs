@@ -2,11 +2,21 @@
 
 use std::collections::BTreeMap;
 
+use async_trait::async_trait;
 use postgres_types::Json;
 use tokio_postgres::Row;
 
-use super::Shared;
-use crate::store::{Figure, Result};
+use super::{PostgresStore, Shared};
+use crate::store::{Figure, Figures, Result};
+
+#[async_trait]
+impl Figures for PostgresStore {
+    async fn figures(&self) -> Result<Vec<Figure>> {
+        let mut figures = figures(&self.shared).await?;
+        figures.push(self.shared.refusals.figure());
+        Ok(figures)
+    }
+}
 
 pub(super) async fn figures(shared: &Shared) -> Result<Vec<Figure>> {
     let rows = shared.pool.query("SELECT name, labels, value FROM postrider.metrics()", &[]).await?;

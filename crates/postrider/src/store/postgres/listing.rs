@@ -2,14 +2,26 @@
 
 use std::ops::Range;
 
+use async_trait::async_trait;
 use tokio_postgres::Row;
 
-use super::Shared;
 use super::row::count;
 use super::settle::state_named;
+use super::{PostgresStore, Shared};
 use crate::message::{MessageId, NodeId, State};
 use crate::store::listing::{DISORDER_MAX, Pager, WINDOW_ROWS_MAX, Window};
-use crate::store::{ListedMessage, MessageFilter, MessagePage, NodeRecord, NodeState, Result};
+use crate::store::{ListedMessage, Listing, MessageFilter, MessagePage, NodeRecord, NodeState, Result};
+
+#[async_trait]
+impl Listing for PostgresStore {
+    async fn messages(&self, filter: MessageFilter) -> Result<MessagePage> {
+        messages(&self.shared, &filter).await
+    }
+
+    async fn nodes(&self, before: Option<NodeId>, limit: usize) -> Result<Vec<NodeRecord>> {
+        nodes(&self.shared, before, limit).await
+    }
+}
 
 pub(super) async fn messages(shared: &Shared, filter: &MessageFilter) -> Result<MessagePage> {
     let begin = "SELECT postrider._begin_list($1, $2)";

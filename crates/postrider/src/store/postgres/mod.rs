@@ -27,15 +27,12 @@ use self::time::StoreClock;
 use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Figure, Figures, Hello,
-    IssuedToken, Keyring, Listing, MessageFilter, MessagePage, NewToken, NodeRecord, Operate, PubSub,
-    Redrive, ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, TokenKey,
-    TokenRecord, Tokens, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Hello, Operate, Redrive,
+    ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::Clock;
 use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
-use crate::event::{EventType, NewEvent, NewEventType, NewSubscription, Subscription};
 use crate::message::{LostClaim, MessageId, NewMessage, NodeId, Sent};
 use crate::outcome::log_cancelled;
 use crate::settings::Settings;
@@ -316,15 +313,6 @@ impl Store for PostgresStore {
 }
 
 #[async_trait]
-impl Figures for PostgresStore {
-    async fn figures(&self) -> Result<Vec<Figure>> {
-        let mut figures = figures::figures(&self.shared).await?;
-        figures.push(self.shared.refusals.figure());
-        Ok(figures)
-    }
-}
-
-#[async_trait]
 impl Operate for PostgresStore {
     async fn send(&self, message: NewMessage) -> Result<Sent> {
         self.shared.refusals.noted(send::send(&self.shared, Commit::Durable, &message).await)
@@ -447,93 +435,5 @@ impl Operate for PostgresStore {
 
     async fn status(&self) -> Result<StoreStatus> {
         inspect::status(&self.shared).await
-    }
-}
-
-#[async_trait]
-impl PubSub for PostgresStore {
-    async fn create_event_type(&self, new: NewEventType) -> Result<EventType> {
-        event_types::create(&self.shared, new).await
-    }
-
-    async fn drop_event_type(&self, name: &str) -> Result<()> {
-        event_types::drop(&self.shared, name).await
-    }
-
-    async fn event_type(&self, name: &str) -> Result<EventType> {
-        event_types::by_name(&self.shared, name).await
-    }
-
-    async fn event_types(&self, after: Option<&str>, limit: usize) -> Result<Vec<EventType>> {
-        event_types::list(&self.shared, after, limit).await
-    }
-
-    async fn subscribe(&self, new: NewSubscription) -> Result<Subscription> {
-        subscriptions::create(&self.shared, new).await
-    }
-
-    async fn unsubscribe(&self, id: i64) -> Result<()> {
-        self.shared.pool.call("SELECT postrider.unsubscribe($1)", &[&id]).await
-    }
-
-    async fn subscription(&self, id: i64) -> Result<Subscription> {
-        subscriptions::by_id(&self.shared, id).await
-    }
-
-    async fn subscriptions(&self, after: Option<i64>, limit: usize) -> Result<Vec<Subscription>> {
-        subscriptions::list(&self.shared, after, limit).await
-    }
-
-    async fn set_subscription_enabled(&self, id: i64, enabled: bool) -> Result<()> {
-        let sql = match enabled {
-            true => "SELECT postrider.enable_subscription($1)",
-            false => "SELECT postrider.disable_subscription($1)",
-        };
-        self.shared.pool.call(sql, &[&id]).await
-    }
-
-    async fn publish(&self, event: NewEvent) -> Result<u64> {
-        publish_in(&**self.shared.pool.client().await?, &event).await
-    }
-
-    async fn publish_batch(&self, events: Vec<NewEvent>) -> Result<u64> {
-        publish_batch_in(&**self.shared.pool.client().await?, &events).await
-    }
-
-    async fn publish_skipped(&self) -> Result<u64> {
-        publish::skipped(&self.shared).await
-    }
-}
-
-#[async_trait]
-impl Listing for PostgresStore {
-    async fn messages(&self, filter: MessageFilter) -> Result<MessagePage> {
-        listing::messages(&self.shared, &filter).await
-    }
-
-    async fn nodes(&self, before: Option<NodeId>, limit: usize) -> Result<Vec<NodeRecord>> {
-        listing::nodes(&self.shared, before, limit).await
-    }
-}
-
-#[async_trait]
-impl Tokens for PostgresStore {
-    async fn create_token(&self, token: NewToken) -> Result<IssuedToken> {
-        tokens::create(&self.shared, token).await
-    }
-
-    async fn tokens(&self) -> Result<Vec<TokenRecord>> {
-        tokens::list(&self.shared).await
-    }
-
-    async fn revoke_token(&self, prefix: &str) -> Result<()> {
-        self.shared.pool.call("SELECT postrider._revoke_token($1)", &[&prefix]).await
-    }
-}
-
-#[async_trait]
-impl Keyring for PostgresStore {
-    async fn keys(&self) -> Result<Vec<TokenKey>> {
-        self.shared.in_time(tokens::keys(&self.shared)).await
     }
 }

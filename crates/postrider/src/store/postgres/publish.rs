@@ -1,16 +1,74 @@
 //! Publish: through the store, or inside the caller's own transaction. Who gets what is decided in SQL.
 
+use async_trait::async_trait;
 use postgres_types::{ToSql, Type};
 use tokio_postgres::GenericClient;
 
-use super::Shared;
 use super::errors::store_error;
 use super::event_types::check_name;
 use super::row::big_count;
 use super::send::Columns;
-use crate::event::{NewEvent, within};
+use super::{PostgresStore, Shared, event_types, subscriptions};
+use crate::event::{EventType, NewEvent, NewEventType, NewSubscription, Subscription, within};
 use crate::message::NewMessage;
-use crate::store::Result;
+use crate::store::{PubSub, Result};
+
+#[async_trait]
+impl PubSub for PostgresStore {
+    async fn create_event_type(&self, new: NewEventType) -> Result<EventType> {
+        event_types::create(&self.shared, new).await
+    }
+
+    async fn drop_event_type(&self, name: &str) -> Result<()> {
+        event_types::drop(&self.shared, name).await
+    }
+
+    async fn event_type(&self, name: &str) -> Result<EventType> {
+        event_types::by_name(&self.shared, name).await
+    }
+
+    async fn event_types(&self, after: Option<&str>, limit: usize) -> Result<Vec<EventType>> {
+        event_types::list(&self.shared, after, limit).await
+    }
+
+    async fn subscribe(&self, new: NewSubscription) -> Result<Subscription> {
+        subscriptions::create(&self.shared, new).await
+    }
+
+    async fn unsubscribe(&self, id: i64) -> Result<()> {
+        self.shared.pool.call("SELECT postrider.unsubscribe($1)", &[&id]).await
+    }
+
+    async fn subscription(&self, id: i64) -> Result<Subscription> {
+        subscriptions::by_id(&self.shared, id).await
+    }
+
+    async fn subscriptions(&self, after: Option<i64>, limit: usize) -> Result<Vec<Subscription>> {
+        subscriptions::list(&self.shared, after, limit).await
+    }
+
+    async fn set_subscription_enabled(&self, id: i64, enabled: bool) -> Result<()> {
+        let sql = match enabled {
+            true => "SELECT postrider.enable_subscription($1)",
+            false => "SELECT postrider.disable_subscription($1)",
+        };
+        self.shared.pool.call(sql, &[&id]).await
+    }
+
+    async fn publish(&self, event: NewEvent) -> Result<u64> {
+        let client = self.shared.pool.client().await?;
+        self.shared.refusals.noted(publish_in(&**client, &event).await)
+    }
+
+    async fn publish_batch(&self, events: Vec<NewEvent>) -> Result<u64> {
+        let client = self.shared.pool.client().await?;
+        self.shared.refusals.noted(publish_batch_in(&**client, &events).await)
+    }
+
+    async fn publish_skipped(&self) -> Result<u64> {
+        skipped(&self.shared).await
+    }
+}
 
 pub(super) const PUBLISH: &str =
     "SELECT postrider._program_publish($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";

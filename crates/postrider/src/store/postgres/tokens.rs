@@ -1,10 +1,35 @@
 //! Tokens in the store.
 
+use async_trait::async_trait;
 use tokio_postgres::Row;
 
-use super::Shared;
+use super::{PostgresStore, Shared};
 use crate::store::tokens::Minted;
-use crate::store::{IssuedToken, NewToken, Result, Scope, TOKENS_MAX, TokenKey, TokenRecord};
+use crate::store::{
+    IssuedToken, Keyring, NewToken, Result, Scope, TOKENS_MAX, TokenKey, TokenRecord, Tokens,
+};
+
+#[async_trait]
+impl Tokens for PostgresStore {
+    async fn create_token(&self, token: NewToken) -> Result<IssuedToken> {
+        create(&self.shared, token).await
+    }
+
+    async fn tokens(&self) -> Result<Vec<TokenRecord>> {
+        list(&self.shared).await
+    }
+
+    async fn revoke_token(&self, prefix: &str) -> Result<()> {
+        self.shared.pool.call("SELECT postrider._revoke_token($1)", &[&prefix]).await
+    }
+}
+
+#[async_trait]
+impl Keyring for PostgresStore {
+    async fn keys(&self) -> Result<Vec<TokenKey>> {
+        self.shared.in_time(keys(&self.shared)).await
+    }
+}
 
 pub(super) async fn create(shared: &Shared, new: NewToken) -> Result<IssuedToken> {
     new.check()?;

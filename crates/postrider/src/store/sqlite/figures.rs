@@ -2,16 +2,27 @@
 
 use std::collections::HashMap;
 
+use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::archive::Month;
 use super::row::micros_of;
 use super::writer::Write;
-use super::{inspect, known, retention, storage_error};
+use super::{SqliteStore, inspect, known, retention, storage_error};
 use crate::breaker::CircuitName;
 use crate::store::figures::{ENDPOINTS_MAX, OTHERS};
-use crate::store::{EndpointStatus, Figure, Result, StoreStatus};
+use crate::store::{EndpointStatus, Figure, Figures, Result, Store, StoreStatus};
+
+#[async_trait]
+impl Figures for SqliteStore {
+    async fn figures(&self) -> Result<Vec<Figure>> {
+        let (name, now) = (self.name.clone(), self.now());
+        let mut figures = self.read(move |conn| figures(conn, &name, now)).await?;
+        figures.push(self.refusals.figure());
+        Ok(figures)
+    }
+}
 
 /// What is counted for good, and is 0 until then.
 const COUNTED: [&str; 2] = ["evictions", "publish_skipped"];

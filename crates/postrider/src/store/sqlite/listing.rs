@@ -2,15 +2,38 @@
 
 use std::ops::Range;
 
+use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::archive::Month;
 use super::row::{self, at, micros_of, optional_at};
-use super::storage_error;
+use super::{SqliteStore, storage_error};
 use crate::error::StoreError;
 use crate::message::{MessageId, NodeId, State};
-use crate::store::listing::{DISORDER_MAX, WINDOW_ROWS_MAX, Window};
-use crate::store::{ListedMessage, MessageFilter, NodeRecord, NodeState, Result};
+use crate::store::listing::{DISORDER_MAX, Pager, WINDOW_ROWS_MAX, Window};
+use crate::store::{ListedMessage, Listing, MessageFilter, MessagePage, NodeRecord, NodeState, Result};
+
+#[async_trait]
+impl Listing for SqliteStore {
+    async fn messages(&self, filter: MessageFilter) -> Result<MessagePage> {
+        let asked = filter.clone();
+        let begin = move |conn: &Connection| {
+            check(conn, &asked)?;
+            last_id(conn, &asked).map_err(storage_error)
+        };
+        let mut pager = Pager::new(&filter, self.read(begin).await?);
+        while let Some((ids, room)) = pager.next() {
+            let (filter, looked_at) = (filter.clone(), ids.clone());
+            let look = move |conn: &Connection| window(conn, &filter, ids, room);
+            pager.take(&looked_at, self.read(look).await?);
+        }
+        Ok(pager.page())
+    }
+
+    async fn nodes(&self, before: Option<NodeId>, limit: usize) -> Result<Vec<NodeRecord>> {
+        self.read(move |conn| nodes(conn, before, limit).map_err(storage_error)).await
+    }
+}
 
 /// What every source has under these names.
 const COLUMNS: &str = "endpoint_id, priority, content_type, idempotency_key, correlation_id, ordering_key, event_type, \

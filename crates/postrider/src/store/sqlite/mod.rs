@@ -16,25 +16,19 @@ use self::checkpoint::WalGauge;
 use self::known::Known;
 use self::lock::FileLock;
 use self::nodes::Listeners;
-use self::publish::Publication;
 use self::stored_events::StoredEvents;
 use self::syncer::{SyncFile, Syncer};
 use self::writer::{Commit, Write, Writer, WriterHandle};
-use super::listing::Pager;
 use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
-use super::tokens::Minted;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Figure, Figures, Hello,
-    IssuedToken, Keyring, Listing, MessageFilter, MessagePage, NewToken, NodeRecord, Operate, PubSub,
-    Redrive, ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, TokenKey,
-    TokenRecord, Tokens, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Hello, Operate, Redrive,
+    ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::{Clock, SystemClock, truncated};
 use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
 use crate::error::StoreError;
-use crate::event::{EventType, NewEvent, NewEventType, NewSubscription, Subscription};
 use crate::message::{LostClaim, MessageId, NewMessage, NodeId, Sent};
 use crate::outcome::log_cancelled;
 use crate::settings::Settings;
@@ -383,16 +377,6 @@ impl Store for SqliteStore {
 }
 
 #[async_trait]
-impl Figures for SqliteStore {
-    async fn figures(&self) -> Result<Vec<Figure>> {
-        let (name, now) = (self.name.clone(), self.now());
-        let mut figures = self.read(move |conn| figures::figures(conn, &name, now)).await?;
-        figures.push(self.refusals.figure());
-        Ok(figures)
-    }
-}
-
-#[async_trait]
 impl Operate for SqliteStore {
     async fn send(&self, message: NewMessage) -> Result<Sent> {
         self.send_one(Commit::Durable, message).await
@@ -524,112 +508,6 @@ impl Operate for SqliteStore {
     async fn status(&self) -> Result<StoreStatus> {
         let name = self.name.clone();
         self.read(move |conn| inspect::status(conn, &name)).await
-    }
-}
-
-#[async_trait]
-impl PubSub for SqliteStore {
-    async fn create_event_type(&self, new: NewEventType) -> Result<EventType> {
-        self.write(Commit::Durable, move |write| event_types::create(write, &new)).await
-    }
-
-    async fn drop_event_type(&self, name: &str) -> Result<()> {
-        let name = name.to_owned();
-        self.write(Commit::Durable, move |write| event_types::drop(write, &name)).await
-    }
-
-    async fn event_type(&self, name: &str) -> Result<EventType> {
-        let name = name.to_owned();
-        self.read(move |conn| event_types::by_name(conn, &name)).await
-    }
-
-    async fn event_types(&self, after: Option<&str>, limit: usize) -> Result<Vec<EventType>> {
-        let after = after.map(str::to_owned);
-        self.read(move |conn| event_types::list(conn, after.as_deref(), limit).map_err(storage_error)).await
-    }
-
-    async fn subscribe(&self, new: NewSubscription) -> Result<Subscription> {
-        self.write(Commit::Durable, move |write| subscriptions::create(write, &new)).await
-    }
-
-    async fn unsubscribe(&self, id: i64) -> Result<()> {
-        self.write(Commit::Durable, move |write| subscriptions::drop(write, id)).await
-    }
-
-    async fn subscription(&self, id: i64) -> Result<Subscription> {
-        self.read(move |conn| subscriptions::by_id(conn, id)).await
-    }
-
-    async fn subscriptions(&self, after: Option<i64>, limit: usize) -> Result<Vec<Subscription>> {
-        self.read(move |conn| subscriptions::list(conn, after, limit).map_err(storage_error)).await
-    }
-
-    async fn set_subscription_enabled(&self, id: i64, enabled: bool) -> Result<()> {
-        self.write(Commit::Durable, move |write| subscriptions::set_enabled(write, id, enabled)).await
-    }
-
-    async fn publish(&self, event: NewEvent) -> Result<u64> {
-        let publication = Publication::of_one(event)?;
-        self.write(Commit::Durable, move |write| publish::publish(write, &publication)).await
-    }
-
-    async fn publish_batch(&self, events: Vec<NewEvent>) -> Result<u64> {
-        let publication = Publication::of(events)?;
-        self.write(Commit::Durable, move |write| publish::publish(write, &publication)).await
-    }
-
-    async fn publish_skipped(&self) -> Result<u64> {
-        self.read(|conn| publish::skipped(conn).map_err(storage_error)).await
-    }
-}
-
-#[async_trait]
-impl Listing for SqliteStore {
-    async fn messages(&self, filter: MessageFilter) -> Result<MessagePage> {
-        let asked = filter.clone();
-        let begin = move |conn: &Connection| {
-            listing::check(conn, &asked)?;
-            listing::last_id(conn, &asked).map_err(storage_error)
-        };
-        let mut pager = Pager::new(&filter, self.read(begin).await?);
-        while let Some((ids, room)) = pager.next() {
-            let (filter, looked_at) = (filter.clone(), ids.clone());
-            let look = move |conn: &Connection| listing::window(conn, &filter, ids, room);
-            pager.take(&looked_at, self.read(look).await?);
-        }
-        Ok(pager.page())
-    }
-
-    async fn nodes(&self, before: Option<NodeId>, limit: usize) -> Result<Vec<NodeRecord>> {
-        self.read(move |conn| listing::nodes(conn, before, limit).map_err(storage_error)).await
-    }
-}
-
-#[async_trait]
-impl Tokens for SqliteStore {
-    async fn create_token(&self, token: NewToken) -> Result<IssuedToken> {
-        token.check()?;
-        let (new, minted) = (token.clone(), Minted::new());
-        let stored = minted.clone();
-        let created_at =
-            self.write(Commit::Durable, move |write| tokens::create(write, &new, &stored)).await?;
-        Ok(minted.issued(token, created_at))
-    }
-
-    async fn tokens(&self) -> Result<Vec<TokenRecord>> {
-        self.read(|conn| tokens::list(conn).map_err(storage_error)).await
-    }
-
-    async fn revoke_token(&self, prefix: &str) -> Result<()> {
-        let prefix = prefix.to_owned();
-        self.write(Commit::Durable, move |write| tokens::revoke(write, &prefix)).await
-    }
-}
-
-#[async_trait]
-impl Keyring for SqliteStore {
-    async fn keys(&self) -> Result<Vec<TokenKey>> {
-        self.read(|conn| tokens::keys(conn).map_err(storage_error)).await
     }
 }
 

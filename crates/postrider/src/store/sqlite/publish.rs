@@ -4,18 +4,78 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::subscriptions::{self, Fitting};
-use super::writer::Write;
-use super::{bulk, event_types, send, storage_error};
+use super::writer::{Commit, Write};
+use super::{SqliteStore, bulk, event_types, send, storage_error};
 use crate::endpoint::{DisabledBy, Endpoint, EndpointId};
 use crate::error::StoreError;
-use crate::event::{NewEvent, key_of_subscription, longest_key, within};
+use crate::event::{
+    EventType, NewEvent, NewEventType, NewSubscription, Subscription, key_of_subscription, longest_key,
+    within,
+};
 use crate::json::Json;
 use crate::message::NewMessage;
 use crate::pubsub;
-use crate::store::Result;
+use crate::store::{PubSub, Result};
+
+#[async_trait]
+impl PubSub for SqliteStore {
+    async fn create_event_type(&self, new: NewEventType) -> Result<EventType> {
+        self.write(Commit::Durable, move |write| event_types::create(write, &new)).await
+    }
+
+    async fn drop_event_type(&self, name: &str) -> Result<()> {
+        let name = name.to_owned();
+        self.write(Commit::Durable, move |write| event_types::drop(write, &name)).await
+    }
+
+    async fn event_type(&self, name: &str) -> Result<EventType> {
+        let name = name.to_owned();
+        self.read(move |conn| event_types::by_name(conn, &name)).await
+    }
+
+    async fn event_types(&self, after: Option<&str>, limit: usize) -> Result<Vec<EventType>> {
+        let after = after.map(str::to_owned);
+        self.read(move |conn| event_types::list(conn, after.as_deref(), limit).map_err(storage_error)).await
+    }
+
+    async fn subscribe(&self, new: NewSubscription) -> Result<Subscription> {
+        self.write(Commit::Durable, move |write| subscriptions::create(write, &new)).await
+    }
+
+    async fn unsubscribe(&self, id: i64) -> Result<()> {
+        self.write(Commit::Durable, move |write| subscriptions::drop(write, id)).await
+    }
+
+    async fn subscription(&self, id: i64) -> Result<Subscription> {
+        self.read(move |conn| subscriptions::by_id(conn, id)).await
+    }
+
+    async fn subscriptions(&self, after: Option<i64>, limit: usize) -> Result<Vec<Subscription>> {
+        self.read(move |conn| subscriptions::list(conn, after, limit).map_err(storage_error)).await
+    }
+
+    async fn set_subscription_enabled(&self, id: i64, enabled: bool) -> Result<()> {
+        self.write(Commit::Durable, move |write| subscriptions::set_enabled(write, id, enabled)).await
+    }
+
+    async fn publish(&self, event: NewEvent) -> Result<u64> {
+        let publication = Publication::of_one(event)?;
+        self.write(Commit::Durable, move |write| publish(write, &publication)).await
+    }
+
+    async fn publish_batch(&self, events: Vec<NewEvent>) -> Result<u64> {
+        let publication = Publication::of(events)?;
+        self.write(Commit::Durable, move |write| publish(write, &publication)).await
+    }
+
+    async fn publish_skipped(&self) -> Result<u64> {
+        self.read(|conn| skipped(conn).map_err(storage_error)).await
+    }
+}
 
 const SKIPPED: &str = "publish_skipped";
 

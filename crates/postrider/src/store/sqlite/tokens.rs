@@ -1,14 +1,44 @@
 //! Tokens in the store.
 
+use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
 
 use super::row::{at, micros_of};
-use super::writer::Write;
-use super::{events, storage_error};
+use super::writer::{Commit, Write};
+use super::{SqliteStore, events, storage_error};
 use crate::store::tokens::{Minted, too_many, unknown};
-use crate::store::{NewToken, Result, Scope, TOKENS_MAX, TokenKey, TokenRecord};
+use crate::store::{
+    IssuedToken, Keyring, NewToken, Result, Scope, TOKENS_MAX, TokenKey, TokenRecord, Tokens,
+};
+
+#[async_trait]
+impl Tokens for SqliteStore {
+    async fn create_token(&self, token: NewToken) -> Result<IssuedToken> {
+        token.check()?;
+        let (new, minted) = (token.clone(), Minted::new());
+        let stored = minted.clone();
+        let created_at = self.write(Commit::Durable, move |write| create(write, &new, &stored)).await?;
+        Ok(minted.issued(token, created_at))
+    }
+
+    async fn tokens(&self) -> Result<Vec<TokenRecord>> {
+        self.read(|conn| list(conn).map_err(storage_error)).await
+    }
+
+    async fn revoke_token(&self, prefix: &str) -> Result<()> {
+        let prefix = prefix.to_owned();
+        self.write(Commit::Durable, move |write| revoke(write, &prefix)).await
+    }
+}
+
+#[async_trait]
+impl Keyring for SqliteStore {
+    async fn keys(&self) -> Result<Vec<TokenKey>> {
+        self.read(|conn| keys(conn).map_err(storage_error)).await
+    }
+}
 
 pub(super) fn create(write: &mut Write<'_>, new: &NewToken, minted: &Minted) -> Result<Timestamp> {
     let count: usize = write
