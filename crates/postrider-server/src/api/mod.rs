@@ -161,7 +161,7 @@ async fn wrong_method(method: Method, uri: Uri) -> Problem {
     match uri.path().split('/').skip(1).collect::<Vec<_>>().as_slice() {
         [.., last] if last.contains(':') => problem.allow(Allow::Post),
         ["v1", "messages", _] => problem.allow(Allow::GetAndDelete),
-        ["v1", "dlq", _] => problem.allow(Allow::Get),
+        ["v1", "dlq" | "replays", _] => problem.allow(Allow::Get),
         _ => problem,
     }
 }

@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 use super::answers::{self, Clash, Common, Full, Named};
 use super::fields::{Fields, optional, string, text_of};
 use super::page::{Page, Params};
-use super::problem::{Allow, Problem};
+use super::problem::Problem;
 use super::wanted::WantedReplay;
 use super::{Api, body, fields, messages, to_response, unknown_route, wrong_method};
 use crate::send_values;
@@ -145,7 +145,7 @@ pub(super) async fn act(
         Some((id, "stop")) => stop(&api, id).await,
         Some((id, "resume")) => resume(&api, id).await,
         Some(_) => Err(unknown_route(request.uri().clone()).await),
-        None => Err(wrong_method(request.method().clone(), request.uri().clone()).await.allow(Allow::Get)),
+        None => Err(wrong_method(request.method().clone(), request.uri().clone()).await),
     }
 }
 
