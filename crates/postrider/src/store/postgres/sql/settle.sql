@@ -15,7 +15,8 @@ END $$;
 
 CREATE FUNCTION postrider._departed(p_count bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  INSERT INTO postrider._departures (node_id, departed) VALUES (0, p_count);
+  PERFORM postrider._hold_bound('departures');
+  INSERT INTO postrider._departure_rows (departed) VALUES (p_count);
 END $$;
 
 -- Queue to archive. p_uncounted attempts were claimed and never begun. Returns the endpoint whose next message
@@ -168,10 +169,7 @@ BEGIN
     RETURN QUERY SELECT * FROM unnest(v_unblocking);
   END IF;
   IF v_departed > 0 THEN
-    UPDATE postrider._departures SET departed = departed + v_departed WHERE node_id = p_node;
-    IF NOT FOUND THEN
-      INSERT INTO postrider._departures (node_id, departed) VALUES (p_node, v_departed);
-    END IF;
+    PERFORM postrider._departed(v_departed);
   END IF;
   IF cardinality(p_finished) > 0 THEN
     DELETE FROM postrider._claims WHERE node_id = p_node AND batch = ANY (p_finished);
