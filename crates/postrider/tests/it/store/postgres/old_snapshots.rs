@@ -124,3 +124,29 @@ async fn no_bound_moves_over_what_is_not_committed_yet() {
     assert_eq!(claimed(&app).await, HashSet::from([held]));
     assert_eq!(departed(&app).await, 401);
 }
+
+#[tokio::test]
+async fn failures_of_one_claim_change_its_row_once() {
+    let mut world = World::<Postgres>::start().await;
+    let mut app = connect(&world).await;
+    world.store().send_batch(vec![to("a"); 50]).await.unwrap();
+    let tickets = world.claim(world.a, 50).await;
+    let (fence, failed) =
+        (tickets[0].fence, tickets[..40].iter().map(|ticket| ticket.id.0).collect::<Vec<_>>());
+    let transaction = app.transaction().await.unwrap();
+    // One of them is told twice, which is once too often.
+    let settle = "SELECT id, effect FROM postrider._settle($1, NULL, ARRAY(
+                    SELECT ROW(id, $2::bigint, $1, $3::bigint, 'retry', postrider._now(), NULL, false, NULL,
+                      ROW(1, $1, postrider._now(), '1 s', 'failed', 'retryable', 'no', NULL, NULL))::postrider._settlement
+                    FROM unnest($4::bigint[]) AS id), '{}', NULL)";
+    let twice: Vec<i64> = failed.iter().copied().chain([failed[0]]).collect();
+    let settled =
+        transaction.query(settle, &[&fence.node.0, &world.a.0, &fence.batch, &twice]).await.unwrap();
+    let effects: Vec<&str> = settled.iter().map(|row| row.get(1)).collect();
+    assert_eq!(effects, [vec!["applied"; 40], vec!["fenced"]].concat());
+    let changes = "SELECT n_tup_upd FROM pg_stat_xact_user_tables WHERE relname = '_claim_rows'";
+    assert_eq!(transaction.query_one(changes, &[]).await.unwrap().get::<_, i64>(0), 1);
+    transaction.commit().await.unwrap();
+    let left: HashSet<MessageId> = tickets[40..].iter().map(|ticket| ticket.id).collect();
+    assert_eq!(claimed(&app).await, left);
+}
