@@ -74,7 +74,7 @@ fn table(section: &Section) -> &'static str {
         "subscription" => "subscriptions",
         "node" => "nodes",
         "message" => "queue",
-        "claim" => "_claims",
+        "claim" => "_claim_rows",
         "reservation" => "_reservations",
         "token" => "_tokens",
         "dead_letter" => "dlq",

@@ -12,6 +12,7 @@ use crate::store::Result;
 /// Each version is a list of files, in order: what a file uses in signatures is made before it.
 const MIGRATIONS: &[&[&str]] = &[&[
     include_str!("sql/tables.sql"),
+    include_str!("sql/bounds.sql"),
     include_str!("sql/errors.sql"),
     include_str!("sql/events.sql"),
     include_str!("sql/settings.sql"),

@@ -36,6 +36,7 @@ mod proxy;
 mod many_nodes;
 mod cut_off;
 mod failover;
+mod old_snapshots;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,

@@ -148,7 +148,8 @@ BEGIN
                  NULL, NULL, v_next, v_next_at)::postrider._claim_answer;
   END LOOP;
   IF cardinality(v_taken) > 0 THEN
-    INSERT INTO postrider._claims (node_id, batch, started_at, alone, ids)
+    PERFORM postrider._hold_bound('claims');
+    INSERT INTO postrider._claim_rows (node_id, batch, started_at, alone, ids)
     VALUES (p_node, p_batch, v_now, p_alone, v_taken);
   END IF;
 END $$;

@@ -55,7 +55,6 @@ BEGIN
   IF postrider._setting('attempt_log') = 'off' THEN
     DELETE FROM postrider.attempts WHERE message_id = p_id;
   END IF;
-  PERFORM postrider._unclaim(p_id);
   IF v.ordering_key IS NOT NULL AND v.place <> 1 THEN
     RETURN postrider._advance_key(v.key_scope, v.ordering_key);
   END IF;

@@ -37,6 +37,7 @@ BEGIN
   LOCK TABLE postrider._store IN ACCESS EXCLUSIVE MODE;
   LOCK TABLE postrider.nodes IN EXCLUSIVE MODE;
   PERFORM postrider._check_empty();
+  PERFORM postrider._hold_bound('claims');
   -- Of nodes that have ended.
   DELETE FROM postrider.nodes;
   DELETE FROM postrider.event_log;

@@ -207,16 +207,7 @@ BEGIN
   IF NOT pg_try_advisory_xact_lock(1886548338, 2) THEN
     RETURN;
   END IF;
-  -- The sum stays the same, so nobody who reads it in between is misled.
-  IF EXISTS (SELECT FROM postrider._departures WHERE node_id = 0 OFFSET 1)
-     OR EXISTS (SELECT FROM postrider._departures d WHERE d.node_id <> 0
-                  AND NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = d.node_id AND n.state = 'live')) THEN
-    WITH folded AS (
-      DELETE FROM postrider._departures d
-      WHERE d.node_id = 0 OR NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = d.node_id AND n.state = 'live')
-      RETURNING departed)
-    INSERT INTO postrider._departures (node_id, departed) SELECT 0, coalesce(sum(departed), 0) FROM folded;
-  END IF;
+  -- The sum stays the same here, too.
   IF EXISTS (SELECT FROM postrider._counts GROUP BY name HAVING count(*) > 1) THEN
     WITH folded AS (DELETE FROM postrider._counts RETURNING name, value)
     INSERT INTO postrider._counts (name, value) SELECT name, sum(value) FROM folded GROUP BY name;
@@ -244,6 +235,9 @@ BEGIN
     END IF;
   END IF;
   UPDATE postrider._gauge SET queued = greatest(v_queued, 0), at_id = v_last, departed = v_departed, counted_at = v_now;
+  PERFORM postrider._fold_departures();
+  -- Last, because until the commit whoever settles these claims waits.
+  PERFORM postrider._take_claims_along();
 END $$;
 
 -- When the pending message that waits longest was due; those in a node's hands do not wait.

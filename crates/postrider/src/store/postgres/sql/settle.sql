@@ -7,15 +7,10 @@ BEGIN
                   (SELECT default_value FROM postrider._known_settings WHERE name = p_name));
 END $$;
 
--- The claim of this message ended and the message stays queued.
-CREATE FUNCTION postrider._unclaim(p_id bigint) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-  UPDATE postrider._claims SET ids = array_remove(ids, p_id) WHERE p_id = ANY (ids);
-END $$;
-
 CREATE FUNCTION postrider._departed(p_count bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  INSERT INTO postrider._departures (node_id, departed) VALUES (0, p_count);
+  PERFORM postrider._hold_bound('departures');
+  INSERT INTO postrider._departure_rows (departed) VALUES (p_count);
 END $$;
 
 -- Queue to archive. p_uncounted attempts were claimed and never begun. Returns the endpoint whose next message
@@ -135,6 +130,8 @@ DECLARE
   v_done bigint[] := '{}';
   v_unblocking postrider._settled[];
   v_departed bigint;
+  -- Of these the claim ended, and they are still queued, or may be again.
+  v_unclaimed bigint[] := '{}';
   v_settlement postrider._settlement;
   v_settled postrider._settled;
 BEGIN
@@ -158,9 +155,12 @@ BEGIN
       WHERE d.id <> ALL (v_done));
   END IF;
   FOREACH v_settlement IN ARRAY v_others LOOP
-    v_settled := postrider._settle_one(v_settlement);
+    v_settled := postrider._settle_one(v_settlement, v_unclaimed);
     IF v_settled.effect = 'applied' AND v_settled.state <> 'pending' THEN
       v_departed := v_departed + 1;
+    END IF;
+    IF v_settled.effect = 'applied' AND v_settled.state IN ('pending', 'dead') THEN
+      v_unclaimed := v_unclaimed || v_settled.id;
     END IF;
     RETURN NEXT v_settled;
   END LOOP;
@@ -168,10 +168,7 @@ BEGIN
     RETURN QUERY SELECT * FROM unnest(v_unblocking);
   END IF;
   IF v_departed > 0 THEN
-    UPDATE postrider._departures SET departed = departed + v_departed WHERE node_id = p_node;
-    IF NOT FOUND THEN
-      INSERT INTO postrider._departures (node_id, departed) VALUES (p_node, v_departed);
-    END IF;
+    PERFORM postrider._departed(v_departed);
   END IF;
   IF cardinality(p_finished) > 0 THEN
     DELETE FROM postrider._claims WHERE node_id = p_node AND batch = ANY (p_finished);
@@ -181,6 +178,11 @@ BEGIN
     UPDATE postrider._claims c
     SET ids = ARRAY(SELECT unnest(c.ids) INTERSECT SELECT jsonb_array_elements_text(l.value)::bigint)
     FROM jsonb_each(p_left) AS l WHERE c.node_id = p_node AND c.batch = l.key::bigint;
+  END IF;
+  -- Last, because most of those rows are gone or shortened by now; and once for each row, however many failed.
+  IF cardinality(v_unclaimed) > 0 THEN
+    UPDATE postrider._claims SET ids = ARRAY(SELECT unnest(ids) EXCEPT SELECT unnest(v_unclaimed))
+    WHERE ids && v_unclaimed;
   END IF;
 END $$;
 
@@ -242,7 +244,9 @@ BEGIN
   END IF;
 END $$;
 
-CREATE FUNCTION postrider._settle_one(s postrider._settlement) RETURNS postrider._settled LANGUAGE plpgsql AS $$
+-- p_unclaimed are about to be taken out of their claims.
+CREATE FUNCTION postrider._settle_one(s postrider._settlement, p_unclaimed bigint[]) RETURNS postrider._settled
+LANGUAGE plpgsql AS $$
 DECLARE
   v postrider.queue;
   v_delivered boolean := s.ended = 'complete';
@@ -260,7 +264,8 @@ BEGIN
     RETURN ROW(s.id, 'fenced', NULL, NULL)::postrider._settled;
   END IF;
   SELECT count(*) > 0, coalesce(bool_or(c.node_id = s.node_id AND c.batch = s.batch), false)
-  INTO v_is_claimed, v_is_current FROM postrider._claims c WHERE s.id = ANY (c.ids);
+  INTO v_is_claimed, v_is_current FROM postrider._claims c
+  WHERE s.id = ANY (c.ids) AND s.id <> ALL (p_unclaimed);
   IF NOT v_is_current THEN
     IF NOT v_delivered THEN
       RETURN ROW(s.id, 'fenced', NULL, NULL)::postrider._settled;
@@ -290,13 +295,12 @@ BEGIN
       END IF;
       RETURN ROW(s.id, 'applied', 'dead', v_unblocked)::postrider._settled;
     WHEN 'released' THEN
-      PERFORM postrider._unclaim(s.id);
+      NULL;
     ELSE
       UPDATE postrider.queue SET due_at = s.due_at, attempts = v_attempts, last_error = (s.attempt).error,
         losses = losses + CASE WHEN (s.attempt).outcome = 'lost' THEN 1 ELSE 0 END,
         place = CASE WHEN place = 1 THEN 1 WHEN losses > 0 OR (s.attempt).outcome = 'lost' THEN 3 ELSE 0 END
       WHERE id = s.id;
-      PERFORM postrider._unclaim(s.id);
   END CASE;
   IF v.ordering_key IS NOT NULL THEN
     v_unblocked := postrider._put_back(s.id, v.key_scope, v.ordering_key);

@@ -88,12 +88,26 @@ CREATE TABLE postrider.nodes (
   lease_until timestamptz NOT NULL
 );
 
--- Messages that left the queue: one row a node, and rows of node 0, never updated, for everybody else. What
--- comes back without a new id (a redrive) counts against it. Folded into _gauge at every count.
-CREATE TABLE postrider._departures (
-  node_id bigint NOT NULL,
+-- Rows of claims and departures come and go with every batch of messages. While some old transaction is open anywhere,
+-- PostgreSQL cannot forget those that are gone, and whoever reads would walk over all of them. So they have positions
+-- that only go up, and views read them from the last bound on: there is nothing before it. See bounds.sql.
+CREATE SEQUENCE postrider._positions AS bigint;
+CREATE TABLE postrider._bounds (
+  name text COLLATE "C" NOT NULL,
+  position bigint NOT NULL,
+  PRIMARY KEY (name, position)
+);
+INSERT INTO postrider._bounds (name, position) VALUES ('claims', 0), ('departures', 0);
+
+-- How many messages left the queue, a row each time. What comes back without a new id (a redrive) counts against it.
+CREATE TABLE postrider._departure_rows (
+  position bigint NOT NULL DEFAULT nextval('postrider._positions'),
   departed bigint NOT NULL
 );
+CREATE INDEX departure_rows_position ON postrider._departure_rows (position);
+CREATE VIEW postrider._departures AS
+  SELECT position, departed FROM postrider._departure_rows
+  WHERE position >= (SELECT max(position) FROM postrider._bounds WHERE name = 'departures');
 
 -- place: 0 ready, 1 behind its ordering key, 3 ready but on probation after a lost claim. A claim does not touch
 -- the row: one tuple version from send to delivery. No CHECK: the server parses each anew in every INSERT (on a table
@@ -139,7 +153,8 @@ CREATE INDEX queue_expiry ON postrider.queue (expires_at) WHERE expires_at IS NO
 
 -- One row for each claim of a node, however many messages it holds: counting an attempt costs no update of its
 -- message. An id that is not queued any more says nothing; one that went back to the queue is taken out.
-CREATE TABLE postrider._claims (
+CREATE TABLE postrider._claim_rows (
+  position bigint NOT NULL DEFAULT nextval('postrider._positions'),
   node_id bigint NOT NULL,
   batch bigint NOT NULL,
   started_at timestamptz NOT NULL,
@@ -147,6 +162,10 @@ CREATE TABLE postrider._claims (
   ids bigint[] NOT NULL,
   PRIMARY KEY (node_id, batch)
 );
+CREATE INDEX claim_rows_position ON postrider._claim_rows (position);
+CREATE VIEW postrider._claims AS
+  SELECT position, node_id, batch, started_at, alone, ids FROM postrider._claim_rows
+  WHERE position >= (SELECT max(position) FROM postrider._bounds WHERE name = 'claims');
 
 -- Keys whose next message could not be let go at once, because a sender of the key was in the middle of its
 -- transaction. A node looks again. No key, so that senders never conflict here.
