@@ -1,5 +1,6 @@
 //! Why a command did not do what was asked, and the exit code that says so.
 
+use std::borrow::Cow;
 use std::process::ExitCode;
 
 use postrider::store::moving::MoveError;
@@ -33,7 +34,7 @@ pub(crate) struct Failure {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) field: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) sqlstate: Option<&'static str>,
+    pub(crate) sqlstate: Option<Cow<'static, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hint: Option<String>,
 }
@@ -128,7 +129,7 @@ impl From<StoreError> for Failure {
             exit,
             error: error.to_string(),
             field,
-            sqlstate: Some(error.sqlstate()),
+            sqlstate: Some(error.sqlstate().into()),
             hint: hint.map(str::to_owned),
         }
     }

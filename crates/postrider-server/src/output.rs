@@ -21,6 +21,11 @@ impl Output {
         !self.json && self.terminal && console::user_attended_stderr()
     }
 
+    /// Lines are read by a person, now.
+    pub(crate) fn is_for_people(self) -> bool {
+        !self.json && self.terminal
+    }
+
     /// One document: JSON when asked for, else what `text` makes of it.
     pub(crate) fn document(self, json: impl FnOnce() -> String, text: impl FnOnce() -> String) {
         self.line(&if self.json { json() } else { text() });
@@ -28,7 +33,12 @@ impl Output {
 
     pub(crate) fn line(self, text: &str) {
         // A reader that went away (`| head`) is no failure of this command.
-        let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
+        let _ = self.try_line(text);
+    }
+
+    /// False when the reader went away: whoever has more to say need not go on.
+    pub(crate) fn try_line(self, text: &str) -> bool {
+        writeln!(std::io::stdout(), "{}", text.trim_end()).is_ok()
     }
 
     pub(crate) fn table(self, header: &[&str], rows: Vec<Vec<String>>) -> String {

@@ -17,6 +17,7 @@ use super::answers::{self, Clash, Common};
 use super::fields::Fields;
 use super::problem::Problem;
 use super::{Api, body, to_response};
+use crate::view;
 
 /// Every setting by its name: numbers and choices.
 struct Config;
@@ -72,13 +73,5 @@ fn changes(body: BTreeMap<String, Value>) -> Result<Vec<(String, String)>, Inval
 }
 
 fn shown(settings: &Settings) -> Map<String, Value> {
-    let shown = |setting: &postrider::settings::Setting| {
-        let text = settings.value(setting.name).unwrap_or_default();
-        let value = match setting.kind {
-            Kind::Whole { .. } => text.parse::<u64>().map_or(Value::Null, Value::from),
-            Kind::Choice(_) => Value::String(text),
-        };
-        (setting.name.to_owned(), value)
-    };
-    TABLE.iter().map(shown).collect()
+    TABLE.iter().map(|setting| (setting.name.to_owned(), view::setting(setting, settings))).collect()
 }

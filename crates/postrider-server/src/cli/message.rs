@@ -1,4 +1,4 @@
-//! `postrider message …`: one message, by its id.
+//! `postrider message …`: one message by its id, or a list of them.
 
 use clap::Subcommand;
 use jiff::Timestamp;
@@ -6,6 +6,7 @@ use postrider::store::{AttemptRecord, Story};
 use postrider::{MessageId, Operate};
 use serde_json::json;
 
+use super::listing;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::store_url::StoreUrl;
@@ -13,6 +14,7 @@ use crate::{send_values, view};
 
 pub(super) const HELP: &str = "\
 Examples:
+  postrider message list --state pending --endpoint shop
   postrider message show 12                  where it is, and why it is not delivered yet
   postrider message cancel 12                only while it is pending
   postrider message reschedule 12 +10m       next try in ten minutes
@@ -20,6 +22,8 @@ Examples:
 
 #[derive(Subcommand)]
 pub(crate) enum MessageCommand {
+    /// List messages, newest first, whatever has become of them
+    List(listing::ListArgs),
     /// Tell its whole story: state, attempts, and why it is not delivered yet
     Show {
         /// Of the message
@@ -47,6 +51,7 @@ pub(crate) enum MessageCommand {
 pub(super) async fn run(command: MessageCommand, url: &StoreUrl, output: Output) -> Result<(), Failure> {
     let store = &*url.open_tool().await?;
     match command {
+        MessageCommand::List(arguments) => listing::run(store, arguments, output).await,
         MessageCommand::Show { id } => show(store, MessageId(id), output).await,
         MessageCommand::Cancel { id } => {
             store.cancel(MessageId(id)).await?;

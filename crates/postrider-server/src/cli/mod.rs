@@ -11,12 +11,16 @@ use crate::output::Output;
 use crate::store_url::StoreUrl;
 use crate::{bench, demo, logging, serve};
 
+mod completions;
+mod config;
 mod dlq;
 mod endpoint;
 mod event;
+mod event_stream;
 mod export;
 mod filter;
 mod import;
+mod listing;
 mod message;
 mod migrate;
 mod moving;
@@ -24,7 +28,9 @@ mod progress;
 mod replay;
 mod publish;
 mod send;
+mod signature;
 mod status;
+mod tail;
 mod token;
 
 const EVERYWHERE: &str = "For every command";
@@ -84,7 +90,7 @@ enum Command {
     /// Event types, and who subscribes to them
     #[command(subcommand)]
     Event(event::EventCommand),
-    /// Look at one message, cancel, reschedule or erase it
+    /// List messages; look at one, cancel, reschedule or erase it
     #[command(subcommand, after_help = message::HELP)]
     Message(message::MessageCommand),
     /// Look at dead letters, put them back or discard them
@@ -95,15 +101,27 @@ enum Command {
     Replay(replay::ReplayCommand),
     /// Show what is queued and how the endpoints are
     Status,
+    /// Tell what happens on a running node, as it happens
+    #[command(after_help = tail::HELP)]
+    Tail(tail::TailArgs),
+    /// Look at and change the settings of the store
+    #[command(subcommand, after_help = config::HELP)]
+    Config(config::ConfigCommand),
     /// Make, list and revoke the tokens that open the API
     #[command(subcommand)]
     Token(token::TokenCommand),
+    /// Sign and verify webhooks, to find out why a receiver refuses
+    #[command(subcommand, after_help = signature::HELP)]
+    Signature(signature::SignatureCommand),
     /// Write a whole SQLite store to a file, to move it to PostgreSQL
     #[command(after_help = export::HELP)]
     Export(export::ExportArgs),
     /// Read a whole store from such a file into an empty PostgreSQL store, with the same ids
     #[command(after_help = import::HELP)]
     Import(import::ImportArgs),
+    /// Print what a shell needs to complete commands and flags
+    #[command(after_help = completions::HELP)]
+    Completions { shell: clap_complete::Shell },
     /// The other process of `bench`: counts what arrives, and generates load
     #[command(hide = true)]
     BenchReceiver,
@@ -191,6 +209,13 @@ async fn dispatch(cli: Cli, file: RawConfig) -> Result<(), Failure> {
                 Command::Export(arguments) => export::run(arguments, &store()?, output).await,
                 Command::Import(arguments) => import::run(arguments, &store()?, output).await,
                 Command::Status => status::run(&store()?, output).await,
+                Command::Tail(arguments) => tail::run(arguments, output).await,
+                Command::Config(command) => config::run(command, &store()?, output).await,
+                Command::Signature(command) => signature::run(command, output),
+                Command::Completions { shell } => {
+                    completions::run(shell, output);
+                    Ok(())
+                }
                 Command::Token(command) => token::run(command, &store()?, output).await,
                 Command::Serve(_) | Command::BenchReceiver => unreachable!("handled above"),
             }

@@ -8,15 +8,15 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use opentelemetry_http::{HttpClient, HttpError};
-use rustls::{ClientConfig, RootCertStore};
 use tokio::runtime::Handle;
 
 use crate::failure::Failure;
+use crate::https;
 
 /// A collector says little; what is longer is not read.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
@@ -32,18 +32,8 @@ pub(super) struct Post {
 
 impl Post {
     pub(super) fn new(timeout: Duration) -> Result<Self, Failure> {
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        let provider = rustls::crypto::ring::default_provider();
-        let config = ClientConfig::builder_with_provider(provider.into())
-            .with_safe_default_protocol_versions()
-            .map_err(|error| Failure::failed(format!("cannot set up TLS for traces: {error}")))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let connector =
-            HttpsConnectorBuilder::new().with_tls_config(config).https_or_http().enable_http1().build();
         Ok(Self {
-            client: Client::builder(TokioExecutor::new()).build(connector),
+            client: Client::builder(TokioExecutor::new()).build(https::connector()?),
             timeout,
             runtime: Handle::current(),
             is_down: AtomicBool::new(false),

@@ -11,6 +11,7 @@ pub(crate) use endpoint::EndpointView;
 pub(crate) use event::{EventTypeView, SubscriptionView};
 pub(crate) use message::{ListedMessageView, MessageView};
 pub(crate) use replay::{ReplayPreviewView, ReplayView};
+pub(crate) use setting::setting;
 pub(crate) use system::{EventView, IssuedTokenView, NodeView, StatusView, TokenView};
 
 mod content;
@@ -20,6 +21,7 @@ mod event;
 mod message;
 mod replay;
 pub(crate) mod schemas;
+mod setting;
 mod system;
 
 /// Never shows a secret.

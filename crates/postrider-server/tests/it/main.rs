@@ -5,6 +5,7 @@ mod api;
 mod chaos;
 mod chaos_postgres;
 mod cli;
+mod commands;
 mod delivery;
 mod demo;
 mod description;

@@ -100,6 +100,14 @@ impl VerifyingKey {
         }))
     }
 
+    /// Of the signatures that it can verify: `v1` or `v1a`.
+    pub fn version(&self) -> &'static str {
+        match &self.0 {
+            Verifying::Hmac(_) => "v1",
+            Verifying::Ed25519(_) => "v1a",
+        }
+    }
+
     /// Does any signature of the header fit? Compares in constant time. How old a timestamp may be is
     /// the caller's to judge.
     pub fn verify(&self, id: &str, timestamp: i64, body: &[u8], header: &str) -> bool {
