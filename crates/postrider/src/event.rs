@@ -56,6 +56,21 @@ impl NewEvent {
         }
     }
 
+    /// What was read as a message, whatever endpoint and content type it names.
+    pub fn of_message(event_type: impl Into<String>, message: NewMessage) -> Self {
+        Self {
+            headers: message.headers,
+            options: message.options,
+            priority: message.priority,
+            scheduled_at: message.scheduled_at,
+            expires_at: message.expires_at,
+            idempotency_key: message.idempotency_key,
+            correlation_id: message.correlation_id,
+            ordering_key: message.ordering_key,
+            ..Self::new(event_type, message.payload)
+        }
+    }
+
     #[must_use]
     pub fn ordering_key(mut self, key: impl Into<String>) -> Self {
         self.ordering_key = Some(key.into());

@@ -7,7 +7,6 @@ use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, Response, StatusCode, Uri};
-use http::header::{HeaderValue, LOCATION};
 use postrider::endpoint::EndpointChange;
 use postrider::{Invalid, NewEndpoint, StoreError};
 use serde_json::{Map, Value};
@@ -18,7 +17,7 @@ use super::fields::Fields;
 use super::page::{Page, Params};
 use super::problem::Problem;
 use super::wanted::{EndpointChanges, WantedEndpoint};
-use super::{Api, body, fields, no_content, to_response};
+use super::{Api, body, created, fields, no_content, to_response};
 use crate::view::EndpointView;
 
 /// Create an endpoint.
@@ -32,11 +31,7 @@ pub(super) async fn create(
     let (parts, body) = request.into_parts();
     let body = body::read(&parts.headers, body, body::SMALL_MAX).await?;
     let endpoint = api.operate.create_endpoint(wanted(&body)?).await?;
-    let mut response = to_response(StatusCode::CREATED, &EndpointView::of(&endpoint));
-    if let Ok(location) = HeaderValue::try_from(format!("/v1/endpoints/{}", endpoint.name)) {
-        response.headers_mut().insert(LOCATION, location);
-    }
-    Ok(response)
+    Ok(created(&format!("/v1/endpoints/{}", endpoint.name), &EndpointView::of(&endpoint)))
 }
 
 fn wanted(body: &[u8]) -> Result<NewEndpoint, Problem> {

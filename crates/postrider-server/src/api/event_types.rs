@@ -7,7 +7,6 @@ use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, Response, StatusCode, Uri};
-use http::header::{HeaderValue, LOCATION};
 use postrider::{Invalid, NewEventType, StoreError};
 use serde_json::value::RawValue;
 
@@ -16,7 +15,7 @@ use super::fields::Fields;
 use super::page::{Page, Params};
 use super::problem::Problem;
 use super::wanted::WantedEventType;
-use super::{Api, body, fields, no_content, to_response};
+use super::{Api, body, created, fields, no_content, to_response};
 use crate::view::EventTypeView;
 
 /// Create an event type. Only events of types that exist are published; with a schema, each has to keep it.
@@ -31,12 +30,8 @@ pub(super) async fn create(
     let body = body::read(&parts.headers, body, body::SMALL_MAX).await?;
     let new = wanted(&Fields::read(&body)?).map_err(StoreError::from)?;
     let made = api.operate.create_event_type(new).await?;
-    let location = HeaderValue::try_from(format!("/v1/event-types/{}", made.name));
-    let mut response = to_response(StatusCode::CREATED, &EventTypeView::from(made));
-    if let Ok(location) = location {
-        response.headers_mut().insert(LOCATION, location);
-    }
-    Ok(response)
+    let location = format!("/v1/event-types/{}", made.name);
+    Ok(created(&location, &EventTypeView::from(made)))
 }
 
 fn wanted(given: &BTreeMap<String, &RawValue>) -> Result<NewEventType, Invalid> {

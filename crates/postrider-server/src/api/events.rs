@@ -62,16 +62,5 @@ fn event(event_type: String, message: NewMessage) -> Result<NewEvent, Problem> {
     if !media.eq_ignore_ascii_case(JSON) {
         return Err(Problem::invalid("content-type", format!("must be {JSON}: an event is JSON")));
     }
-    Ok(NewEvent {
-        event_type,
-        payload: message.payload,
-        headers: message.headers,
-        options: message.options,
-        priority: message.priority,
-        scheduled_at: message.scheduled_at,
-        expires_at: message.expires_at,
-        idempotency_key: message.idempotency_key,
-        correlation_id: message.correlation_id,
-        ordering_key: message.ordering_key,
-    })
+    Ok(NewEvent::of_message(event_type, message))
 }

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, Method, Response, StatusCode, Uri};
 use axum::response::IntoResponse;
 use axum::routing::post;
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderValue, LOCATION};
 use postrider::Operate;
 use postrider::trace::Tracer;
 use serde::Serialize;
@@ -168,6 +168,15 @@ async fn wrong_method(method: Method, uri: Uri) -> Problem {
 
 fn to_response(status: StatusCode, answer: &impl Serialize) -> Response<Body> {
     json_response(status, serde_json::to_vec(answer).expect("an answer becomes JSON"))
+}
+
+/// 201, and where it is from now on.
+fn created(location: &str, answer: &impl Serialize) -> Response<Body> {
+    let mut response = to_response(StatusCode::CREATED, answer);
+    if let Ok(location) = HeaderValue::try_from(location) {
+        response.headers_mut().insert(LOCATION, location);
+    }
+    response
 }
 
 fn no_content() -> Response<Body> {

@@ -7,7 +7,6 @@ use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, Response, StatusCode, Uri};
-use http::header::{HeaderValue, LOCATION};
 use postrider::rate::RateLimit;
 use postrider::store::{NewReplay, ReplaySelection};
 use postrider::{Invalid, MessageId, StoreError};
@@ -20,7 +19,7 @@ use super::fields::{Fields, optional, string, text_of};
 use super::page::{Page, Params};
 use super::problem::Problem;
 use super::wanted::WantedReplay;
-use super::{Api, body, fields, messages, to_response, unknown_route, wrong_method};
+use super::{Api, body, created, fields, messages, to_response, unknown_route, wrong_method};
 use crate::send_values;
 use crate::view::{ReplayPreviewView, ReplayView};
 
@@ -78,11 +77,7 @@ pub(super) async fn start(
             (Started::Many(Box::new(replay.into())), location)
         }
     };
-    let mut response = to_response(StatusCode::CREATED, &started);
-    if let Ok(location) = HeaderValue::try_from(location) {
-        response.headers_mut().insert(LOCATION, location);
-    }
-    Ok(response)
+    Ok(created(&location, &started))
 }
 
 fn wanted(mut body: BTreeMap<String, Value>) -> Result<Wanted, Invalid> {

@@ -7,7 +7,6 @@ use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, Response, StatusCode, Uri};
-use http::header::{HeaderValue, LOCATION};
 use postrider::{Invalid, NewSubscription, StoreError};
 use serde_json::value::RawValue;
 
@@ -16,7 +15,7 @@ use super::fields::Fields;
 use super::page::{Page, Params};
 use super::problem::Problem;
 use super::wanted::WantedSubscription;
-use super::{Api, body, fields, no_content, to_response};
+use super::{Api, body, created, fields, no_content, to_response};
 use crate::view::SubscriptionView;
 
 type Id = Result<Path<String>, PathRejection>;
@@ -33,12 +32,8 @@ pub(super) async fn create(
     let body = body::read(&parts.headers, body, body::SMALL_MAX).await?;
     let new = wanted(&Fields::read(&body)?).map_err(StoreError::from)?;
     let made = api.operate.subscribe(new).await?;
-    let location = HeaderValue::try_from(format!("/v1/subscriptions/{}", made.id));
-    let mut response = to_response(StatusCode::CREATED, &SubscriptionView::from(made));
-    if let Ok(location) = location {
-        response.headers_mut().insert(LOCATION, location);
-    }
-    Ok(response)
+    let location = format!("/v1/subscriptions/{}", made.id);
+    Ok(created(&location, &SubscriptionView::from(made)))
 }
 
 fn wanted(given: &BTreeMap<String, &RawValue>) -> Result<NewSubscription, Invalid> {

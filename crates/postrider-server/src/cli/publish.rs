@@ -38,15 +38,5 @@ pub(super) async fn run(arguments: PublishArgs, url: &StoreUrl, output: Output) 
 fn event(arguments: PublishArgs, now: Timestamp) -> Result<NewEvent, Failure> {
     let mut message = NewMessage::new("", payload(arguments.payload.as_deref())?);
     arguments.options.apply(&mut message, now)?;
-    Ok(NewEvent {
-        headers: message.headers,
-        options: message.options,
-        priority: message.priority,
-        scheduled_at: message.scheduled_at,
-        expires_at: message.expires_at,
-        idempotency_key: message.idempotency_key,
-        correlation_id: message.correlation_id,
-        ordering_key: message.ordering_key,
-        ..NewEvent::new(arguments.event_type, message.payload)
-    })
+    Ok(NewEvent::of_message(arguments.event_type, message))
 }

@@ -15,6 +15,7 @@ pub(crate) mod dead_letters;
 pub(crate) mod redriving;
 pub(crate) mod sweeping;
 pub(crate) mod replaying;
+pub(crate) mod replays_under_way;
 pub(crate) mod retention;
 pub(crate) mod backpressure;
 pub(crate) mod pubsub;
@@ -219,25 +220,27 @@ macro_rules! conformance {
                 a_message_is_replayed_to_another_endpoint_when_asked,
                 a_replay_takes_what_its_selection_says,
                 a_replay_may_go_to_another_endpoint,
-                a_replay_says_how_far_it_is,
                 what_finishes_after_the_start_is_not_replayed,
                 a_long_replay_keeps_the_order_of_what_was_sent,
+                what_cannot_be_replayed_is_skipped_and_says_why,
+                a_preview_shows_ten_and_changes_nothing,
+                a_replay_that_makes_no_sense_is_refused,
+                replays_are_listed_from_the_newest_back,
+                a_letter_that_was_redriven_meanwhile_is_not_replayed,
+            }
+            replays_under_way {
+                a_replay_says_how_far_it_is,
                 a_replay_goes_on_after_a_crash_without_losing_or_doubling_any,
                 a_stopped_replay_goes_on_when_resumed,
-                what_cannot_be_replayed_is_skipped_and_says_why,
                 a_replay_has_a_rate_limit_of_its_own,
                 a_replay_waits_for_room_and_says_so,
                 a_replay_leaves_room_at_an_endpoint_with_a_limit_of_its_own,
                 a_replay_waits_for_a_disabled_endpoint,
                 large_messages_are_replayed_a_few_at_a_time,
-                a_preview_shows_ten_and_changes_nothing,
-                a_replay_that_makes_no_sense_is_refused,
-                replays_are_listed_from_the_newest_back,
                 only_so_many_replays_are_unfinished,
                 replays_take_turns,
                 replays_that_ended_go_after_their_days,
                 racing_nodes_replay_each_message_once,
-                a_letter_that_was_redriven_meanwhile_is_not_replayed,
             }
             retention {
                 letters_go_after_their_days_and_not_before,

@@ -1,4 +1,4 @@
-//! Finished messages sent again: one by one, and many in steps.
+//! Finished messages sent again: which, and as what.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,11 @@ use postrider::error::StoreError;
 use postrider::rate::{Interval, RateLimit};
 use postrider::store::{
     DlqStatus, NewReplay, Redrive, Replay, ReplaySelection, ReplayState, ReplayStatus, ReplayTurn, Replays,
-    UNFINISHED_MAX,
 };
 use postrider::{MessageId, NewEndpoint, NewMessage, Operate, State, Store};
 use serde_json::json;
 
 use crate::store::world::{Harness, World, short_lived, to};
-
-const DAY: u64 = 86_400;
 
 /// More than any store replays in one step.
 const MANY: usize = 700;
@@ -34,24 +31,24 @@ fn rich(now: Timestamp) -> NewMessage {
     }
 }
 
-fn of_a() -> NewReplay {
+pub(super) fn of_a() -> NewReplay {
     selecting(|selection| selection.endpoint = Some("a".into()))
 }
 
-fn selecting(change: impl Fn(&mut ReplaySelection)) -> NewReplay {
+pub(super) fn selecting(change: impl Fn(&mut ReplaySelection)) -> NewReplay {
     let mut replay = NewReplay::default();
     change(&mut replay.selection);
     replay
 }
 
 impl<H: Harness> World<H> {
-    async fn cancelled(&self, message: NewMessage) -> MessageId {
+    pub(super) async fn cancelled(&self, message: NewMessage) -> MessageId {
         let id = self.send(message).await;
         self.store().cancel(id).await.unwrap();
         id
     }
 
-    async fn completed(&mut self, message: NewMessage) -> MessageId {
+    pub(super) async fn completed(&mut self, message: NewMessage) -> MessageId {
         let id = self.send(message).await;
         let ticket = self.claim_one().await;
         assert_eq!(ticket.id, id);
@@ -60,7 +57,7 @@ impl<H: Harness> World<H> {
     }
 
     /// One message that ended each way: completed, expired, cancelled, dead, discarded.
-    async fn one_of_each(&mut self) -> [MessageId; 5] {
+    pub(super) async fn one_of_each(&mut self) -> [MessageId; 5] {
         let completed = self.completed(to("a")).await;
         let dead = self.send_to_death(to("a")).await;
         let discarded = self.send_to_death(to("a")).await;
@@ -73,7 +70,7 @@ impl<H: Harness> World<H> {
     }
 
     /// As a node does it, until there is nothing to do now.
-    async fn advance_replays(&self, limit: usize) {
+    pub(super) async fn advance_replays(&self, limit: usize) {
         for _ in 0..10_000 {
             if let ReplayTurn::Idle(_) = self.store().advance_replays(limit).await.unwrap() {
                 return;
@@ -83,14 +80,14 @@ impl<H: Harness> World<H> {
     }
 
     /// Started and taken as far as it goes.
-    async fn replayed(&self, replay: NewReplay) -> Replay {
+    pub(super) async fn replayed(&self, replay: NewReplay) -> Replay {
         let started = self.store().start_replay(replay).await.unwrap();
         self.advance_replays(100).await;
         self.store().replay(started.id).await.unwrap()
     }
 
     /// The originals of what is queued at all endpoints, in its order.
-    async fn originals(&self) -> Vec<MessageId> {
+    pub(super) async fn originals(&self) -> Vec<MessageId> {
         let mut originals = Vec::new();
         for id in 1..=self.last_id().await {
             let Ok(story) = self.store().story(MessageId(id)).await else { continue };
@@ -101,19 +98,19 @@ impl<H: Harness> World<H> {
         originals
     }
 
-    async fn last_id(&self) -> i64 {
+    pub(super) async fn last_id(&self) -> i64 {
         let probe = self.send(to("a")).await;
         self.store().cancel(probe).await.unwrap();
         probe.0
     }
 
-    async fn cancel_all(&self) {
+    pub(super) async fn cancel_all(&self) {
         for id in 1..=self.last_id().await {
             let _ = self.store().cancel(MessageId(id)).await;
         }
     }
 
-    async fn kinds(&self) -> Vec<String> {
+    pub(super) async fn kinds(&self) -> Vec<String> {
         let kinds = self.events().await.into_iter().map(|event| event.kind);
         let mut kinds: Vec<String> = kinds.filter(|kind| kind.starts_with("replay")).collect();
         kinds.reverse();
@@ -248,28 +245,6 @@ pub(crate) async fn a_replay_may_go_to_another_endpoint<H: Harness>(world: World
     }
 }
 
-pub(crate) async fn a_replay_says_how_far_it_is<H: Harness>(world: World<H>) {
-    for _ in 0..5 {
-        world.cancelled(to("a")).await;
-    }
-    let id = world.store().start_replay(of_a()).await.unwrap().id;
-    let look = async || world.store().replay(id).await.unwrap();
-    let started = look().await;
-    assert_eq!((started.state, started.total, started.done), (ReplayState::Running, None, 0));
-    assert_eq!((started.started_at, started.ended_at), (world.now(), None));
-    let mut seen = Vec::new();
-    while look().await.state == ReplayState::Running {
-        assert_eq!(world.store().advance_replays(2).await.unwrap(), ReplayTurn::Worked);
-        let now = look().await;
-        seen.push((now.total, now.done));
-    }
-    seen.dedup();
-    assert_eq!(seen, [(Some(5), 0), (Some(5), 2), (Some(5), 4), (Some(5), 5)]);
-    assert_eq!(look().await.ended_at, Some(world.now()));
-    assert_eq!(world.store().advance_replays(2).await.unwrap(), ReplayTurn::Idle(None));
-    assert_eq!(world.kinds().await, ["replay.started", "replay.completed"]);
-}
-
 pub(crate) async fn what_finishes_after_the_start_is_not_replayed<H: Harness>(mut world: World<H>) {
     let before = world.cancelled(to("a")).await;
     let pending = world.send(to("a")).await;
@@ -319,65 +294,6 @@ pub(crate) async fn a_long_replay_keeps_the_order_of_what_was_sent<H: Harness>(m
     assert_eq!(started, expected);
 }
 
-pub(crate) async fn a_replay_goes_on_after_a_crash_without_losing_or_doubling_any<H: Harness>(
-    mut world: World<H>,
-) {
-    let mut ids = Vec::new();
-    for _ in 0..30 {
-        ids.push(world.cancelled(to("a")).await);
-    }
-    let id = world.store().start_replay(of_a()).await.unwrap().id;
-    for turn in 0.. {
-        world.store().advance_replays(3).await.unwrap();
-        if world.store().replay(id).await.unwrap().state == ReplayState::Completed {
-            break;
-        }
-        assert!(turn < 100, "it never ends");
-        world.crash().await;
-    }
-    assert_eq!(world.originals().await, ids);
-    assert_eq!(world.store().replay(id).await.unwrap().done, 30);
-}
-
-pub(crate) async fn a_stopped_replay_goes_on_when_resumed<H: Harness>(mut world: World<H>) {
-    let mut ids = Vec::new();
-    for _ in 0..6 {
-        ids.push(world.cancelled(to("a")).await);
-    }
-    let id = world.store().start_replay(of_a()).await.unwrap().id;
-    while world.store().replay(id).await.unwrap().done < 2 {
-        world.store().advance_replays(2).await.unwrap();
-    }
-    let stopped = world.store().stop_replay(id).await.unwrap();
-    assert_eq!((stopped.state, stopped.ended_at), (ReplayState::Stopped, Some(world.now())));
-    assert_eq!(world.store().stop_replay(id).await.unwrap(), stopped, "twice is as good as once");
-    world.advance_replays(100).await;
-    assert_eq!(world.store().replay(id).await.unwrap().done, 2);
-    world.crash().await;
-    assert_eq!(world.store().replay(id).await.unwrap(), stopped, "it stays so");
-    let resumed = world.store().resume_replay(id).await.unwrap();
-    assert_eq!((resumed.state, resumed.ended_at), (ReplayState::Running, None));
-    world.advance_replays(100).await;
-    assert_eq!(world.originals().await, ids);
-    for refused in [world.store().stop_replay(id).await, world.store().resume_replay(id).await] {
-        assert!(
-            matches!(&refused, Err(StoreError::Conflict(why)) if why.contains("completed")),
-            "{refused:?}"
-        );
-    }
-    for unknown in [
-        world.store().replay(99).await,
-        world.store().stop_replay(99).await,
-        world.store().resume_replay(99).await,
-    ] {
-        assert!(matches!(unknown, Err(StoreError::Unknown { what: "replay", .. })), "{unknown:?}");
-    }
-    assert_eq!(
-        world.kinds().await,
-        ["replay.started", "replay.stopped", "replay.resumed", "replay.completed"]
-    );
-}
-
 pub(crate) async fn what_cannot_be_replayed_is_skipped_and_says_why<H: Harness>(world: World<H>) {
     world.endpoint("gone", json!({})).await;
     let config = json!({"path": "out.jsonl"}).as_object().unwrap().clone();
@@ -415,96 +331,6 @@ pub(crate) async fn what_cannot_be_replayed_is_skipped_and_says_why<H: Harness>(
     let done = world.replayed(to_file).await;
     assert_eq!(done.skipped["invalid"], 2, "the special one, and its replay: {done:?}");
     assert_eq!(done.total, Some(done.done + done.skipped_count()));
-}
-
-pub(crate) async fn a_replay_has_a_rate_limit_of_its_own<H: Harness>(world: World<H>) {
-    for _ in 0..12 {
-        world.cancelled(to("a")).await;
-    }
-    let limit = RateLimit { limit: 5, interval: Interval::Second, burst: None };
-    let id = world.store().start_replay(NewReplay { rate_limit: Some(limit), ..of_a() }).await.unwrap().id;
-    for expected in [5, 10, 12] {
-        world.advance_replays(100).await;
-        let replay = world.store().replay(id).await.unwrap();
-        assert_eq!((replay.done, replay.rate_limit), (expected, Some(limit)));
-        if expected < 12 {
-            let ReplayTurn::Idle(Some(next_at)) = world.store().advance_replays(100).await.unwrap() else {
-                panic!("it says when it goes on");
-            };
-            assert!(next_at > world.now() && next_at <= world.in_seconds(1), "{next_at}");
-        }
-        world.advance(1);
-    }
-}
-
-pub(crate) async fn a_replay_waits_for_room_and_says_so<H: Harness>(mut world: World<H>) {
-    for _ in 0..30 {
-        world.cancelled(to("a")).await;
-    }
-    world.configure("max_queue_size", 20).await;
-    let id = world.store().start_replay(of_a()).await.unwrap().id;
-    world.advance_replays(100).await;
-    let waiting = world.store().replay(id).await.unwrap();
-    assert_eq!(
-        (waiting.state, waiting.done),
-        (ReplayState::Running, 18),
-        "a tenth is left to those who send"
-    );
-    let says = waiting.waiting.expect("it says what it waits for");
-    assert!(says.contains("the queue is full") && says.contains("max_queue_size"), "{says}");
-    world.send(to("a")).await;
-    world.advance(3);
-    world.advance_replays(100).await;
-    assert_eq!(world.store().replay(id).await.unwrap().done, 18);
-
-    let tickets = world.claim(world.a, 19).await;
-    for ticket in tickets {
-        world.complete(ticket).await;
-    }
-    world.advance(3);
-    world.advance_replays(100).await;
-    let done = world.store().replay(id).await.unwrap();
-    assert_eq!((done.state, done.done, done.waiting), (ReplayState::Completed, 30, None));
-}
-
-pub(crate) async fn a_replay_leaves_room_at_an_endpoint_with_a_limit_of_its_own<H: Harness>(world: World<H>) {
-    world.endpoint("b", json!({"max_queue_size": 10})).await;
-    for at in 0..24 {
-        world.cancelled(to(if at % 2 == 0 { "a" } else { "b" })).await;
-    }
-    let done = world.replayed(selecting(|selection| selection.status = Some(ReplayStatus::Cancelled))).await;
-    let says = done.waiting.expect("it says what it waits for");
-    assert!(says.contains("endpoint \"b\""), "{says}");
-    // In its order: what is behind the one that has to wait waits too.
-    assert_eq!((done.state, done.done), (ReplayState::Running, 19));
-}
-
-pub(crate) async fn a_replay_waits_for_a_disabled_endpoint<H: Harness>(world: World<H>) {
-    world.cancelled(to("a")).await;
-    world.store().set_endpoint_enabled("a", false).await.unwrap();
-    let waiting = world.replayed(of_a()).await;
-    let says = waiting.waiting.expect("it says what it waits for");
-    assert!(says.contains("is disabled"), "{says}");
-    assert_eq!((waiting.state, waiting.done), (ReplayState::Running, 0));
-    world.store().set_endpoint_enabled("a", true).await.unwrap();
-    world.advance(3);
-    world.advance_replays(100).await;
-    assert_eq!(world.store().replay(waiting.id).await.unwrap().state, ReplayState::Completed);
-}
-
-pub(crate) async fn large_messages_are_replayed_a_few_at_a_time<H: Harness>(world: World<H>) {
-    world.configure("max_payload_bytes", 4_000_000).await;
-    for _ in 0..4 {
-        world.cancelled(NewMessage::new("a", vec![b'1'; 3_000_000])).await;
-    }
-    let id = world.store().start_replay(of_a()).await.unwrap().id;
-    let mut seen = vec![0];
-    while world.store().replay(id).await.unwrap().state == ReplayState::Running {
-        world.store().advance_replays(100).await.unwrap();
-        seen.push(world.store().replay(id).await.unwrap().done);
-    }
-    seen.dedup();
-    assert_eq!(seen, [0, 1, 2, 3, 4]);
 }
 
 pub(crate) async fn a_preview_shows_ten_and_changes_nothing<H: Harness>(mut world: World<H>) {
@@ -574,72 +400,6 @@ pub(crate) async fn replays_are_listed_from_the_newest_back<H: Harness>(world: W
     };
     assert_eq!(ids(None, 2).await, [3, 2]);
     assert_eq!(ids(Some(2), 2).await, [1]);
-}
-
-pub(crate) async fn only_so_many_replays_are_unfinished<H: Harness>(world: World<H>) {
-    for _ in 0..UNFINISHED_MAX {
-        world.store().start_replay(of_a()).await.unwrap();
-    }
-    let refused = world.store().start_replay(of_a()).await.unwrap_err();
-    assert!(matches!(&refused, StoreError::Conflict(why) if why.contains("100 replays")), "{refused:?}");
-    world.advance_replays(100).await;
-    world.store().start_replay(of_a()).await.unwrap();
-}
-
-pub(crate) async fn replays_take_turns<H: Harness>(world: World<H>) {
-    for _ in 0..6 {
-        world.cancelled(to("a")).await;
-    }
-    let ids = [
-        world.store().start_replay(of_a()).await.unwrap().id,
-        world.store().start_replay(of_a()).await.unwrap().id,
-    ];
-    let done = async |id| world.store().replay(id).await.unwrap().done;
-    while done(ids[0]).await + done(ids[1]).await < 6 {
-        world.advance(1);
-        world.store().advance_replays(1).await.unwrap();
-    }
-    assert_eq!((done(ids[0]).await, done(ids[1]).await), (3, 3));
-}
-
-pub(crate) async fn replays_that_ended_go_after_their_days<H: Harness>(mut world: World<H>) {
-    world.configure("event_log_retention_days", 2).await;
-    let original = world.cancelled(to("a")).await;
-    let completed = world.replayed(of_a()).await.id;
-    let made = world.story(original).await.replayed_as[0];
-    let stopped = world.store().start_replay(of_a()).await.unwrap().id;
-    world.store().stop_replay(stopped).await.unwrap();
-    let running = world.store().start_replay(of_a()).await.unwrap().id;
-    let left = async |world: &World<H>| {
-        let list = world.store().replays(None, 10).await.unwrap();
-        list.into_iter().map(|replay| replay.id).collect::<Vec<_>>()
-    };
-    world.advance(2 * DAY - 60);
-    world.clean_up().await;
-    assert_eq!(left(&world).await, [running, stopped, completed]);
-    world.advance(120);
-    world.clean_up().await;
-    assert_eq!(left(&world).await, [running]);
-    assert_eq!(world.story(made).await.replay_of, Some(original), "as long as the archive is kept");
-    world.advance(8 * 31 * DAY);
-    world.crash().await;
-    world.clean_up().await;
-    assert_eq!(world.story(made).await.replay_of, None);
-}
-
-pub(crate) async fn racing_nodes_replay_each_message_once<H: Harness>(world: World<H>) {
-    let mut ids = Vec::new();
-    for _ in 0..40 {
-        ids.push(world.cancelled(to("a")).await);
-    }
-    let id = world.store().start_replay(of_a()).await.unwrap().id;
-    while world.store().replay(id).await.unwrap().state == ReplayState::Running {
-        let turn = || world.store().advance_replays(3);
-        let (one, two, three) = tokio::join!(turn(), turn(), turn());
-        one.and(two).and(three).unwrap();
-    }
-    assert_eq!(world.originals().await, ids);
-    assert_eq!(world.store().replay(id).await.unwrap().done, 40);
 }
 
 pub(crate) async fn a_letter_that_was_redriven_meanwhile_is_not_replayed<H: Harness>(mut world: World<H>) {
