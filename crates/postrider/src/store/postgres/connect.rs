@@ -28,7 +28,6 @@ const NODE_SESSION: &str = "SET default_transaction_isolation = 'read committed'
 
 pub(super) type ServerConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 pub(super) type Pool = managed::Pool<Server>;
-pub(super) type PooledClient = managed::Object<Server>;
 
 /// A server's address, understood: one host, or a primary and its standbys.
 #[derive(Clone)]
@@ -144,6 +143,19 @@ impl Server {
                 std::future::pending().await
             }
         }
+    }
+
+    /// Ends a connection on which something may be under way, and that with it.
+    pub(super) fn give_up(&self, client: ClientWrapper) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let (cancel, tls) = (client.cancel_token(), self.tls.clone());
+        runtime.spawn(async move {
+            let cancelled = tokio::time::timeout(CONNECT_TIMEOUT, cancel.cancel_query(tls)).await;
+            if !matches!(cancelled, Ok(Ok(()))) {
+                tracing::debug!("could not tell PostgreSQL that nobody waits for an answer any more");
+            }
+            drop(client);
+        });
     }
 
     pub(super) fn pool(&self, connections_max: usize) -> Pool {

@@ -1,5 +1,6 @@
 //! The dead letter queue: look, and put back in steps.
 
+use deadpool_postgres::{ClientWrapper, Transaction};
 use jiff::Timestamp;
 use postgres_types::{Json, ToSql};
 use serde_json::{Value, json};
@@ -178,25 +179,27 @@ impl Plan {
 
     async fn step(&self, shared: &Shared, progress: &mut Progress) -> Result<()> {
         let ids = self.next_step(progress.looked_at);
-        let mut client = shared.pool.client().await?;
-        let transaction = client.transaction().await.map_err(store_error)?;
-        if progress.looked_at == 0 {
-            let all: Vec<i64> = self.letters.iter().map(|(id, _)| *id).collect();
-            let room = "SELECT postrider._redrive_room($1)";
-            transaction.query(room, &[&all]).await.map_err(store_error)?;
-        }
-        let step = "SELECT postrider._redrive_step($1, $2)";
-        let row = transaction.query_one(step, &[&ids, &self.due_at]).await.map_err(store_error)?;
-        let redriven = progress.redriven + u64::from(count(&row, 0));
-        let event = self.log(&transaction, progress.event, redriven).await?;
-        transaction.commit().await.map_err(store_error)?;
-        *progress = Progress { looked_at: progress.looked_at + ids.len(), redriven, event };
-        Ok(())
+        let redrive_them = async |client: &mut ClientWrapper| {
+            let transaction = client.transaction().await.map_err(store_error)?;
+            if progress.looked_at == 0 {
+                let all: Vec<i64> = self.letters.iter().map(|(id, _)| *id).collect();
+                let room = "SELECT postrider._redrive_room($1)";
+                transaction.query(room, &[&all]).await.map_err(store_error)?;
+            }
+            let step = "SELECT postrider._redrive_step($1, $2)";
+            let row = transaction.query_one(step, &[&ids, &self.due_at]).await.map_err(store_error)?;
+            let redriven = progress.redriven + u64::from(count(&row, 0));
+            let event = self.log(&transaction, progress.event, redriven).await?;
+            transaction.commit().await.map_err(store_error)?;
+            *progress = Progress { looked_at: progress.looked_at + ids.len(), redriven, event };
+            Ok(())
+        };
+        shared.pool.with(redrive_them).await
     }
 
     async fn log(
         &self,
-        transaction: &deadpool_postgres::Transaction<'_>,
+        transaction: &Transaction<'_>,
         event: Option<i64>,
         redriven: u64,
     ) -> Result<Option<i64>> {

@@ -10,15 +10,14 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use postgres_types::ToSql;
 use tokio::time::Instant;
-use tokio_postgres::{Client, Row};
+use tokio_postgres::Client;
 
 use self::batches::Batches;
 use self::claim::UnderWay;
-use self::connect::{Pool, PooledClient, Server};
+use self::connect::Server;
+use self::connections::Connections;
 use self::cursors::Cursors;
-use self::errors::{pool_error, store_error};
 use self::exchange::Exchange;
 use self::listen::Ear;
 use self::nodes::Listeners;
@@ -38,6 +37,7 @@ use crate::outcome::log_cancelled;
 use crate::settings::Settings;
 
 mod connect;
+mod connections;
 mod tls;
 mod errors;
 mod time;
@@ -143,8 +143,8 @@ impl PostgresStore {
         migrate::check(&client).await?;
         let name: &str = &migrate::name(&client).await?;
         let shared = Shared {
-            pool: Connections(server.pool(options.connections_max)),
-            own: Connections(server.for_node().pool(NODE_CONNECTIONS_MAX)),
+            pool: Connections::of(server.clone(), options.connections_max),
+            own: Connections::of(server.for_node(), NODE_CONNECTIONS_MAX),
             exchange: Exchange::new(server.for_node()),
             name: Mutex::new(name.into()),
             clock: StoreClock::new(options.clock, &client).await?,
@@ -184,7 +184,7 @@ impl PostgresStore {
 
     /// Gives the store a new name, after a restore or a clone: ids of the two stores must never be equal.
     pub async fn renew_name(&self) -> Result<()> {
-        let name = migrate::renew_name(&**self.shared.pool.client().await?).await?;
+        let name = self.shared.pool.with(async |client| migrate::renew_name(&**client).await).await?;
         *self.shared.name.lock().expect("nobody panics while naming") = name.into();
         Ok(())
     }
@@ -193,32 +193,6 @@ impl PostgresStore {
     #[doc(hidden)]
     pub fn migration_recipe() -> String {
         migrate::recipe()
-    }
-}
-
-/// Open connections, as many as are needed and not more than allowed.
-struct Connections(Pool);
-
-impl Connections {
-    async fn client(&self) -> Result<PooledClient> {
-        self.0.get().await.map_err(pool_error)
-    }
-
-    async fn query(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
-        let client = self.client().await?;
-        let statement = client.prepare_cached(sql).await.map_err(store_error)?;
-        client.query(&statement, parameters).await.map_err(store_error)
-    }
-
-    async fn query_one(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Row> {
-        let client = self.client().await?;
-        let statement = client.prepare_cached(sql).await.map_err(store_error)?;
-        client.query_one(&statement, parameters).await.map_err(store_error)
-    }
-
-    /// For functions that answer nothing.
-    async fn call(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<()> {
-        self.query(sql, parameters).await.map(drop)
     }
 }
 
@@ -256,8 +230,8 @@ impl Store for PostgresStore {
         }
         let node = nodes::join(&self.shared, &hello.name).await?;
         // Another store may have been imported since this one was opened; from now on none is.
-        *self.shared.name.lock().expect("nobody panics while naming") =
-            migrate::name(&**self.shared.own.client().await?).await?.into();
+        let name = self.shared.own.with(async |client| migrate::name(&**client).await).await?;
+        *self.shared.name.lock().expect("nobody panics while naming") = name.into();
         self.shared.listeners.add(node, hello.arrivals);
         Ok(node)
     }

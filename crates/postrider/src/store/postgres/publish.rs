@@ -56,13 +56,13 @@ impl PubSub for PostgresStore {
     }
 
     async fn publish(&self, event: NewEvent) -> Result<u64> {
-        let client = self.shared.pool.client().await?;
-        self.shared.refusals.noted(publish_in(&**client, &event).await)
+        let pool = &self.shared.pool;
+        self.shared.refusals.noted(pool.with(async |client| publish_in(&**client, &event).await).await)
     }
 
     async fn publish_batch(&self, events: Vec<NewEvent>) -> Result<u64> {
-        let client = self.shared.pool.client().await?;
-        self.shared.refusals.noted(publish_batch_in(&**client, &events).await)
+        let pool = &self.shared.pool;
+        self.shared.refusals.noted(pool.with(async |client| publish_batch_in(&**client, &events).await).await)
     }
 
     async fn publish_skipped(&self) -> Result<u64> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use deadpool_postgres::ClientWrapper;
 use jiff::Timestamp;
 use postgres_types::{Json, ToSql, Type};
 use serde_json::{Map, Value};
@@ -51,9 +52,11 @@ pub(super) async fn send(shared: &Shared, commit: Commit, message: &NewMessage) 
         Commit::Durable => SEND,
         Commit::Fast => SEND_FAST,
     };
-    let client = shared.pool.client().await?;
-    let statement = client.prepare_typed_cached(sql, &TYPES).await.map_err(store_error)?;
-    client.query_one(&statement, &arguments.values()).await.map(|row| sent(&row)).map_err(store_error)
+    let ask = async |client: &mut ClientWrapper| {
+        let statement = client.prepare_typed_cached(sql, &TYPES).await.map_err(store_error)?;
+        client.query_one(&statement, &arguments.values()).await.map(|row| sent(&row)).map_err(store_error)
+    };
+    shared.pool.with(ask).await
 }
 
 /// All or nothing.
@@ -62,14 +65,16 @@ pub(super) async fn send_batch(
     commit: Commit,
     messages: &[NewMessage],
 ) -> Result<Vec<Sent>> {
-    let mut client = shared.pool.client().await?;
-    let transaction = client.transaction().await.map_err(store_error)?;
-    if commit == Commit::Fast {
-        transaction.batch_execute("SET LOCAL synchronous_commit = off").await.map_err(store_error)?;
-    }
-    let sent = send_batch_in(&*transaction, messages).await?;
-    transaction.commit().await.map_err(store_error)?;
-    Ok(sent)
+    let ask = async |client: &mut ClientWrapper| {
+        let transaction = client.transaction().await.map_err(store_error)?;
+        if commit == Commit::Fast {
+            transaction.batch_execute("SET LOCAL synchronous_commit = off").await.map_err(store_error)?;
+        }
+        let sent = send_batch_in(&*transaction, messages).await?;
+        transaction.commit().await.map_err(store_error)?;
+        Ok(sent)
+    };
+    shared.pool.with(ask).await
 }
 
 /// Sends within the caller's own transaction: the message commits, or rolls back, with the caller's data.

@@ -1,7 +1,7 @@
 //! A step of a sweep: the next letters of a filter are looked up, then redriven or discarded in one transaction.
 
 use async_trait::async_trait;
-use deadpool_postgres::Transaction;
+use deadpool_postgres::{ClientWrapper, Transaction};
 use jiff::Timestamp;
 use postgres_types::Json;
 use serde_json::json;
@@ -46,14 +46,16 @@ async fn step(
     if letters.is_empty() {
         return Ok(cursor.after(None, cursor.done, cursor.event));
     }
-    let mut client = shared.pool.client().await?;
-    let transaction = client.transaction().await.map_err(store_error)?;
-    // A cursor comes from outside, with whatever is in it.
-    let taken = take(&transaction, action, &letters).await?;
-    let done = cursor.done.saturating_add(u64::from(taken));
-    let event = log(&transaction, action, filter, cursor.event, done).await?;
-    transaction.commit().await.map_err(store_error)?;
-    Ok(cursor.after(position, done, event))
+    let take_them = async |client: &mut ClientWrapper| {
+        let transaction = client.transaction().await.map_err(store_error)?;
+        // A cursor comes from outside, with whatever is in it.
+        let taken = take(&transaction, action, &letters).await?;
+        let done = cursor.done.saturating_add(u64::from(taken));
+        let event = log(&transaction, action, filter, cursor.event, done).await?;
+        transaction.commit().await.map_err(store_error)?;
+        Ok(cursor.after(position, done, event))
+    };
+    shared.pool.with(take_them).await
 }
 
 fn possible(action: SweepAction) -> &'static str {

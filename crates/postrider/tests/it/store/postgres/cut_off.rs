@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use postrider::engine::Happening;
-use postrider::{Operate, State};
+use postrider::{NewMessage, Operate, State};
 use serde_json::json;
 
 use super::post::{PATIENCE, Post, until};
@@ -144,4 +144,21 @@ async fn a_node_leaves_a_frozen_server_for_another_one() {
     let second = post.send("a", "2").await;
     post.until_state(second, State::Completed).await;
     assert!(tokio::time::timeout(PATIENCE, node.stop()).await.is_ok());
+}
+
+#[tokio::test]
+async fn whoever_does_not_wait_for_an_answer_leaves_nobody_waiting_behind_the_question() {
+    let post = Post::open().await;
+    post.endpoint("a", json!({})).await;
+    let app = post.database.connect().await;
+    app.batch_execute("BEGIN; LOCK TABLE postrider.event_log").await.unwrap();
+    let left = tokio::time::timeout(Duration::from_millis(200), post.store.events(None, 1)).await;
+    assert!(left.is_err(), "nobody can read the event log now");
+
+    let message = NewMessage::new("a", &b"{}"[..]);
+    tokio::time::timeout(PATIENCE, post.store.send(message)).await.expect("not behind it").unwrap();
+    let waiting =
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'postrider.event_log'::regclass";
+    until("the question to be taken back", async || post.number(waiting).await == 0).await;
+    app.batch_execute("COMMIT").await.unwrap();
 }
