@@ -60,7 +60,7 @@ impl Drop for Asking<'_> {
 /// a crash of the database forgot that, because settling commits asynchronously.
 pub(super) async fn give_back_forgotten(shared: &Shared, node: NodeId) -> Result<()> {
     let held = "SELECT c.batch, q.id, q.endpoint_id
-                FROM postrider._claims c JOIN postrider.queue q ON q.id = ANY (c.ids) WHERE c.node_id = $1";
+                FROM postrider._current_claims() c JOIN postrider.queue q ON q.id = ANY (c.ids) WHERE c.node_id = $1";
     // What is settled while the database is being asked is still among its answers.
     let before = Known::of(shared);
     let rows = shared.own.query(held, &[&node.0]).await?;

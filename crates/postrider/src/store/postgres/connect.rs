@@ -24,7 +24,8 @@ use crate::store::Result;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A server that is gone without a word is noticed after about this long; `tcp_user_timeout` says otherwise.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-const NODE_SESSION: &str = "SET default_transaction_isolation = 'read committed'";
+/// No statement of ours is worth compiling for, whatever the planner thinks of it.
+const SESSION: &str = "SET default_transaction_isolation = 'read committed'; SET jit = off";
 
 pub(super) type ServerConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 pub(super) type Pool = managed::Pool<Server>;
@@ -38,7 +39,7 @@ pub(super) struct Server {
     ask_first: Arc<AtomicUsize>,
     /// Connections that were made before are to end.
     silent_since: Arc<watch::Sender<Option<Instant>>>,
-    of_node: bool,
+    for_ourselves: bool,
 }
 
 struct Host {
@@ -58,13 +59,13 @@ impl Server {
             .collect();
         let tls = MakeRustlsConnect::new(tls::client_config(asked.trust, &asked.files)?);
         let (ask_first, silent_since) = (Arc::default(), Arc::default());
-        Ok(Self { hosts: hosts?.into(), tls, ask_first, silent_since, of_node: false })
+        Ok(Self { hosts: hosts?.into(), tls, ask_first, silent_since, for_ourselves: false })
     }
 
-    /// For connections that are a node's own for good. What the database or the role has set for its applications is
-    /// not for these: a node that claims must see what others claimed a moment ago.
-    pub(super) fn for_node(&self) -> Self {
-        Self { of_node: true, ..self.clone() }
+    /// For connections that ask nothing but our own questions. What the database or the role has set for its applications
+    /// is not for these: who claims, cancels or redrives must see what others claimed a moment ago.
+    pub(super) fn for_ourselves(&self) -> Self {
+        Self { for_ourselves: true, ..self.clone() }
     }
 
     /// Whoever asks drives the connection.
@@ -116,8 +117,8 @@ impl Server {
                 () = found_silent => {}
             }
         });
-        if self.of_node {
-            client.batch_execute(NODE_SESSION).await.map_err(store_error)?;
+        if self.for_ourselves {
+            client.batch_execute(SESSION).await.map_err(store_error)?;
         }
         Ok((client, driving))
     }

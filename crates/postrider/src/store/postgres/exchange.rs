@@ -15,10 +15,8 @@ const CLAIM: &str = "SELECT want, id, attempt, attempts_before, losses, endpoint
     expires_at, correlation_id, content_type, ordering_key, event_type, headers, options, payload, next, next_at
   FROM postrider._claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 /// Plans are kept, and one that was made while the queue was short goes on when it is long: reading all of it, for each
-/// claim, until the server's statistics notice. So no plan may read all of it. What that costs on paper is not worth
-/// compiling for.
-const SESSION: &str = "SET synchronous_commit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;
-  SET jit = off";
+/// claim, until the server's statistics notice. So no plan may read all of it.
+const SESSION: &str = "SET synchronous_commit = off; SET enable_seqscan = off; SET enable_bitmapscan = off";
 const SETTLE: &str = "SELECT id, effect, state, unblocked FROM postrider._settle($1, $2, $3, $4, $5)";
 
 pub(super) struct Exchange {

@@ -133,7 +133,7 @@ impl PostgresStore {
     }
 
     pub async fn open(options: PostgresOptions) -> Result<Self> {
-        let server = Server::parse(&options.url)?;
+        let server = Server::parse(&options.url)?.for_ourselves();
         let mut client = server.client().await?;
         if options.migrate && !migrate::migrate(&mut client).await?.is_empty() {
             tracing::info!(
@@ -144,8 +144,8 @@ impl PostgresStore {
         let name: &str = &migrate::name(&client).await?;
         let shared = Shared {
             pool: Connections::of(server.clone(), options.connections_max),
-            own: Connections::of(server.for_node(), NODE_CONNECTIONS_MAX),
-            exchange: Exchange::new(server.for_node()),
+            own: Connections::of(server.clone(), NODE_CONNECTIONS_MAX),
+            exchange: Exchange::new(server.clone()),
             name: Mutex::new(name.into()),
             clock: StoreClock::new(options.clock, &client).await?,
             listeners: Listeners::default(),

@@ -37,6 +37,14 @@ BEGIN
   DELETE FROM postrider._bounds WHERE name = p_name AND position < p_position;
 END $$;
 
+-- Each claim that there is, for who asks now and then. Whatever else it is that is asked of them, they are found by their
+-- positions alone: all other ways lead over those that are gone.
+CREATE FUNCTION postrider._current_claims() RETURNS SETOF postrider._claims LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+  RETURN QUERY SELECT * FROM postrider._claims;
+END $$;
+
 -- One at a time. The sum stays the same, so nobody who reads it in between is misled.
 CREATE FUNCTION postrider._fold_departures() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

@@ -203,6 +203,7 @@ DECLARE
   v_departed bigint;
   v_queued bigint;
   v_exact_at timestamptz := (SELECT at FROM postrider._exact_count);
+  v_much_queued boolean;
 BEGIN
   IF NOT pg_try_advisory_xact_lock(1886548338, 2) THEN
     RETURN;
@@ -217,22 +218,24 @@ BEGIN
   SELECT (SELECT coalesce(sum(departed), 0) FROM postrider._departures),
          (SELECT count(*) FROM (SELECT FROM postrider.queue LIMIT postrider._counted_at_once() + 1) AS first_of_them)
   INTO v_departed, v_queued;
-  IF v_queued > postrider._counted_at_once() THEN
+  v_much_queued := v_queued > postrider._counted_at_once();
+  IF v_much_queued THEN
     SELECT g.queued + (v_last - g.at_id) - (v_departed - g.departed) INTO v_queued FROM postrider._gauge g;
-    IF v_exact_at IS NULL OR v_exact_at > v_now
-       OR v_exact_at < v_now - greatest(30, v_queued / 10000) * interval '1 second' THEN
-      v_last := (SELECT last_value FROM postrider.message_ids);
-      DELETE FROM postrider._endpoint_gauge;
-      WITH queued AS (SELECT endpoint_id, count(*) AS count FROM postrider.queue GROUP BY endpoint_id),
-           dead AS (SELECT endpoint_id, count(*) AS count FROM postrider.dlq WHERE status = 'failed' GROUP BY endpoint_id),
-           kept AS (INSERT INTO postrider._endpoint_gauge (endpoint_id, queued, dead)
-                    SELECT endpoint_id, coalesce(q.count, 0), coalesce(d.count, 0)
-                    FROM queued q FULL JOIN dead d USING (endpoint_id) RETURNING queued, dead),
-           noted AS (INSERT INTO postrider._exact_count AS x (at, dead) SELECT v_now, coalesce(sum(dead), 0) FROM kept
-                     ON CONFLICT (single) DO UPDATE SET at = excluded.at, dead = excluded.dead)
-      SELECT coalesce(sum(queued), 0), (SELECT coalesce(sum(departed), 0) FROM postrider._departures)
-      INTO v_queued, v_departed FROM kept;
-    END IF;
+  END IF;
+  IF (v_much_queued OR EXISTS (SELECT FROM postrider.dlq WHERE status = 'failed' OFFSET postrider._counted_at_once()))
+     AND (v_exact_at IS NULL OR v_exact_at > v_now
+          OR v_exact_at < v_now - greatest(30, v_queued / 10000) * interval '1 second') THEN
+    v_last := (SELECT last_value FROM postrider.message_ids);
+    DELETE FROM postrider._endpoint_gauge;
+    WITH queued AS (SELECT endpoint_id, count(*) AS count FROM postrider.queue GROUP BY endpoint_id),
+         dead AS (SELECT endpoint_id, count(*) AS count FROM postrider.dlq WHERE status = 'failed' GROUP BY endpoint_id),
+         kept AS (INSERT INTO postrider._endpoint_gauge (endpoint_id, queued, dead)
+                  SELECT endpoint_id, coalesce(q.count, 0), coalesce(d.count, 0)
+                  FROM queued q FULL JOIN dead d USING (endpoint_id) RETURNING queued, dead),
+         noted AS (INSERT INTO postrider._exact_count AS x (at, dead) SELECT v_now, coalesce(sum(dead), 0) FROM kept
+                   ON CONFLICT (single) DO UPDATE SET at = excluded.at, dead = excluded.dead)
+    SELECT coalesce(sum(queued), 0), (SELECT coalesce(sum(departed), 0) FROM postrider._departures)
+    INTO v_queued, v_departed FROM kept;
   END IF;
   UPDATE postrider._gauge SET queued = greatest(v_queued, 0), at_id = v_last, departed = v_departed, counted_at = v_now;
   PERFORM postrider._fold_departures();
@@ -398,7 +401,8 @@ END $$;
 -- Figures under the names that /metrics has. The oldest hundred endpoints have their own, so that a series stays with
 -- its endpoint however busy the others get; the rest is summed, and of what cannot be summed the worst is told.
 CREATE FUNCTION postrider.metrics() RETURNS TABLE (name text, labels jsonb, value double precision)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+-- The planner takes it for a long list, which would be worth compiling for.
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
   v_now timestamptz := postrider._now();

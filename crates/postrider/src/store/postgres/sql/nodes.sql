@@ -117,21 +117,22 @@ BEGIN
           ORDER BY n.id FOR UPDATE SKIP LOCKED) AS n;
   END IF;
   v_stale := v_now - (SELECT l.stale_recovery_timeout FROM postrider._limits l);
-  IF NOT EXISTS (SELECT FROM postrider._claims c WHERE c.started_at <= v_stale
+  IF NOT EXISTS (SELECT FROM postrider._current_claims() c WHERE c.started_at <= v_stale
                    OR NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = c.node_id AND n.state = 'live')) THEN
     RETURN;
   END IF;
   -- What is left of a node that is gone when all its messages are settled.
   DELETE FROM postrider._claims c WHERE (c.node_id, c.batch) IN (
-    SELECT o.node_id, o.batch FROM postrider._claims o
+    SELECT r.node_id, r.batch
+    FROM postrider._current_claims() o JOIN postrider._claim_rows r ON r.node_id = o.node_id AND r.batch = o.batch
     WHERE (o.started_at <= v_stale
            OR NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = o.node_id AND n.state = 'live'))
       AND NOT EXISTS (SELECT FROM postrider.queue q WHERE q.id = ANY (o.ids))
-    FOR UPDATE SKIP LOCKED);
+    FOR UPDATE OF r SKIP LOCKED);
   RETURN QUERY
     SELECT q.id, q.endpoint_id, c.node_id, c.batch, q.attempts + 1, q.attempts_before, q.losses::integer, c.alone,
            c.started_at, q.expires_at, q.options
-    FROM postrider._claims c, unnest(c.ids) AS held (id), postrider.queue q
+    FROM postrider._current_claims() c, unnest(c.ids) AS held (id), postrider.queue q
     WHERE (c.started_at <= v_stale
            OR NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = c.node_id AND n.state = 'live'))
       AND q.id = held.id
@@ -145,7 +146,7 @@ RETURNS TABLE (node_id bigint, name text, state text, joined_at timestamptz, hea
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
   SELECT n.id, n.name, n.state, n.joined_at, n.heartbeat_at, n.lease_until,
          round(extract(epoch FROM postrider._now() - n.heartbeat_at)::numeric, 3),
-         (SELECT count(*) FROM postrider._claims c, unnest(c.ids) AS held (id)
+         (SELECT count(*) FROM postrider._current_claims() c, unnest(c.ids) AS held (id)
           JOIN postrider.queue q ON q.id = held.id WHERE c.node_id = n.id)
   FROM postrider.nodes n ORDER BY n.id
 $$;
@@ -159,7 +160,7 @@ DECLARE
 BEGIN
   DELETE FROM postrider.nodes WHERE id IN (
     SELECT id FROM postrider.nodes n WHERE state <> 'live' AND heartbeat_at <= v_before
-      AND NOT EXISTS (SELECT FROM postrider._claims c WHERE c.node_id = n.id)
+      AND NOT EXISTS (SELECT FROM postrider._current_claims() c WHERE c.node_id = n.id)
     LIMIT p_limit FOR UPDATE SKIP LOCKED);
   GET DIAGNOSTICS v_count = ROW_COUNT;
   RETURN v_count;

@@ -7,7 +7,7 @@ use postrider::endpoint::EndpointChange;
 use postrider::error::StoreError;
 use postrider::message::NodeId;
 use postrider::store::postgres::send_in;
-use postrider::store::{ClaimRequest, Effect, NoDirectClaims};
+use postrider::store::{ClaimRequest, Effect, NoDirectClaims, Redrive};
 use postrider::tokio_postgres::{Client, IsolationLevel, Transaction};
 use postrider::{MessageId, Operate, State, Store};
 use serde_json::json;
@@ -193,15 +193,33 @@ async fn an_expired_holder_is_left_to_the_nodes_by_who_cannot_see_whether_one_de
     assert!(!send_in(&transaction, &to("a").idempotency_key("i")).await.unwrap().duplicate);
 }
 
-#[tokio::test]
-async fn nodes_see_each_others_claims_whatever_is_set_for_applications() {
-    let world = World::<Postgres>::start().await;
-    let app = connect(&world).await;
+/// For every connection that is made from now on.
+async fn isolate_applications(world: &World<Postgres>, app: &Client) {
     let isolate = format!(
         "ALTER DATABASE {} SET default_transaction_isolation = 'repeatable read'",
         world.harness().database.name()
     );
     app.batch_execute(&isolate).await.unwrap();
+}
+
+#[tokio::test]
+async fn people_can_cancel_and_redrive_whatever_is_set_for_applications() {
+    let mut world = World::<Postgres>::start().await;
+    let app = connect(&world).await;
+    let letter = world.send_to_death(to("a").ordering_key("k")).await;
+    let pending = world.send(to("a")).await;
+    isolate_applications(&world, &app).await;
+    let store = world.harness().open().await;
+    store.cancel(pending).await.unwrap();
+    assert_eq!(store.redrive(Redrive::One(letter.id)).await.unwrap(), 1);
+    assert_eq!(world.states(&[pending, letter.message]).await, [State::Cancelled, State::Pending]);
+}
+
+#[tokio::test]
+async fn nodes_see_each_others_claims_whatever_is_set_for_applications() {
+    let world = World::<Postgres>::start().await;
+    let app = connect(&world).await;
+    isolate_applications(&world, &app).await;
     let stores = [world.harness().open().await, world.harness().open().await];
     let (one, other) = (
         join(&stores[0], Arc::new(NoDirectClaims)).await.0,

@@ -308,6 +308,23 @@ async fn metrics_are_the_figures_of_the_store() {
 }
 
 #[tokio::test]
+async fn very_many_dead_letters_are_counted_though_the_queue_is_empty() {
+    let (mut world, owner) = prompt::start().await;
+    world.send_to_death(to("a")).await;
+    owner
+        .run(
+            "INSERT INTO postrider.dlq (message_id, endpoint_id, reason, died_at, errors, bytes, priority, attempts, losses,
+               created_at, content_type)
+             SELECT d.message_id, d.endpoint_id, d.reason, d.died_at, d.errors, d.bytes, d.priority, d.attempts, d.losses,
+               d.created_at, d.content_type FROM postrider.dlq d, generate_series(1, 10999)",
+        )
+        .await;
+    world.store().expire(10).await.unwrap();
+    let dead = "SELECT (SELECT dead FROM postrider._totals()) || ' ' || (SELECT dead FROM postrider.endpoint_status)";
+    assert_eq!(owner.value(dead).await, "11000 11000");
+}
+
+#[tokio::test]
 async fn the_health_of_an_endpoint_is_what_it_is_at() {
     let (mut world, owner) = prompt::start().await;
     world.endpoint("b", json!({})).await;

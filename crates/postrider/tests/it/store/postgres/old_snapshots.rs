@@ -32,6 +32,11 @@ async fn deliver(world: &mut World<Postgres>, count: usize) {
 /// How many pages a query touches, in a session like that of claims.
 async fn pages(app: &Client, query: &str) -> i64 {
     app.batch_execute("SET enable_seqscan = off; SET enable_bitmapscan = off").await.unwrap();
+    plain_pages(app, query).await
+}
+
+/// How many pages a query touches.
+async fn plain_pages(app: &Client, query: &str) -> i64 {
     // The first time also reads the catalog.
     app.query(query, &[]).await.unwrap();
     let explain = format!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query}");
@@ -63,6 +68,23 @@ async fn a_claim_reads_as_little_however_many_were_settled_beside_an_old_snapsho
     let after = (pages(&app, claims).await, pages(&app, departures).await);
     assert!(after.0 <= before.0 + 2 && after.1 <= before.1 + 2, "{before:?} pages became {after:?}");
     assert_eq!(departed(&app).await, 1500);
+    report.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_that_looks_after_its_claims_reads_as_little_beside_an_old_snapshot() {
+    let mut world = World::<Postgres>::start().await;
+    let (mut old, app) = (connect(&world).await, connect(&world).await);
+    let report = with_old_snapshot(&mut old).await;
+    let looks = [
+        "SELECT FROM postrider._lost_claims(10)",
+        "SELECT FROM postrider._current_claims() WHERE node_id = 1",
+    ];
+    deliver(&mut world, 300).await;
+    let before = [plain_pages(&app, looks[0]).await, plain_pages(&app, looks[1]).await];
+    deliver(&mut world, 1200).await;
+    let after = [plain_pages(&app, looks[0]).await, plain_pages(&app, looks[1]).await];
+    assert!(after[0] <= before[0] + 4 && after[1] <= before[1] + 2, "{before:?} pages became {after:?}");
     report.commit().await.unwrap();
 }
 
