@@ -144,9 +144,6 @@ impl Dispatcher {
     }
 
     pub(super) fn claim_answered(&mut self, claiming: Vec<Want>, claimed: Result<Claimed, StoreError>) {
-        if claiming.is_empty() {
-            return;
-        }
         let claimed = match claimed {
             Ok(claimed) => {
                 self.backoff = STORE_BACKOFF_MIN;

@@ -77,14 +77,10 @@ pub(super) struct Parts {
     pub(super) snapshot: Arc<Snapshot>,
 }
 
-/// One round with the store: what ended went there, what is claimed came back.
-struct Exchanged {
-    ended: Vec<Ended>,
-    settled: Result<Vec<Settled>, StoreError>,
-    /// The slots of these were reserved.
-    wants: Vec<Want>,
-    claimed: Result<Claimed, StoreError>,
-}
+/// What ended went to the store.
+type Settling = BoxFuture<'static, (Vec<Ended>, Result<Vec<Settled>, StoreError>)>;
+/// What is claimed comes back. The slots of the wants were reserved.
+type Claiming = BoxFuture<'static, (Vec<Want>, Result<Claimed, StoreError>)>;
 
 pub(super) struct Dispatcher {
     parts: Parts,
@@ -95,7 +91,8 @@ pub(super) struct Dispatcher {
     attempts: JoinSet<Finished>,
     next_batch: i64,
 
-    exchange: Option<BoxFuture<'static, Exchanged>>,
+    settling: Option<Settling>,
+    claiming: Option<Claiming>,
     unsettled: Vec<Ended>,
     /// What is unsettled may wait for more until then.
     gather_until: Option<Instant>,
@@ -119,7 +116,8 @@ impl Dispatcher {
             suspects_had_their_turn: false,
             attempts: JoinSet::new(),
             next_batch: 1,
-            exchange: None,
+            settling: None,
+            claiming: None,
             unsettled: Vec::new(),
             gather_until: None,
             reload: Errand::wanted_every(RELOAD_INTERVAL),
@@ -155,7 +153,9 @@ impl Dispatcher {
             let wake_at = drained_by.map_or(self.wake_at(), |by| by.min(self.wake_at()));
             tokio::select! {
                 biased;
-                exchanged = answer(&mut self.exchange) => self.exchanged(exchanged),
+                // In this order, so that the store is asked in this order.
+                (ended, settled) = answer(&mut self.settling) => self.settle_answered(ended, settled),
+                (wants, claimed) = answer(&mut self.claiming) => self.claim_answered(wants, claimed),
                 Some(finished) = self.attempts.join_next() => {
                     self.attempt_ended(finished);
                     while let Some(finished) = self.attempts.try_join_next() {
@@ -211,7 +211,7 @@ impl Dispatcher {
             let store = store.clone();
             async move { store.suspects(SUSPECTS_LOOKED_AT).await }
         });
-        if self.exchange.is_none() && !self.may_gather() {
+        if !self.is_exchanging() && !self.may_gather() {
             self.begin_exchange();
         }
     }
@@ -223,48 +223,38 @@ impl Dispatcher {
             && !self.lanes.anybody_hungry()
     }
 
-    /// What ended and what is wanted go to the store together, so that they share a transaction: a settled
-    /// head's successor is claimed in the same breath. One at a time: what comes up meanwhile goes with the
-    /// next, and no endpoint is asked about twice at once.
+    /// One round with the store: what ended and what is wanted go there together, so that they may share a transaction:
+    /// a settled head's successor is claimed in the same breath. One round at a time: what comes up meanwhile goes with
+    /// the next, and no endpoint is asked about twice at once.
     fn begin_exchange(&mut self) {
         let count = self.unsettled.len().min(SETTLE_MESSAGES_MAX);
         let ended: Vec<Ended> = self.unsettled.drain(..count).collect();
         self.gather_until = None;
-        let may_claim = !self.stopping && self.parts.lease.is_valid() && self.parts.snapshot.paused.is_none();
-        let request = if may_claim { self.claim_request() } else { None };
-        if ended.is_empty() && request.is_none() {
-            return;
+        if !ended.is_empty() {
+            let store = self.parts.store.clone();
+            self.settling = Some(Box::pin(async move {
+                let settlements = ended.iter().map(|ended| ended.settlement.clone()).collect();
+                let settled = store.settle(settlements).await;
+                (ended, settled)
+            }));
         }
-        let store = self.parts.store.clone();
-        self.exchange = Some(Box::pin(async move {
-            let settlements: Vec<Settlement> = ended.iter().map(|ended| ended.settlement.clone()).collect();
-            let wants = request.iter().flat_map(|request| request.wants.clone()).collect();
-            let settle = async {
-                if settlements.is_empty() { Ok(Vec::new()) } else { store.settle(settlements).await }
-            };
-            let claim = async {
-                match request {
-                    Some(request) => store.claim(request).await,
-                    None => Ok(Claimed::default()),
-                }
-            };
-            // Polled in this order, so the store is asked in this order.
-            let (settled, claimed) = futures_util::future::join(settle, claim).await;
-            Exchanged { ended, settled, wants, claimed }
-        }));
+        let may_claim = !self.stopping && self.parts.lease.is_valid() && self.parts.snapshot.paused.is_none();
+        if may_claim && let Some(request) = self.claim_request() {
+            let store = self.parts.store.clone();
+            self.claiming = Some(Box::pin(async move {
+                let wants = request.wants.clone();
+                (wants, store.claim(request).await)
+            }));
+        }
     }
 
-    fn exchanged(&mut self, exchanged: Exchanged) {
-        self.settle_answered(exchanged.ended, exchanged.settled);
-        self.claim_answered(exchanged.wants, exchanged.claimed);
+    fn is_exchanging(&self) -> bool {
+        self.settling.is_some() || self.claiming.is_some()
     }
 
     // ---- what the store answers ----
 
     fn settle_answered(&mut self, settling: Vec<Ended>, settled: Result<Vec<Settled>, StoreError>) {
-        if settling.is_empty() {
-            return;
-        }
         let settled = match settled {
             Ok(settled) => settled,
             Err(error) => {
@@ -410,7 +400,7 @@ impl Dispatcher {
             self.look.wake_at(),
             self.suspects.wake_at(),
             // While an exchange is under way, its end is what is waited for.
-            self.gather_until.filter(|_| self.exchange.is_none()),
+            self.gather_until.filter(|_| !self.is_exchanging()),
             // What was refused is asked again then, though nobody else wants anything.
             Some(self.retry_at).filter(|at| *at > now),
         ];
@@ -421,7 +411,7 @@ impl Dispatcher {
     // ---- the end ----
 
     fn is_drained(&self) -> bool {
-        self.attempts.is_empty() && self.exchange.is_none() && self.unsettled.is_empty()
+        self.attempts.is_empty() && !self.is_exchanging() && self.unsettled.is_empty()
     }
 
     /// What is still running is cut off: leaving the store gives its claims back.
@@ -433,9 +423,13 @@ impl Dispatcher {
                 self.attempt_ended(finished);
             }
         }
-        if self.exchange.is_some() {
-            let exchanged = answer(&mut self.exchange).await;
-            self.exchanged(exchanged);
+        if self.settling.is_some() {
+            let (ended, settled) = answer(&mut self.settling).await;
+            self.settle_answered(ended, settled);
+        }
+        if self.claiming.is_some() {
+            let (wants, claimed) = answer(&mut self.claiming).await;
+            self.claim_answered(wants, claimed);
         }
         let settlements: Vec<Settlement> = self.unsettled.drain(..).map(|ended| ended.settlement).collect();
         if !settlements.is_empty()

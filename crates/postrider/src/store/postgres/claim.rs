@@ -148,7 +148,10 @@ impl Asked {
         let dues: Vec<Option<Timestamp>> =
             self.wants.iter().map(|want| after(want).map(|at| at.due_at)).collect();
         let ids: Vec<Option<i64>> = self.wants.iter().map(|want| after(want).map(|at| at.id)).collect();
-        let line = shared.exchange.line().await?;
+        // Where more waits than what is being settled could let go, that is not waited for.
+        let is_independent = self.wants.iter().all(|(_, _, start)| start.has_more);
+        let lines = shared.exchange.lines().await?;
+        let line = if is_independent { &lines.aside } else { &lines.in_turn };
         let (node, batch, suspects) = (fence.node.0, fence.batch, Json(suspects));
         line.client
             .query(

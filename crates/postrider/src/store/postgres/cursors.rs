@@ -34,6 +34,8 @@ struct Cursor {
     /// When a claim last looked from the beginning.
     began: Option<Instant>,
     has_keys: bool,
+    /// The last claim used up its room.
+    has_more: bool,
     /// Goes up whenever something may have come back before the cursor: a claim that was under way then does
     /// not know of it.
     returns: u64,
@@ -50,6 +52,7 @@ impl Cursor {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Start {
     pub(super) after: Option<Position>,
+    pub(super) has_more: bool,
     returns: u64,
 }
 
@@ -64,13 +67,14 @@ impl Cursors {
         if cursor.after.is_none() {
             cursor.began = Some(Instant::now());
         }
-        Start { after: cursor.after, returns: cursor.returns }
+        Start { after: cursor.after, has_more: cursor.has_more, returns: cursor.returns }
     }
 
-    /// A claim used up its room and ended here.
+    /// A claim used up its room and ended here, or found less than it wanted.
     pub(super) fn ended(&self, endpoint: EndpointId, start: Start, at: Option<Position>) {
         let mut cursors = self.lock();
         let cursor = cursors.entry(endpoint).or_default();
+        cursor.has_more = at.is_some();
         cursor.after = at.filter(|_| cursor.returns == start.returns);
     }
 

@@ -1,5 +1,5 @@
-//! The connection that claims and settles go over. It has one of its own for two reasons: what is asked in one
-//! breath is sent in one, so that settling and claiming anew cost one round trip; and it commits
+//! The connections that claims and settles go over. They have their own for two reasons: what is asked in one
+//! breath is sent in one, so that settling and claiming anew cost one round trip; and they commit
 //! asynchronously, because a claim or settlement that a crash of the database forgets means a message
 //! delivered twice, never one lost.
 
@@ -21,8 +21,15 @@ const SETTLE: &str = "SELECT id, effect, state, unblocked FROM postrider._settle
 
 pub(super) struct Exchange {
     server: Server,
-    line: Mutex<Option<Arc<Line>>>,
+    lines: Mutex<Option<Arc<Lines>>>,
     opening: tokio::sync::Mutex<()>,
+}
+
+pub(super) struct Lines {
+    /// One after the other.
+    pub(super) in_turn: Line,
+    /// For claims that do not depend on what is being settled, while a backlog lasts.
+    pub(super) aside: Line,
 }
 
 /// An open connection and its statements.
@@ -34,29 +41,36 @@ pub(super) struct Line {
 
 impl Exchange {
     pub(super) fn new(server: Server) -> Self {
-        Self { server, line: Mutex::default(), opening: tokio::sync::Mutex::default() }
+        Self { server, lines: Mutex::default(), opening: tokio::sync::Mutex::default() }
     }
 
-    /// Without waiting when it is open: who asks first is sent first.
-    pub(super) async fn line(&self) -> Result<Arc<Line>> {
-        if let Some(line) = self.open_line() {
-            return Ok(line);
+    /// Without waiting when they are open: who asks first is sent first.
+    pub(super) async fn lines(&self) -> Result<Arc<Lines>> {
+        if let Some(lines) = self.open_lines() {
+            return Ok(lines);
         }
         let _only_one = self.opening.lock().await;
-        if let Some(line) = self.open_line() {
-            return Ok(line);
+        if let Some(lines) = self.open_lines() {
+            return Ok(lines);
         }
-        let line = Arc::new(Line::open(&self.server).await?);
-        *self.slot() = Some(line.clone());
-        Ok(line)
+        let (in_turn, aside) = tokio::try_join!(Line::open(&self.server), Line::open(&self.server))?;
+        let lines = Arc::new(Lines { in_turn, aside });
+        *self.slot() = Some(lines.clone());
+        Ok(lines)
     }
 
-    fn open_line(&self) -> Option<Arc<Line>> {
-        self.slot().as_ref().filter(|line| !line.client.is_closed()).cloned()
+    fn open_lines(&self) -> Option<Arc<Lines>> {
+        self.slot().as_ref().filter(|lines| lines.are_open()).cloned()
     }
 
-    fn slot(&self) -> std::sync::MutexGuard<'_, Option<Arc<Line>>> {
-        self.line.lock().expect("nobody panics while holding the line")
+    fn slot(&self) -> std::sync::MutexGuard<'_, Option<Arc<Lines>>> {
+        self.lines.lock().expect("nobody panics while holding the lines")
+    }
+}
+
+impl Lines {
+    fn are_open(&self) -> bool {
+        !self.in_turn.client.is_closed() && !self.aside.client.is_closed()
     }
 }
 

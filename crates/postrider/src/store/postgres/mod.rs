@@ -1,6 +1,6 @@
 //! The store in PostgreSQL: schema `postrider`, where the rules live in SQL functions, and any number of nodes.
 //!
-//! Four kinds of connections: one that claims and settles (`exchange.rs`), one that listens (`listen.rs`), a few for what
+//! Four kinds of connections: two that claim and settle (`exchange.rs`), one that listens (`listen.rs`), a few for what
 //! else a node asks, and a pool for senders and tools. No transaction is ever open while anything but the database is
 //! waited for.
 
@@ -86,7 +86,7 @@ pub struct PostgresOptions {
     pub url: String,
     /// Make the schema, or bring an older one up to date. Without it an old or missing schema is an error.
     pub migrate: bool,
-    /// For senders and tools; a node has up to six more.
+    /// For senders and tools; a node has up to seven more.
     pub connections_max: usize,
     /// Stands in for the database's clock in tests that move both.
     #[doc(hidden)]

@@ -26,7 +26,7 @@ pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Res
     let mut sorted = Sorted::default();
     settlements.iter().enumerate().for_each(|(n, settlement)| sorted.put(node, n, settlement));
     let answer = async {
-        let line = shared.exchange.line().await?;
+        let line = &shared.exchange.lines().await?.in_turn;
         let left = closing.left.as_ref().map(Json);
         line.client
             .query(&line.settle, &[&node.0, &sorted.delivered, &sorted.others, &closing.finished, &left])
