@@ -21,17 +21,20 @@ mod export;
 mod filter;
 mod import;
 mod listing;
+mod look;
 mod message;
 mod migrate;
 mod moving;
 mod progress;
 mod replay;
 mod publish;
+mod screen;
 mod send;
 mod signature;
 mod status;
 mod tail;
 mod token;
+mod top;
 
 const EVERYWHERE: &str = "For every command";
 
@@ -104,6 +107,8 @@ enum Command {
     /// Tell what happens on a running node, as it happens
     #[command(after_help = tail::HELP)]
     Tail(tail::TailArgs),
+    /// Watch what flows through a running node, on a screen of its own
+    Top(top::TopArgs),
     /// Look at and change the settings of the store
     #[command(subcommand, after_help = config::HELP)]
     Config(config::ConfigCommand),
@@ -210,6 +215,7 @@ async fn dispatch(cli: Cli, file: RawConfig) -> Result<(), Failure> {
                 Command::Import(arguments) => import::run(arguments, &store()?, output).await,
                 Command::Status => status::run(&store()?, output).await,
                 Command::Tail(arguments) => tail::run(arguments, output).await,
+                Command::Top(arguments) => top::run(arguments, output).await,
                 Command::Config(command) => config::run(command, &store()?, output).await,
                 Command::Signature(command) => signature::run(command, output),
                 Command::Completions { shell } => {
