@@ -25,6 +25,7 @@ mod look;
 mod message;
 mod migrate;
 mod moving;
+mod picture;
 mod progress;
 mod replay;
 mod publish;
@@ -108,6 +109,7 @@ enum Command {
     #[command(after_help = tail::HELP)]
     Tail(tail::TailArgs),
     /// Watch what flows through a running node, on a screen of its own
+    #[command(after_help = top::HELP)]
     Top(top::TopArgs),
     /// Look at and change the settings of the store
     #[command(subcommand, after_help = config::HELP)]

@@ -27,7 +27,9 @@ mod secrets;
 mod serve;
 mod sql_load;
 mod tailing;
+mod terminal;
 mod tokens;
+mod top;
 mod traces;
 
 use std::time::{Duration, Instant};
