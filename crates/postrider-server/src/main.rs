@@ -3,11 +3,14 @@
 use std::process::ExitCode;
 
 mod api;
+mod batch;
 mod bench;
 mod cli;
 mod config;
 mod demo;
+mod envelope;
 mod failure;
+mod fields;
 mod https;
 mod logging;
 mod metrics;

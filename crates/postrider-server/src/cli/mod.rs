@@ -11,6 +11,7 @@ use crate::output::Output;
 use crate::store_url::StoreUrl;
 use crate::{bench, demo, logging, serve};
 
+mod batch;
 mod completions;
 mod config;
 mod dlq;
@@ -20,6 +21,7 @@ mod event_stream;
 mod export;
 mod filter;
 mod import;
+mod lines;
 mod listing;
 mod look;
 mod message;
@@ -84,7 +86,8 @@ enum Command {
     /// Measure it on this machine, against yardsticks measured in the same run
     #[command(after_help = BENCH_HELP)]
     Bench(bench::BenchArgs),
-    /// Send one message
+    /// Send one message, or many from a file
+    #[command(after_help = send::HELP)]
     Send(send::SendArgs),
     /// Publish an event: one message for every endpoint that wants it
     Publish(publish::PublishArgs),

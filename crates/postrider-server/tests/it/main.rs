@@ -2,6 +2,7 @@
 
 mod any_language;
 mod api;
+mod batch;
 mod chaos;
 mod chaos_postgres;
 mod cli;

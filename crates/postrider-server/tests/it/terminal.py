@@ -103,7 +103,7 @@ def end():
     shown_again = raw.rfind(b"\x1b[?1049l") > raw.rfind(b"\x1b[?1049h") or b"\x1b[?1049h" not in raw
     cursor_again = raw.rfind(b"\x1b[?25h") > raw.rfind(b"\x1b[?25l") or b"\x1b[?25l" not in raw
     restored = termios.tcgetattr(theirs) == before and shown_again and cursor_again
-    return {"exit": code, "restored": restored, "drew": b"\x1b[?1049h" in raw, "screen": screen.text()}
+    return {"exit": code, "restored": restored, "drew": b"\x1b[?1049h" in raw, "screen": screen.text(), "wrote": raw.decode(errors="replace")}
 
 
 for line in sys.stdin:

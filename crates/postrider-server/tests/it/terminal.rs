@@ -24,6 +24,8 @@ pub(crate) struct Ended {
     /// It took the whole screen.
     pub(crate) drew: bool,
     pub(crate) screen: String,
+    /// All that it wrote, with what only terminals read.
+    pub(crate) wrote: String,
 }
 
 impl Terminal {
@@ -73,6 +75,7 @@ impl Terminal {
             restored: answer["restored"] == true,
             drew: answer["drew"] == true,
             screen: screen(&answer),
+            wrote: answer["wrote"].as_str().unwrap_or_default().to_owned(),
         }
     }
 
