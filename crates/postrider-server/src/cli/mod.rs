@@ -42,7 +42,11 @@ mod top;
 const EVERYWHERE: &str = "For every command";
 
 const AFTER_HELP: &str = "\
-Try `postrider demo` first: it needs nothing and cleans up after itself.
+Try `postrider demo` first: it needs nothing and cleans up after itself. Then, with a receiver of your own:
+  postrider serve --allow-internal                                  run a node; delivers to this machine too
+  postrider endpoint create shop http --url http://127.0.0.1:9000   where messages go
+  postrider send shop '{\"order\": 1}'                                send one
+  postrider message show 1                                          what became of it; `dlq list` if it died
 
 Exit codes: 0 done, 1 failed, 2 asked for wrongly, 3 the store cannot be reached or used,
 4 refused (unknown, conflict, bad value, full). With --json, errors are JSON on stderr.";

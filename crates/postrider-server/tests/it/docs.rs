@@ -114,7 +114,7 @@ fn examples(page: &str) -> Vec<Example> {
 }
 
 /// White space counts as one blank, `…` as anything.
-fn matches(expected: &str, printed: &str) -> bool {
+pub(crate) fn matches(expected: &str, printed: &str) -> bool {
     let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let (expected, printed) = (squeeze(expected), squeeze(printed));
     let mut parts: Vec<&str> = expected.split('…').map(str::trim).collect();

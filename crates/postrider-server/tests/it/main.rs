@@ -32,6 +32,7 @@ mod terminal;
 mod tokens;
 mod top;
 mod traces;
+mod tutorial;
 
 use std::time::{Duration, Instant};
 

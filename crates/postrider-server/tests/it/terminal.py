@@ -6,6 +6,7 @@ python3 terminal.py PROGRAM ARGUMENT…
   keys HEX        type these bytes
   size ROWS COLS  the window changes
   signal NUMBER   to the program
+  look            at the screen
   end             until the program ends: its exit code, and whether the terminal is as it was
 """
 
@@ -80,6 +81,11 @@ def read_more(seconds):
         screen.feed(os.read(ours, 65536))
 
 
+def read_all():
+    while select.select([ours], [], [], 0)[0]:
+        read_more(0)
+
+
 def until(condition):
     deadline = time.monotonic() + WITHIN
     while time.monotonic() < deadline:
@@ -97,8 +103,7 @@ def exit_code():
 
 def end():
     code = until(exit_code)
-    while select.select([ours], [], [], 0)[0]:
-        read_more(0)
+    read_all()
     raw = screen.raw
     shown_again = raw.rfind(b"\x1b[?1049l") > raw.rfind(b"\x1b[?1049h") or b"\x1b[?1049h" not in raw
     cursor_again = raw.rfind(b"\x1b[?25h") > raw.rfind(b"\x1b[?25l") or b"\x1b[?25l" not in raw
@@ -107,6 +112,7 @@ def end():
 
 
 for line in sys.stdin:
+    read_all()
     verb, _, rest = line.strip().partition(" ")
     answer = {}
     if verb == "wait":

@@ -9,7 +9,7 @@ use crate::node::Home;
 
 const DRIVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/terminal.py");
 
-/// A terminal of 30 lines and 120 columns with `postrider …` in it.
+/// A terminal of 30 lines and 120 columns with a program in it.
 pub(crate) struct Terminal {
     child: Child,
     orders: ChildStdin,
@@ -30,8 +30,18 @@ pub(crate) struct Ended {
 
 impl Terminal {
     pub(crate) fn start(home: &Home, arguments: &[&str]) -> Self {
+        Self::with(home, env!("CARGO_BIN_EXE_postrider"), arguments, &[])
+    }
+
+    /// Whatever a person types there.
+    pub(crate) fn shell(home: &Home, line: &str, environment: &[(&str, &str)]) -> Self {
+        Self::with(home, "/bin/sh", &["-c", line], environment)
+    }
+
+    fn with(home: &Home, program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = home.program("python3");
-        command.arg(DRIVER).arg(env!("CARGO_BIN_EXE_postrider")).args(arguments).env("TERM", "xterm");
+        command.arg(DRIVER).arg(program).args(arguments);
+        command.env("TERM", "xterm").envs(environment.iter().copied());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("python runs");
         let orders = child.stdin.take().expect("stdin");
         let answers = BufReader::new(child.stdout.take().expect("stdout"));
