@@ -15,6 +15,7 @@ mod https;
 mod logging;
 mod metrics;
 mod output;
+mod panics;
 mod remote;
 mod send_values;
 mod serve;

@@ -9,7 +9,7 @@ use crate::config::{LogFormat, RawConfig};
 use crate::failure::{Exit, Failure};
 use crate::output::Output;
 use crate::store_url::StoreUrl;
-use crate::{bench, demo, logging, serve};
+use crate::{bench, demo, logging, panics, serve};
 
 mod batch;
 mod completions;
@@ -200,6 +200,7 @@ async fn dispatch(cli: Cli, file: RawConfig) -> Result<(), Failure> {
             given.store = cli.store;
             let config = given.over(file).check()?;
             logging::start(config.log_format, "info")?;
+            panics::to_log();
             serve::run(config, serve::Extras { bench_route: arguments.bench_route }).await
         }
         Command::BenchReceiver => bench::receiver().await,
