@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 mod command;
 mod download;
+mod node_sqlite;
 mod old_sqlite;
 mod prepare;
 mod schemathesis;

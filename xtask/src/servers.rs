@@ -2,7 +2,7 @@
 
 use test_servers::{Postgres, postgres};
 
-use crate::{download, old_sqlite, prepare, schemathesis};
+use crate::{download, node_sqlite, old_sqlite, prepare, schemathesis};
 
 pub(crate) struct Servers {
     postgres: Postgres,
@@ -14,7 +14,8 @@ impl Servers {
     pub(crate) fn start() -> Result<Self, String> {
         prepare::prepare()?;
         let missing = download::postgres_versions().into_iter();
-        let missing = missing.chain(old_sqlite::missing()).chain(schemathesis::missing()).collect();
+        let missing = missing.chain(old_sqlite::missing()).chain(schemathesis::missing());
+        let missing = missing.chain(node_sqlite::missing()).collect();
         Ok(Self { postgres: Postgres::start()?, missing })
     }
 

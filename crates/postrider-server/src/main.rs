@@ -3,15 +3,19 @@
 use std::process::ExitCode;
 
 mod api;
+mod batch;
 mod bench;
 mod cli;
 mod config;
 mod demo;
+mod envelope;
 mod failure;
+mod fields;
 mod https;
 mod logging;
 mod metrics;
 mod output;
+mod panics;
 mod remote;
 mod send_values;
 mod serve;

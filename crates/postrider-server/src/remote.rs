@@ -20,6 +20,8 @@ use crate::https;
 
 /// How long a node may take to begin an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The figures of thousands of endpoints are a few of these.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// A problem document says little; what is longer is none.
 const PROBLEM_BYTES_MAX: usize = 64 * 1024;
 
@@ -73,6 +75,16 @@ impl Remote {
         let body = tokio::time::timeout(ANSWER_TIMEOUT, body).await;
         let document = body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default();
         Err(self.refusal(parts.status, &document))
+    }
+
+    /// A whole answer.
+    pub(crate) async fn read(&self, path: &str) -> Result<Bytes, Failure> {
+        let body = Limited::new(self.get(path, &[]).await?, ANSWER_BYTES_MAX).collect();
+        match tokio::time::timeout(ANSWER_TIMEOUT, body).await {
+            Ok(Ok(body)) => Ok(body.to_bytes()),
+            Ok(Err(error)) => Err(self.unreachable(&error.to_string())),
+            Err(_) => Err(self.unreachable("its answer does not end")),
+        }
     }
 
     fn request(&self, path: &str, query: &[(&str, &str)]) -> Result<Request<Empty<Bytes>>, Failure> {

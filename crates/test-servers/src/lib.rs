@@ -4,6 +4,7 @@
 mod ground;
 mod process;
 mod port;
+pub mod node_sqlite;
 pub mod old_sqlite;
 pub mod postgres;
 pub mod pgbouncer;

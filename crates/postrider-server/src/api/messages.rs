@@ -1,6 +1,5 @@
 //! Messages: send one, show its story, cancel, reschedule, erase.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -9,10 +8,8 @@ use axum::extract::{Path, State};
 use axum::http::{Request, Response, StatusCode};
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap};
-use postrider::{Invalid, MessageId, NewMessage, StoreError};
+use postrider::{MessageId, NewMessage, StoreError};
 use serde::Serialize;
-use serde_json::value::RawValue;
-use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::answers::{self, Clash, Common, Full, Named};
@@ -24,8 +21,8 @@ use super::problem::Problem;
 use super::trace::SendSpan;
 use super::wanted::{Envelope, Reschedule};
 use super::{Api, fields, json_response, no_content, send_options, unknown_route, wrong_method};
-use crate::send_values;
 use crate::view::{self, MessageView};
+use crate::{envelope, send_values};
 
 const ENVELOPE: &str = "application/vnd.postrider+json";
 
@@ -181,26 +178,10 @@ pub(super) fn from_body(
     Ok(message)
 }
 
-/// Payload and options in one JSON document; the payload's own bytes are kept.
+/// Payload and options in one JSON document.
 fn from_envelope(endpoint: String, headers: &HeaderMap, body: &Bytes) -> Result<NewMessage, Problem> {
     send_options::refuse_headers(headers, "the body's options")?;
-    let envelope = Fields::<&RawValue>::read(body)?;
-    fields::known(envelope.keys(), &["payload", "options"]).map_err(StoreError::from)?;
-    let (payload, options) = payload_and_options(&envelope).map_err(StoreError::from)?;
-    let mut message = NewMessage::new(endpoint, body.slice_ref(payload.get().as_bytes()));
-    send_options::from_json(&mut message, options)?;
-    Ok(message)
-}
-
-pub(super) fn payload_and_options<'a>(
-    envelope: &BTreeMap<String, &'a RawValue>,
-) -> Result<(&'a RawValue, Map<String, Value>), Invalid> {
-    let payload = fields::required("payload", envelope.get("payload").copied())?;
-    let options = match envelope.get("options").map_or("null", |options| options.get()) {
-        "null" => Map::new(),
-        text => serde_json::from_str(text).map_err(|_| Invalid::new("options", "must be an object"))?,
-    };
-    Ok((payload, options))
+    Ok(envelope::message(endpoint, body)?)
 }
 
 pub(super) fn content_type(headers: &HeaderMap) -> Result<Option<&str>, Problem> {

@@ -21,6 +21,8 @@ use document::Document;
 use limits::Limits;
 use problem::{Allow, Problem};
 
+use crate::fields;
+
 mod answers;
 mod authority;
 mod batch;
@@ -31,7 +33,6 @@ mod document;
 mod endpoints;
 mod event_types;
 mod events;
-mod fields;
 mod gate;
 mod health;
 mod keys;

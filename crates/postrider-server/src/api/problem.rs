@@ -8,6 +8,8 @@ use postrider::{Invalid, StoreError};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::envelope::BadEnvelope;
+
 /// A full queue drains in seconds or not at all; asking more often than this helps nobody.
 const RETRY_AFTER_FULL_SECONDS: u32 = 5;
 const RETRY_AFTER_UNAVAILABLE_SECONDS: u32 = 1;
@@ -80,11 +82,6 @@ impl Problem {
         StoreError::Invalid(Invalid::new(field, rule)).into()
     }
 
-    pub(super) fn bad_json(error: &serde_json::Error) -> Self {
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "bad-json", "The body is not the JSON that is asked for")
-            .detail(error.to_string())
-    }
-
     pub(super) fn too_large(limit: u64, setting: &str) -> Self {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The request is too large")
             .detail(format!("the body is larger than {setting} allows, which is {limit} bytes"))
@@ -126,6 +123,22 @@ impl Problem {
     fn retry_after(mut self, seconds: u32) -> Self {
         self.retry_after_seconds = Some(seconds);
         self
+    }
+}
+
+impl From<serde_json::Error> for Problem {
+    fn from(error: serde_json::Error) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "bad-json", "The body is not the JSON that is asked for")
+            .detail(error.to_string())
+    }
+}
+
+impl From<BadEnvelope> for Problem {
+    fn from(bad: BadEnvelope) -> Self {
+        match bad {
+            BadEnvelope::Json(error) => error.into(),
+            BadEnvelope::Value(invalid) => StoreError::Invalid(invalid).into(),
+        }
     }
 }
 

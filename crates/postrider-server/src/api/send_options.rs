@@ -1,10 +1,8 @@
-//! The options of a send, from `postrider-*` headers or from an envelope's `options`.
+//! The options of a send, from `postrider-*` headers.
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use postrider::{Invalid, NewMessage, StoreError};
-use serde_json::{Map, Value};
 
-use super::fields::{object, string};
 use super::problem::Problem;
 use crate::send_values;
 
@@ -22,18 +20,6 @@ const KNOWN_HEADERS: [&str; 9] = [
     "postrider-event-type",
     "postrider-options",
     "postrider-header-<name>",
-];
-
-const KNOWN_OPTIONS: [&str; 9] = [
-    "priority",
-    "scheduled_at",
-    "expires_at",
-    "idempotency_key",
-    "correlation_id",
-    "ordering_key",
-    "event_type",
-    "headers",
-    "options",
 ];
 
 /// Does this request header say something about the message?
@@ -89,43 +75,6 @@ fn apply_header(message: &mut NewMessage, name: &HeaderName, value: &str) -> Res
             }
             _ => return Err(refused(Invalid::unknown_key("", field, &KNOWN_HEADERS))),
         },
-    }
-    Ok(())
-}
-
-pub(super) fn from_json(message: &mut NewMessage, options: Map<String, Value>) -> Result<(), Problem> {
-    for (key, value) in options {
-        let field = format!("options.{key}");
-        if !KNOWN_OPTIONS.contains(&key.as_str()) {
-            return Err(refused(Invalid::unknown_key("options", &key, &KNOWN_OPTIONS)));
-        }
-        if value.is_null() {
-            continue;
-        }
-        apply_json(message, &key, &field, value).map_err(refused)?;
-    }
-    Ok(())
-}
-
-fn apply_json(message: &mut NewMessage, key: &str, field: &str, value: Value) -> Result<(), Invalid> {
-    match key {
-        "priority" => message.priority = send_values::priority(field, &value.to_string())?,
-        "scheduled_at" => message.scheduled_at = Some(send_values::timestamp(field, &string(field, value)?)?),
-        "expires_at" => message.expires_at = Some(send_values::timestamp(field, &string(field, value)?)?),
-        "idempotency_key" => message.idempotency_key = Some(string(field, value)?),
-        "correlation_id" => {
-            message.correlation_id = Some(send_values::correlation_id(field, &string(field, value)?)?);
-        }
-        "ordering_key" => message.ordering_key = Some(string(field, value)?),
-        "event_type" => message.event_type = Some(string(field, value)?),
-        "headers" => {
-            for (name, value) in object(field, value)? {
-                let value = string(&format!("{field}.{name}"), value)?;
-                message.headers.insert(name, value);
-            }
-        }
-        "options" => message.options = object(field, value)?,
-        other => unreachable!("option {other} is in the list of known ones and is not read"),
     }
     Ok(())
 }

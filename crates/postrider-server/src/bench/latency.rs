@@ -1,5 +1,6 @@
 //! From send to arrival at a calm rate, against one durable commit of plain SQLite in the same run.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -88,11 +89,17 @@ async fn pace(bed: &Bed, mut plain: Plain, count: u64) -> Result<Vec<f64>, Failu
 
 /// In milliseconds, by number, without those before `first`.
 pub(super) async fn arrivals(lab: &mut Lab, count: u64, first: u64) -> Result<Vec<f64>, Failure> {
+    let under_way = arrived(lab, count).await?;
+    Ok(under_way.range(first..).map(|(_, micros)| *micros as f64 / 1e3).collect())
+}
+
+/// How many microseconds each was under way, by number, when 0 to `count` have arrived.
+pub(super) async fn arrived(lab: &mut Lab, count: u64) -> Result<BTreeMap<u64, i64>, Failure> {
     let deadline = Instant::now() + ARRIVE_WITHIN;
     loop {
         let micros = lab.partner.latencies().await?;
         if micros.len() as u64 > count {
-            return Ok(micros.range(first..).map(|(_, micros)| *micros as f64 / 1e3).collect());
+            return Ok(micros);
         }
         if Instant::now() >= deadline {
             return Err(Failure::failed(format!("only {} of {count} arrived in time", micros.len())));

@@ -17,6 +17,7 @@ mod latency;
 mod load;
 mod neighbours;
 mod node;
+mod other_process;
 mod partner;
 mod plain;
 mod postgres;
@@ -56,6 +57,7 @@ enum Scenario {
     Deliver1000Keys,
     SingleKey,
     Latency,
+    OtherProcess,
     BadNeighbours,
     IdleEndpoints,
     Idle,
@@ -78,6 +80,7 @@ const ON_SQLITE: &[Scenario] = &[
     Scenario::Deliver1000Keys,
     Scenario::SingleKey,
     Scenario::Latency,
+    Scenario::OtherProcess,
     Scenario::BadNeighbours,
     Scenario::IdleEndpoints,
     Scenario::Idle,
@@ -116,6 +119,7 @@ impl Scenario {
             Self::SingleKey => delivery::single_key(lab).await,
             Self::Latency if lab.is_on_a_server() => postgres::calm(lab).await,
             Self::Latency => latency::run(lab).await,
+            Self::OtherProcess => other_process::run(lab).await,
             Self::BadNeighbours => neighbours::bad(lab).await,
             Self::IdleEndpoints => neighbours::idle(lab).await,
             Self::Idle if lab.is_on_a_server() => postgres::idle(lab).await,

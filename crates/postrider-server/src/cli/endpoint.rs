@@ -70,7 +70,7 @@ struct PolicyArgs {
     /// The protocol's configuration as a JSON object
     #[arg(long, value_name = "JSON")]
     endpoint_config: Option<String>,
-    /// Retry policy as a JSON object, such as {"max_attempts":5,"backoff":"fixed"}
+    /// Retry policy as a JSON object, such as {"max_attempts":5,"base_delay_seconds":2}
     #[arg(long, value_name = "JSON")]
     retry_policy: Option<String>,
     /// Options as a JSON object, such as {"max_in_flight":8,"on_dead":"hold"}

@@ -114,12 +114,23 @@ fn told(story: &Story, output: Output) -> String {
     }
     put("content type", Some(story.content_type.clone()));
     put("payload", Some(view::payload_text(story.payload.as_ref())));
-    put("attempts", Some(story.attempt_count.to_string()));
+    put("attempts", Some(attempts(story)));
     if !story.attempts.is_empty() {
         let header = ["attempt", "started at", "took", "outcome", "status", "error"];
         lines.push(output.table(&header, story.attempts.iter().map(attempt).collect()));
     }
     lines.join("\n")
+}
+
+/// Who sees a list that is too short wants to know why.
+fn attempts(story: &Story) -> String {
+    let (all, logged) = (story.attempt_count, story.attempts.len());
+    match logged {
+        1.. if (logged as u64) < u64::from(all) => {
+            format!("{all}, of which {logged} logged (setting attempt_log)")
+        }
+        _ => all.to_string(),
+    }
 }
 
 fn ids(ids: &[MessageId]) -> Option<String> {

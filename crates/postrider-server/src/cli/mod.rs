@@ -9,8 +9,9 @@ use crate::config::{LogFormat, RawConfig};
 use crate::failure::{Exit, Failure};
 use crate::output::Output;
 use crate::store_url::StoreUrl;
-use crate::{bench, demo, logging, serve};
+use crate::{bench, demo, logging, panics, serve};
 
+mod batch;
 mod completions;
 mod config;
 mod dlq;
@@ -20,23 +21,32 @@ mod event_stream;
 mod export;
 mod filter;
 mod import;
+mod lines;
 mod listing;
+mod look;
 mod message;
 mod migrate;
 mod moving;
+mod picture;
 mod progress;
 mod replay;
 mod publish;
+mod screen;
 mod send;
 mod signature;
 mod status;
 mod tail;
 mod token;
+mod top;
 
 const EVERYWHERE: &str = "For every command";
 
 const AFTER_HELP: &str = "\
-Try `postrider demo` first: it needs nothing and cleans up after itself.
+Try `postrider demo` first: it needs nothing and cleans up after itself. Then, with a receiver of your own:
+  postrider serve --allow-internal                                  run a node; delivers to this machine too
+  postrider endpoint create shop http --url http://127.0.0.1:9000   where messages go
+  postrider send shop '{\"order\": 1}'                                send one
+  postrider message show 1                                          what became of it; `dlq list` if it died
 
 Exit codes: 0 done, 1 failed, 2 asked for wrongly, 3 the store cannot be reached or used,
 4 refused (unknown, conflict, bad value, full). With --json, errors are JSON on stderr.";
@@ -80,7 +90,8 @@ enum Command {
     /// Measure it on this machine, against yardsticks measured in the same run
     #[command(after_help = BENCH_HELP)]
     Bench(bench::BenchArgs),
-    /// Send one message
+    /// Send one message, or many from a file
+    #[command(after_help = send::HELP)]
     Send(send::SendArgs),
     /// Publish an event: one message for every endpoint that wants it
     Publish(publish::PublishArgs),
@@ -104,6 +115,9 @@ enum Command {
     /// Tell what happens on a running node, as it happens
     #[command(after_help = tail::HELP)]
     Tail(tail::TailArgs),
+    /// Watch what flows through a running node, on a screen of its own
+    #[command(after_help = top::HELP)]
+    Top(top::TopArgs),
     /// Look at and change the settings of the store
     #[command(subcommand, after_help = config::HELP)]
     Config(config::ConfigCommand),
@@ -186,6 +200,7 @@ async fn dispatch(cli: Cli, file: RawConfig) -> Result<(), Failure> {
             given.store = cli.store;
             let config = given.over(file).check()?;
             logging::start(config.log_format, "info")?;
+            panics::to_log();
             serve::run(config, serve::Extras { bench_route: arguments.bench_route }).await
         }
         Command::BenchReceiver => bench::receiver().await,
@@ -210,6 +225,7 @@ async fn dispatch(cli: Cli, file: RawConfig) -> Result<(), Failure> {
                 Command::Import(arguments) => import::run(arguments, &store()?, output).await,
                 Command::Status => status::run(&store()?, output).await,
                 Command::Tail(arguments) => tail::run(arguments, output).await,
+                Command::Top(arguments) => top::run(arguments, output).await,
                 Command::Config(command) => config::run(command, &store()?, output).await,
                 Command::Signature(command) => signature::run(command, output),
                 Command::Completions { shell } => {

@@ -9,7 +9,10 @@ use crate::output::Output;
 const COUNTING: &str = "{spinner} counting {msg}";
 const GOING: &str = "{bar:30} {human_pos} of {human_len}, {per_sec}, {eta} left {msg}";
 
-/// Counts messages; hidden where nobody watches. Gone when it is dropped.
+const READING: &str = "{bar:30} {bytes} of {total_bytes}, {eta} left, {msg}";
+const LISTENING: &str = "{spinner} {msg}";
+
+/// Counts messages or bytes; hidden where nobody watches. Gone when it is dropped.
 pub(super) struct Progress(ProgressBar);
 
 impl Progress {
@@ -20,6 +23,21 @@ impl Progress {
         let bar = ProgressBar::no_length().with_style(style(COUNTING)).with_finish(ProgressFinish::AndClear);
         bar.enable_steady_tick(Duration::from_millis(200));
         Self(bar)
+    }
+
+    /// For what is read from a file of so many bytes, or from somebody who does not say how much there is.
+    pub(super) fn reading(output: Output, total_bytes: Option<u64>) -> Self {
+        let progress = Self::new(output);
+        progress.0.set_style(style(if total_bytes.is_some() { READING } else { LISTENING }));
+        if let Some(total_bytes) = total_bytes {
+            progress.0.set_length(total_bytes);
+        }
+        progress
+    }
+
+    pub(super) fn read(&self, bytes: u64, note: String) {
+        self.0.set_position(bytes);
+        self.0.set_message(note);
     }
 
     /// `note` is what else there is to say.

@@ -1,4 +1,4 @@
-//! `postrider send`: one message, straight into the store.
+//! `postrider send`: one message, straight into the store; `--batch` sends many.
 
 use std::io::{IsTerminal, Read};
 
@@ -8,15 +8,44 @@ use postrider::message::JSON;
 use postrider::{Invalid, NewMessage};
 use serde_json::json;
 
+use super::batch;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::store_url::StoreUrl;
 use crate::{send_values, view};
 
+pub(super) const HELP: &str = "\
+Each line of a batch is a JSON document as in POST /v1/messages:batch:
+  {\"endpoint\": \"shop\", \"payload\": {\"order\": 1}, \"options\": {\"ordering_key\": \"customer-7\"}}
+It is read as it comes and sent in transactions of up to 1000 lines. At a line that is refused it stops: all lines
+before it are sent, and --skip goes on behind them.
+
+Examples:
+  postrider send shop '{\"order\": 1}'
+  postrider send --batch orders.ndjson
+  produce-orders | postrider send --batch - --json";
+
+/// What is said of one message; each line of a batch says it itself.
+const OF_ONE: [&str; 12] = [
+    "endpoint",
+    "payload",
+    "content_type",
+    "event_type",
+    "headers",
+    "priority",
+    "scheduled_at",
+    "expires_at",
+    "idempotency_key",
+    "correlation_id",
+    "ordering_key",
+    "options",
+];
+
 #[derive(clap::Args)]
 pub(crate) struct SendArgs {
     /// Name of the endpoint it goes to
-    endpoint: String,
+    #[arg(required_unless_present = "batch")]
+    endpoint: Option<String>,
 
     /// The payload itself, @FILE to read it from a file, or - for stdin (also when it is left out)
     payload: Option<String>,
@@ -31,6 +60,14 @@ pub(crate) struct SendArgs {
     /// What kind of event it is; goes along to the receiver
     #[arg(long, value_name = "TYPE")]
     event_type: Option<String>,
+
+    /// Send many instead: a file with one message a line, or - for stdin
+    #[arg(long, value_name = "FILE", conflicts_with_all = OF_ONE)]
+    batch: Option<String>,
+
+    /// Leave out so many lines of the batch, which are sent already
+    #[arg(long, value_name = "N", requires = "batch", conflicts_with = "endpoint", default_value_t = 0)]
+    skip: u64,
 }
 
 /// What can be said of every message that is made.
@@ -70,9 +107,13 @@ pub(super) struct OptionArgs {
 }
 
 pub(super) async fn run(arguments: SendArgs, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+    let operate = url.open_tool().await?;
+    if let Some(from) = &arguments.batch {
+        return batch::run(from, arguments.skip, operate, output).await;
+    }
     let message = message(arguments, Timestamp::now())?;
     let endpoint = message.endpoint.clone();
-    let sent = url.open_tool().await?.send(message).await?;
+    let sent = operate.send(message).await?;
     output.document(
         || json!({ "id": sent.id, "duplicate": sent.duplicate }).to_string(),
         || {
@@ -87,7 +128,8 @@ pub(super) async fn run(arguments: SendArgs, url: &StoreUrl, output: Output) -> 
 }
 
 fn message(arguments: SendArgs, now: Timestamp) -> Result<NewMessage, Failure> {
-    let mut message = NewMessage::new(arguments.endpoint, payload(arguments.payload.as_deref())?);
+    let endpoint = arguments.endpoint.expect("required without --batch");
+    let mut message = NewMessage::new(endpoint, payload(arguments.payload.as_deref())?);
     message.content_type = arguments.content_type;
     if view::is_json(&message.content_type)
         && let Err(error) = serde_json::from_slice::<&serde_json::value::RawValue>(&message.payload)

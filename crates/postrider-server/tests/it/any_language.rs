@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::json;
-use test_servers::old_sqlite;
+use test_servers::{node_sqlite, old_sqlite};
 
 use crate::eventually;
 use crate::node::{Home, Node};
@@ -93,6 +93,45 @@ fn a_commit_in_python_arrives_and_a_rollback_does_not() {
     world.node.until(2, "completed");
     let seen = "import sqlite3; print(sqlite3.connect('postrider.db').execute('SELECT id, endpoint, state FROM postrider_messages').fetchall())";
     assert_eq!(self::printed(&world.python(seen)), "[(1, 'shop', 'completed'), (2, 'shop', 'completed')]\n");
+}
+
+const NODE: &str = r#"
+const Database = require("libsql");
+const db = new Database("postrider.db", { timeout: 5000 });
+db.exec("CREATE TABLE orders (id INTEGER PRIMARY KEY, total INTEGER)");
+const send = db.prepare("INSERT OR REPLACE INTO postrider_send (endpoint, payload, ordering_key) VALUES (?, ?, 'k')");
+
+function order(endpoint, total, end) {
+  db.exec("BEGIN IMMEDIATE");
+  try {
+    db.prepare("INSERT INTO orders (total) VALUES (?)").run(total);
+    send.run(endpoint, JSON.stringify({ total }));
+    const { id, duplicate } = db.prepare("SELECT id, duplicate FROM postrider_last_send").get();
+    db.exec(end);
+    console.log(id, duplicate);
+  } catch (error) {
+    db.exec("ROLLBACK");
+    console.log(error.message);
+  }
+}
+
+order("shop", 1, "COMMIT");
+order("shop", 2, "ROLLBACK");
+order("nowhere", 3, "COMMIT");
+order("shop", 4, "COMMIT");
+console.log(db.prepare("SELECT total FROM orders ORDER BY id").pluck().all().join(" "));
+console.log(db.prepare("PRAGMA journal_mode").get().journal_mode);
+"#;
+
+#[test]
+fn a_commit_in_node_arrives_and_a_rollback_does_not() {
+    let Some(modules) = node_sqlite::modules() else { return };
+    let world = World::start();
+    let printed = printed(&world.fed(Command::new("node").arg("-").env("NODE_PATH", modules), NODE));
+    let refused = "42704 endpoint: there is no endpoint of this name";
+    assert_eq!(printed.lines().collect::<Vec<_>>(), ["1 0", "2 0", refused, "2 0", "1 4", "wal"]);
+    world.until_received(&[r#"{"total":1}"#, r#"{"total":4}"#]);
+    world.node.until(2, "completed");
 }
 
 const EVENTS: &str = r#"

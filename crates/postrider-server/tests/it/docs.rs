@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use test_servers::node_sqlite;
 use test_servers::postgres::Postgres;
 
 use crate::node::Home;
@@ -54,7 +55,9 @@ fn run_all(file: &PathBuf) -> usize {
         Some(_) => home.start_with(&["--allow-internal", "--migrate", "--store", &database]),
         None => home.start(),
     };
-    for example in &examples {
+    let modules = node_sqlite::modules();
+    for example in examples.iter().filter(|example| modules.is_some() || !example.script.contains("node <<"))
+    {
         let script = example
             .script
             .replace("127.0.0.1:7171", &node.address.to_string())
@@ -68,6 +71,7 @@ fn run_all(file: &PathBuf) -> usize {
             .args(["-euc", &script])
             .current_dir(home.path())
             .env("PATH", path)
+            .env("NODE_PATH", modules.as_deref().unwrap_or(Path::new("")))
             .output()
             .expect("sh runs");
         let printed = String::from_utf8_lossy(&output.stdout);
@@ -114,7 +118,7 @@ fn examples(page: &str) -> Vec<Example> {
 }
 
 /// White space counts as one blank, `…` as anything.
-fn matches(expected: &str, printed: &str) -> bool {
+pub(crate) fn matches(expected: &str, printed: &str) -> bool {
     let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let (expected, printed) = (squeeze(expected), squeeze(printed));
     let mut parts: Vec<&str> = expected.split('…').map(str::trim).collect();

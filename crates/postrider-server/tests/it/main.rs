@@ -2,6 +2,7 @@
 
 mod any_language;
 mod api;
+mod batch;
 mod chaos;
 mod chaos_postgres;
 mod cli;
@@ -27,8 +28,11 @@ mod secrets;
 mod serve;
 mod sql_load;
 mod tailing;
+mod terminal;
 mod tokens;
+mod top;
 mod traces;
+mod tutorial;
 
 use std::time::{Duration, Instant};
 

@@ -35,12 +35,13 @@ impl Home {
 
     /// `postrider …` in this folder, where the default store is.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = self.bare(env!("CARGO_BIN_EXE_postrider"));
+        let mut command = self.program(env!("CARGO_BIN_EXE_postrider"));
         command.args(arguments);
         command
     }
 
-    fn bare(&self, program: &str) -> Command {
+    /// Any program in this folder, which does not hear what this process was told.
+    pub(crate) fn program(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
@@ -58,7 +59,7 @@ impl Home {
 
     /// By sh, in this folder.
     pub(crate) fn shell(&self, script: &str) -> Output {
-        self.bare("sh").args(["-c", script]).output().expect("sh runs")
+        self.program("sh").args(["-c", script]).output().expect("sh runs")
     }
 
     /// Runs it with `--json` and expects success.
@@ -88,7 +89,7 @@ impl Home {
         // Without the signal the write itself fails, as it does on a full disk.
         let limited = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
         let serve = self.serve(&["--allow-internal"]);
-        let mut command = self.bare("sh");
+        let mut command = self.program("sh");
         command.args(["-c", &limited, "sh"]).arg(serve.get_program()).args(serve.get_args());
         Node::start(command)
     }

@@ -19,8 +19,8 @@ impl Received {
     }
 }
 
-/// What to answer; None cuts the connection.
-pub(crate) type Handler = dyn Fn(Received) -> Option<u16> + Send + Sync;
+/// Status and body to answer; None cuts the connection.
+pub(crate) type Handler = dyn Fn(Received) -> Option<(u16, String)> + Send + Sync;
 
 pub(crate) struct Receiver {
     address: SocketAddr,
@@ -29,6 +29,13 @@ pub(crate) struct Receiver {
 impl Receiver {
     /// Listens until the test process ends.
     pub(crate) fn start(handler: impl Fn(Received) -> Option<u16> + Send + Sync + 'static) -> Self {
+        Self::talking(move |received| handler(received).map(|status| (status, String::new())))
+    }
+
+    /// One that says something, too.
+    pub(crate) fn talking(
+        handler: impl Fn(Received) -> Option<(u16, String)> + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("an address");
         let handler: Arc<Handler> = Arc::new(handler);
@@ -60,8 +67,8 @@ fn serve(stream: TcpStream, handler: &Handler) -> Option<()> {
         let headers = read_headers(&mut stream).ok()?;
         let mut body = vec![0; length(&headers)];
         stream.read_exact(&mut body).ok()?;
-        let status = handler(Received { path, headers, body })?;
-        let answer = format!("HTTP/1.1 {status} x\r\ncontent-length: 0\r\n\r\n");
+        let (status, said) = handler(Received { path, headers, body })?;
+        let answer = format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n{said}", said.len());
         stream.get_mut().write_all(answer.as_bytes()).ok()?;
     }
 }

@@ -1,12 +1,10 @@
 //! What people do to endpoints, messages, dead letters and the whole store over HTTP.
 
-use std::io::{BufReader, Read, Write};
-use std::net::TcpListener;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::http::{Answer, length, read_headers, read_line};
+use crate::http::Answer;
 use crate::node::{Home, Node};
 use crate::receiver::Receiver;
 
@@ -125,30 +123,13 @@ fn a_test_of_nobody_says_why_it_failed() {
     );
 }
 
-/// Answers every request with its own headers.
-fn parrot() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let url = format!("http://{}/", listener.local_addr().expect("an address"));
-    std::thread::spawn(move || {
-        for stream in listener.incoming().map_while(Result::ok) {
-            let mut stream = BufReader::new(stream);
-            let _ = read_line(&mut stream);
-            let headers = read_headers(&mut stream).expect("headers");
-            stream.read_exact(&mut vec![0; length(&headers)]).expect("a body");
-            let said = format!("{headers:?}");
-            let answer = format!("HTTP/1.1 500 x\r\ncontent-length: {}\r\n\r\n{said}", said.len());
-            let _ = stream.get_mut().write_all(answer.as_bytes());
-        }
-    });
-    url
-}
-
 #[test]
 fn a_test_masks_the_secrets_that_a_receiver_repeats() {
     let home = Home::new();
+    let parrot = Receiver::talking(|received| Some((500, format!("{:?}", received.headers))));
     std::fs::write(home.path().join("key"), "from-a-file\n").expect("a secret");
     let node = home.start_with(&["--allow-internal", "--secrets-dir", "."]);
-    let config = json!({ "url": parrot(), "auth": { "type": "basic", "username": "u", "password": "pass-word" },
+    let config = json!({ "url": parrot.url(), "auth": { "type": "basic", "username": "u", "password": "pass-word" },
         "headers": { "x-api-key": "file:key", "x-auth-token": "token-itself", "x-tenant": "blue" } });
     node.create_endpoint(json!({ "name": "shop", "protocol": "http", "config": config }));
     let said = node.post("/v1/endpoints/shop/test", &[], b"").expect(200).json();

@@ -1,6 +1,7 @@
 //! No secret is ever told again: known ones are planted wherever there may be one, everything is made to work and to
 //! fail, and all that comes out is searched for them.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Output;
@@ -119,7 +120,13 @@ fn refused_configs() -> Vec<Value> {
         config(json!({ "url": url, "headers": { "x-api-key": "leak-api-key-3\n" } })),
         config(json!({ "url": url, "tls": { "key": "leak-tls-11" } })),
         config(json!({ "url": url, "tls": { "ca": "leak-tls-11" } })),
+        config(json!({ "url": url, "tls": { "ca": private_key("leak-tls-11") } })),
+        config(json!({ "url": url, "tls": { "cert": "x", "key": private_key("leak-tls-11") } })),
     ]
+}
+
+fn private_key(text: &str) -> String {
+    format!("-----BEGIN PRIVATE KEY-----\n{text}\n-----END PRIVATE KEY-----\n")
 }
 
 /// Makes a node do all it can with secrets, and searches whatever comes out of it.
@@ -134,10 +141,15 @@ fn search_everything(store: Option<&str>, formats: [&str; 2], event_log: impl Fn
         Some(200)
     });
     let collector = format!("http://{}", collector.address());
-    let receiver = Receiver::start(|received| match received.path.rsplit('/').next() {
-        Some("401") => Some(401),
-        Some("500") => Some(500),
-        _ => Some(200),
+    // It repeats all that it was sent, whatever it makes of it.
+    let receiver = Receiver::talking(|received| {
+        let status = match received.path.rsplit('/').next() {
+            Some("401") => 401,
+            Some("500") => 500,
+            _ => 200,
+        };
+        let headers: BTreeMap<_, _> = received.headers.into_iter().collect();
+        Some((status, json!({ "you sent": headers }).to_string()))
     });
     let mut environment = vec![
         ("POSTRIDER_LOG", "debug"),
@@ -154,6 +166,7 @@ fn search_everything(store: Option<&str>, formats: [&str; 2], event_log: impl Fn
             &["--allow-internal", "--migrate", "--secrets-dir", "secrets", "--log-format", format],
         );
         drive(&mut search, &node, &receiver.url());
+        assert!(repeated(&node), "what receivers repeat is kept, or nothing is searched");
         commands(&mut search, &home, &environment, &receiver.url());
         eventually(Duration::from_secs(30), "spans", || {
             spans.lock().expect("nobody panics here").contains("postrider.settle").then_some(())
@@ -165,6 +178,13 @@ fn search_everything(store: Option<&str>, formats: [&str; 2], event_log: impl Fn
         search.look_closely(&format!("the {format} log"), &log);
     }
     search.end(200);
+}
+
+/// The answer to a message with a secret is kept, with the secret masked.
+fn repeated(node: &Node) -> bool {
+    let id = node.send("bearer-refused", &[], "{}");
+    let story = node.until(id, "dead").to_string();
+    story.contains("you sent") && story.contains("Bearer ***")
 }
 
 fn secrets_folder(home: &Home) {
@@ -179,6 +199,9 @@ fn drive(search: &mut Search, node: &Node, url: &str) {
     let mut say = |place: &str, body: &[u8], secrets: &[(&str, &str)]| {
         search.look(place, &String::from_utf8_lossy(body), secrets);
     };
+    let settings = json!({ "capture_response": "all", "attempt_log": "all" });
+    let configured = node.client().send("PUT", "/v1/config", &[], settings.to_string().as_bytes());
+    configured.expect("an answer").expect(200);
     for endpoint in endpoints(url) {
         // On the second round it is there already, which is said.
         let answer = node.post("/v1/endpoints", &[], endpoint.to_string().as_bytes());
@@ -201,6 +224,9 @@ fn drive(search: &mut Search, node: &Node, url: &str) {
         node.until(id, if retried { "dead" } else { "completed" });
         say(&format!("the story of {name}"), &node.get(&format!("/v1/messages/{id}")).body, &SECRETS);
     }
+    for path in ["/v1/dlq?limit=1000", "/v1/dlq/1", "/v1/messages?limit=100", "/v1/event-log"] {
+        say(path, &node.get(path).body, &SECRETS);
+    }
     for path in ["/metrics", "/readyz", "/livez", "/v1/nothing", "/v1/endpoints/nobody"] {
         say(path, &node.get(path).body, &SECRETS);
         say(path, &node.get(path).body, &OF_MESSAGES);
@@ -218,6 +244,10 @@ fn commands(search: &mut Search, home: &Home, environment: &[(&str, &str)], url:
     };
     run(&[], &["status"]);
     run(&[], &["endpoint", "list"]);
+    run(&[], &["message", "list"]);
+    run(&[], &["message", "show", "3"]);
+    run(&[], &["dlq", "list"]);
+    run(&[], &["dlq", "show", "1"]);
     for endpoint in endpoints(url) {
         run(&[], &["endpoint", "show", endpoint["name"].as_str().expect("a name")]);
     }

@@ -4,12 +4,14 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use jiff::Timestamp;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 use super::concurrency::Load;
+use super::mask::Mask;
 use super::spans::{AttemptSpan, Settling};
 use crate::breaker::Sign;
 use crate::endpoint::Endpoint;
@@ -22,23 +24,32 @@ use crate::verdict::{Failure, Outcome, Receipt};
 pub(super) struct Connection {
     pub(super) endpoint: Arc<Endpoint>,
     environment: Arc<Environment>,
-    sink: OnceCell<Arc<dyn Sink>>,
+    connected: OnceCell<Connected>,
+}
+
+struct Connected {
+    sink: Arc<dyn Sink>,
+    mask: Mask,
 }
 
 impl Connection {
     pub(super) fn new(endpoint: Arc<Endpoint>, environment: Arc<Environment>) -> Self {
-        Self { endpoint, environment, sink: OnceCell::new() }
+        Self { endpoint, environment, connected: OnceCell::new() }
     }
 
-    async fn sink(&self) -> Result<&Arc<dyn Sink>, Failure> {
+    async fn connected(&self) -> Result<&Connected, Failure> {
         let connect = async || {
             let (endpoint, environment) = (self.endpoint.clone(), self.environment.clone());
             // Reads secrets and certificates from files.
-            tokio::task::spawn_blocking(move || sink::connect(&endpoint, &environment))
+            let connect = move || {
+                let sink = sink::connect(&endpoint, &environment)?;
+                Ok(Connected { sink, mask: Mask::of(&endpoint, &environment) })
+            };
+            tokio::task::spawn_blocking(connect)
                 .await
                 .unwrap_or_else(|_| Err(Failure::retryable("connecting the sink panicked")))
         };
-        self.sink.get_or_try_init(connect).await
+        self.connected.get_or_try_init(connect).await
     }
 }
 
@@ -117,7 +128,12 @@ pub(super) async fn try_once(
 }
 
 async fn deliver(connection: &Connection, delivery: &Delivery) -> Result<Receipt, Failure> {
-    connection.sink().await?.deliver(delivery).await
+    let Connected { sink, mask } = connection.connected().await?;
+    let masked = |body: Option<Bytes>| body.map(|body| mask.over(&body, delivery.capture.bytes_max));
+    match sink.deliver(delivery).await {
+        Ok(receipt) => Ok(Receipt { body: masked(receipt.body), ..receipt }),
+        Err(failure) => Err(Failure { body: masked(failure.body), ..failure }),
+    }
 }
 
 fn load(result: &Result<Receipt, Failure>, timed_out: bool) -> Load {

@@ -37,6 +37,7 @@ mod slots;
 mod stock;
 mod concurrency;
 mod attempt;
+mod mask;
 mod trial;
 mod ended;
 mod settlement;

@@ -11,13 +11,8 @@ use tokio::time::Instant;
 use super::attempt::{Connection, try_once};
 use crate::endpoint::Endpoint;
 use crate::message::{Message, MessageId, NewMessage};
-use crate::sink::{Capture, Delivery, Environment, secrets_of};
+use crate::sink::{Capture, Delivery, Environment};
 use crate::verdict::Class;
-
-/// What stands where a receiver repeated a secret.
-const MASK: &str = "***";
-/// Shorter ones would make holes into every text.
-const MASKED_BYTES_MIN: usize = 4;
 
 /// A message that is about to be tried, once, as this node would try it.
 pub struct Trial {
@@ -73,13 +68,12 @@ impl Trial {
         let began = Instant::now();
         let (result, _) = try_once(&connection, &self.delivery, self.endpoint.timeout()).await;
         let duration = began.elapsed();
-        let mask = |body: Option<Bytes>| body.map(|body| masked(&body, &self.endpoint, &self.environment));
         match result {
             Ok(receipt) => TrialReport {
                 delivered: true,
                 status: receipt.status,
                 duration,
-                body: mask(receipt.body),
+                body: receipt.body,
                 class: None,
                 error: None,
             },
@@ -89,34 +83,8 @@ impl Trial {
                 duration,
                 class: Some(failure.class),
                 error: Some(failure.tagged()),
-                body: mask(failure.body),
+                body: failure.body,
             },
         }
     }
-}
-
-/// A receiver may answer with all that it was sent.
-fn masked(body: &Bytes, endpoint: &Endpoint, environment: &Environment) -> Bytes {
-    let mut body = body.to_vec();
-    for secret in secrets_of(endpoint, environment) {
-        if secret.len() >= MASKED_BYTES_MIN {
-            body = replaced(&body, secret.as_bytes());
-        }
-    }
-    body.into()
-}
-
-fn replaced(body: &[u8], secret: &[u8]) -> Vec<u8> {
-    let mut left = body;
-    let mut masked = Vec::with_capacity(body.len());
-    while !left.is_empty() {
-        if let Some(rest) = left.strip_prefix(secret) {
-            masked.extend_from_slice(MASK.as_bytes());
-            left = rest;
-        } else {
-            masked.push(left[0]);
-            left = &left[1..];
-        }
-    }
-    masked
 }

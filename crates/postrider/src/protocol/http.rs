@@ -155,7 +155,11 @@ fn token(text: &str) -> Result<(), String> {
     }
 }
 
+/// Shown to whoever may look at endpoints, so a key that stands beside its certificate must not get in.
 fn certificates(text: &str) -> Result<(), String> {
+    if text.contains("PRIVATE KEY-----") {
+        return Err("must hold certificates only, and no private key".to_owned());
+    }
     let mut count = 0;
     for certificate in CertificateDer::pem_slice_iter(text.as_bytes()) {
         certificate.map_err(|_| "is not valid PEM")?;

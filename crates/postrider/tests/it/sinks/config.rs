@@ -202,6 +202,10 @@ fn bad_http_configs_name_the_field_and_the_rule() {
             with("tls", json!({"ca": "nonsense"})),
             "config.tls.ca: must be PEM text with at least one certificate",
         ),
+        (
+            with("tls", json!({"ca": "-----BEGIN PRIVATE KEY-----\naHVzaA==\n-----END PRIVATE KEY-----\n"})),
+            "config.tls.ca: must hold certificates only, and no private key",
+        ),
         (with("tls", json!({"cert": "x"})), "config.tls.cert: is not known here; known are: ca"),
         (with("auto_disable_on_gone", json!(1)), "config.auto_disable_on_gone: must be true or false"),
         (with("max_redirects", json!(11)), "config.max_redirects: must be a whole number from 0 to 10"),

@@ -224,7 +224,9 @@ BEGIN
     WHEN 'token' THEN
       RETURN CASE WHEN p_text = '' OR p_text ~ '[^!-~]' THEN 'must be visible ASCII characters without spaces' END;
     WHEN 'certificates' THEN
-      RETURN CASE WHEN p_text !~ '-----BEGIN CERTIFICATE-----'
+      RETURN CASE WHEN p_text LIKE '%PRIVATE KEY-----%'
+                    THEN 'must hold certificates only, and no private key'
+                  WHEN p_text !~ '-----BEGIN CERTIFICATE-----'
                     THEN 'must be PEM text with at least one certificate'
                   WHEN regexp_replace(p_text,
                          '-----BEGIN ([A-Z0-9 ]+)-----[A-Za-z0-9+/=\s]*-----END \1-----', '', 'g') ~ '-----BEGIN '

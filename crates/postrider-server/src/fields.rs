@@ -1,4 +1,4 @@
-//! Fields of a JSON body, taken one by one so that what is wrong is named.
+//! Fields of a JSON object, taken one by one so that what is wrong is named.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,10 +9,8 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::problem::Problem;
-
 /// The fields of an object, of which none may be given twice.
-pub(super) struct Fields<T>(pub(super) BTreeMap<String, T>);
+pub(crate) struct Fields<T>(pub(crate) BTreeMap<String, T>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Fields<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -21,8 +19,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Fields<T> {
 }
 
 impl<'de, T: Deserialize<'de>> Fields<T> {
-    pub(super) fn read(body: &'de [u8]) -> Result<BTreeMap<String, T>, Problem> {
-        let Self(fields) = serde_json::from_slice(body).map_err(|error| Problem::bad_json(&error))?;
+    pub(crate) fn read(body: &'de [u8]) -> serde_json::Result<BTreeMap<String, T>> {
+        let Self(fields) = serde_json::from_slice(body)?;
         Ok(fields)
     }
 }
@@ -48,30 +46,30 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for FieldsVisitor<T> {
     }
 }
 
-pub(super) fn string(field: &str, value: Value) -> Result<String, Invalid> {
+pub(crate) fn string(field: &str, value: Value) -> Result<String, Invalid> {
     match value {
         Value::String(text) => Ok(text),
         _ => Err(Invalid::new(field, "must be a string")),
     }
 }
 
-pub(super) fn object(field: &str, value: Value) -> Result<Map<String, Value>, Invalid> {
+pub(crate) fn object(field: &str, value: Value) -> Result<Map<String, Value>, Invalid> {
     match value {
         Value::Object(map) => Ok(map),
         _ => Err(Invalid::new(field, "must be an object")),
     }
 }
 
-pub(super) fn flag(field: &str, value: Value) -> Result<bool, Invalid> {
+pub(crate) fn flag(field: &str, value: Value) -> Result<bool, Invalid> {
     value.as_bool().ok_or_else(|| Invalid::new(field, "must be true or false"))
 }
 
-pub(super) fn whole(field: &str, value: Value) -> Result<i64, Invalid> {
+pub(crate) fn whole(field: &str, value: Value) -> Result<i64, Invalid> {
     value.as_i64().ok_or_else(|| Invalid::new(field, "must be a whole number"))
 }
 
 /// A field that may be missing, or null.
-pub(super) fn optional<T>(
+pub(crate) fn optional<T>(
     fields: &mut BTreeMap<String, Value>,
     field: &str,
     read: impl FnOnce(&str, Value) -> Result<T, Invalid>,
@@ -80,18 +78,18 @@ pub(super) fn optional<T>(
 }
 
 /// What is written as text and means something else.
-pub(super) fn text_of<T>(
+pub(crate) fn text_of<T>(
     read: impl FnOnce(&str, &str) -> Result<T, Invalid>,
 ) -> impl FnOnce(&str, Value) -> Result<T, Invalid> {
     move |field, value| read(field, &string(field, value)?)
 }
 
-pub(super) fn required<T>(field: &str, value: Option<T>) -> Result<T, Invalid> {
+pub(crate) fn required<T>(field: &str, value: Option<T>) -> Result<T, Invalid> {
     value.ok_or_else(|| Invalid::new(field, "is required"))
 }
 
 /// Unknown fields are named before anything else is looked at.
-pub(super) fn known<'a>(mut fields: impl Iterator<Item = &'a String>, known: &[&str]) -> Result<(), Invalid> {
+pub(crate) fn known<'a>(mut fields: impl Iterator<Item = &'a String>, known: &[&str]) -> Result<(), Invalid> {
     match fields.find(|field| !known.contains(&field.as_str())) {
         Some(field) => Err(Invalid::unknown_key("", field, known)),
         None => Ok(()),
@@ -99,7 +97,7 @@ pub(super) fn known<'a>(mut fields: impl Iterator<Item = &'a String>, known: &[&
 }
 
 /// JSON with all digits of its numbers; null is as good as nothing.
-pub(super) fn json(field: &str, value: Option<&RawValue>) -> Result<Option<Json>, Invalid> {
+pub(crate) fn json(field: &str, value: Option<&RawValue>) -> Result<Option<Json>, Invalid> {
     match value.map(|value| Json::parse(value.get().as_bytes())) {
         None | Some(Ok(Json::Null)) => Ok(None),
         Some(Ok(json)) => Ok(Some(json)),
@@ -107,7 +105,7 @@ pub(super) fn json(field: &str, value: Option<&RawValue>) -> Result<Option<Json>
     }
 }
 
-pub(super) fn raw_string(field: &str, value: Option<&RawValue>) -> Result<Option<String>, Invalid> {
+pub(crate) fn raw_string(field: &str, value: Option<&RawValue>) -> Result<Option<String>, Invalid> {
     let text = value.map_or("null", RawValue::get);
     serde_json::from_str(text).map_err(|_| Invalid::new(field, "must be a string"))
 }

@@ -1,0 +1,43 @@
+//! A batch that was refused: which of its messages it was.
+
+use std::collections::HashMap;
+
+use postrider::{Endpoint, NewMessage, Operate, StoreError};
+
+/// The store refuses a batch as a whole; whoever sent it wants to know which of its messages it was.
+pub(crate) async fn guilty(
+    operate: &dyn Operate,
+    messages: &[NewMessage],
+    error: &StoreError,
+) -> Option<usize> {
+    match error {
+        StoreError::Invalid(_)
+        | StoreError::Unknown { .. }
+        | StoreError::Disabled { .. }
+        | StoreError::TooLarge { .. } => {}
+        StoreError::IdempotencyConflict { .. }
+        | StoreError::Exists { .. }
+        | StoreError::Conflict(_)
+        | StoreError::QueueFull { .. }
+        | StoreError::Unavailable(_)
+        | StoreError::Unusable(_) => return None,
+    }
+    let settings = operate.settings().await.ok()?;
+    let mut known: HashMap<&str, Option<Endpoint>> = HashMap::new();
+    for (at, message) in messages.iter().enumerate() {
+        if !known.contains_key(message.endpoint.as_str()) {
+            let endpoint = match operate.endpoint(&message.endpoint).await {
+                Ok(endpoint) => Some(endpoint),
+                Err(StoreError::Unknown { .. }) => None,
+                // Who cannot look accuses nobody.
+                Err(_) => return None,
+            };
+            known.insert(&message.endpoint, endpoint);
+        }
+        let endpoint = known[message.endpoint.as_str()].as_ref();
+        if endpoint.is_none_or(|endpoint| postrider::send::check(message, endpoint, &settings).is_err()) {
+            return Some(at);
+        }
+    }
+    None
+}

@@ -1,0 +1,179 @@
+//! `postrider send --batch`: the lines of a file, in transactions of many.
+
+use std::sync::Arc;
+
+use postrider::{Invalid, NewMessage, Operate, StoreError};
+use serde_json::json;
+
+use super::lines::{Line, Lines};
+use super::progress::{Progress, plural};
+use crate::batch::guilty;
+use crate::envelope::{self, BadEnvelope};
+use crate::failure::{Exit, Failure};
+use crate::output::Output;
+
+/// Few enough that other writers get their turn between two transactions, and many enough that these cost little.
+const TRANSACTION_MESSAGES_MAX: usize = 1000;
+
+pub(super) async fn run(
+    from: &str,
+    skip: u64,
+    operate: Arc<dyn Operate>,
+    output: Output,
+) -> Result<(), Failure> {
+    let limit = operate.settings().await?.max_batch_messages as usize;
+    let mut lines = Lines::of(from)?;
+    let progress = Progress::reading(output, lines.total_bytes);
+    let mut batch = Batch { operate, skip, account: Account::default() };
+    let ended = batch.send_all(&mut lines, limit.min(TRANSACTION_MESSAGES_MAX), &progress).await;
+    drop(progress);
+    let account = batch.account;
+    if ended.is_ok() || output.json || account.lines > 0 {
+        output.document(|| account.json(), || account.text());
+    }
+    ended.map_err(|failure| account.tell_how_to_go_on(failure))
+}
+
+struct Batch {
+    operate: Arc<dyn Operate>,
+    skip: u64,
+    account: Account,
+}
+
+/// What is committed.
+#[derive(Default)]
+struct Account {
+    /// Lines from the beginning of the file, those that were skipped included.
+    lines: u64,
+    sent: u64,
+    duplicates: u64,
+}
+
+/// A message and the number of its line.
+type Numbered = (u64, NewMessage);
+
+impl Batch {
+    async fn send_all(&mut self, lines: &mut Lines, max: usize, progress: &Progress) -> Result<(), Failure> {
+        loop {
+            let (came, broken) = tokio::select! {
+                next = lines.next(max) => next,
+                _ = tokio::signal::ctrl_c() => return Err(Failure::failed("it was interrupted")),
+            };
+            self.send(&came).await?;
+            if let Some(last) = came.last() {
+                self.account.lines = last.number;
+                progress.read(last.end, plural(self.account.sent, "message"));
+            }
+            match broken {
+                Some(failure) => return Err(failure),
+                None if came.is_empty() => break,
+                None => {}
+            }
+        }
+        if self.account.lines < self.skip {
+            let there = plural(self.account.lines, "line");
+            return Err(Failure::usage(format!("--skip {}: there are only {there}", self.skip)));
+        }
+        Ok(())
+    }
+
+    /// All that came, or all before the first that is refused.
+    async fn send(&mut self, came: &[Line]) -> Result<(), Failure> {
+        let mut messages: Vec<Numbered> = Vec::with_capacity(came.len());
+        for line in came.iter().filter(|line| line.number > self.skip) {
+            if line.text.trim_ascii().is_empty() {
+                continue;
+            }
+            match envelope::addressed(&line.text) {
+                Ok(message) => messages.push((line.number, message)),
+                Err(bad) => {
+                    self.send_parsed(messages).await?;
+                    self.account.lines = line.number - 1;
+                    return Err(at_line(line.number, bad.into()));
+                }
+            }
+        }
+        self.send_parsed(messages).await
+    }
+
+    async fn send_parsed(&mut self, messages: Vec<Numbered>) -> Result<(), Failure> {
+        let Some(((first, _), (last, _))) = messages.first().zip(messages.last()) else { return Ok(()) };
+        let (first, last) = (*first, *last);
+        let (numbers, mut messages): (Vec<u64>, Vec<NewMessage>) = messages.into_iter().unzip();
+        let Err(error) = self.commit(&messages).await else { return Ok(()) };
+        let Some(at) = guilty(&*self.operate, &messages, &error).await else {
+            self.account.lines = first - 1;
+            return Err(of_lines(first, last, error.into()));
+        };
+        messages.truncate(at);
+        if let Err(error) = self.commit(&messages).await {
+            self.account.lines = first - 1;
+            return Err(of_lines(first, numbers[at] - 1, error.into()));
+        }
+        self.account.lines = numbers[at] - 1;
+        Err(at_line(numbers[at], error.into()))
+    }
+
+    async fn commit(&mut self, messages: &[NewMessage]) -> Result<(), StoreError> {
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let sent = self.operate.send_batch(messages.to_vec()).await?;
+        let duplicates = sent.iter().filter(|sent| sent.duplicate).count() as u64;
+        self.account.duplicates += duplicates;
+        self.account.sent += sent.len() as u64 - duplicates;
+        Ok(())
+    }
+}
+
+impl Account {
+    fn tell_how_to_go_on(&self, failure: Failure) -> Failure {
+        if self.lines == 0 || failure.exit == Exit::Usage {
+            return failure;
+        }
+        let go_on = format!("--skip {} goes on where this ended", self.lines);
+        let hint = failure.hint.as_ref().map_or(go_on.clone(), |hint| format!("{hint}; {go_on}"));
+        failure.hint(hint)
+    }
+
+    fn json(&self) -> String {
+        json!({ "lines": self.lines, "sent": self.sent, "duplicates": self.duplicates }).to_string()
+    }
+
+    fn text(&self) -> String {
+        let sent = plural(self.sent, "message");
+        let are = if self.sent == 1 { "is" } else { "are" };
+        match self.duplicates {
+            0 => format!("{sent} {are} queued"),
+            duplicates => {
+                format!("{sent} {are} queued; of {duplicates} the idempotency key was there already")
+            }
+        }
+    }
+}
+
+impl From<BadEnvelope> for Failure {
+    fn from(bad: BadEnvelope) -> Self {
+        match bad {
+            BadEnvelope::Json(error) => {
+                // It is one line, whose number is said already.
+                let error = error.to_string().replace(" at line 1 column ", " at column ");
+                Invalid::new("message", format!("is not the JSON that is asked for: {error}")).into()
+            }
+            BadEnvelope::Value(invalid) => invalid.into(),
+        }
+    }
+}
+
+fn at_line(number: u64, mut failure: Failure) -> Failure {
+    failure.error = format!("line {number}: {}", failure.error);
+    failure
+}
+
+/// Where nobody can say which it was.
+fn of_lines(first: u64, last: u64, failure: Failure) -> Failure {
+    if first == last {
+        return at_line(first, failure);
+    }
+    Failure { error: format!("lines {first} to {last}, of which none is sent: {}", failure.error), ..failure }
+}

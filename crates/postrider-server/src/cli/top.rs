@@ -1,0 +1,141 @@
+//! `postrider top`: what flows through a node now, on a screen of its own.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::look::Look;
+use super::picture::Picture;
+use super::screen::{self, Now};
+use crate::failure::{Exit, Failure};
+use crate::output::Output;
+use crate::remote::{Remote, RemoteArgs};
+
+pub(super) const HELP: &str = "\
+Rates and times are over the last five seconds. Endpoints with the most to do stand first; those whose circuit is
+open are red. When the node goes away, it is asked again until it is back. q, Esc or Ctrl-C ends it.
+
+Examples:
+  postrider top
+  POSTRIDER_TOKEN=pr_… postrider top --url https://postrider.example.org";
+
+/// How often a node is asked.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// A node that is quiet for longer is told to be, however long it may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A key is seen within this time after the screen is gone.
+const KEY_WAIT: Duration = Duration::from_millis(100);
+
+#[derive(Args)]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    remote: RemoteArgs,
+}
+
+pub(super) async fn run(arguments: TopArgs, output: Output) -> Result<(), Failure> {
+    if output.json {
+        return Err(Failure::usage("top draws a screen, which is not JSON").hint(
+            "`postrider status --json` says what is queued, `postrider tail --json` what happens, GET /metrics all figures",
+        ));
+    }
+    if !output.is_live() {
+        return Err(Failure::usage("top needs a terminal to draw on")
+            .hint("`postrider status` says once what is queued, `postrider tail` tells what happens"));
+    }
+    let remote = Remote::new(arguments.remote)?;
+    // What is wrong from the beginning is said in words, not drawn.
+    let first = Look::take(&remote).await?;
+    let picture = Picture::new(remote.to_string(), first);
+    // Restores the terminal also when something panics.
+    let terminal =
+        ratatui::try_init().map_err(|error| Failure::failed(format!("cannot use this terminal: {error}")))?;
+    let ended = tokio::select! {
+        ended = watch(terminal, picture, remote) => ended,
+        () = told_to_end() => Ok(()),
+    };
+    ratatui::restore();
+    ended
+}
+
+enum News {
+    Looked(Result<Look, Failure>),
+    Resized,
+    Quit,
+}
+
+async fn watch(mut terminal: DefaultTerminal, mut picture: Picture, remote: Remote) -> Result<(), Failure> {
+    let (sender, mut news) = mpsc::channel(8);
+    let keys = sender.clone();
+    std::thread::spawn(move || read_keys(&keys));
+    let looking = look_again(remote, sender);
+    tokio::pin!(looking);
+    loop {
+        let now = Now { instant: Instant::now(), timestamp: jiff::Timestamp::now() };
+        terminal
+            .draw(|frame| screen::draw(frame, &picture, now))
+            .map_err(|error| Failure::failed(format!("cannot draw on this terminal: {error}")))?;
+        let told = tokio::select! {
+            told = news.recv() => told.unwrap_or(News::Quit),
+            () = &mut looking => News::Quit,
+        };
+        match told {
+            News::Quit => return Ok(()),
+            News::Resized => {}
+            News::Looked(Ok(look)) => picture.take(look),
+            // A node that restarts comes back; a token that is revoked does not.
+            News::Looked(Err(failure)) if failure.exit == Exit::Store => picture.miss(failure.error),
+            News::Looked(Err(failure)) => return Err(failure),
+        }
+    }
+}
+
+async fn look_again(remote: Remote, news: mpsc::Sender<News>) {
+    let quiet = || Failure::store(format!("{remote} does not answer"));
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        let looked = tokio::time::timeout(PATIENCE, Look::take(&remote)).await;
+        if news.send(News::Looked(looked.unwrap_or_else(|_| Err(quiet())))).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The terminal is to be restored whoever ends it.
+async fn told_to_end() {
+    let (Ok(mut terminate), Ok(mut hangup)) = (signal(SignalKind::terminate()), signal(SignalKind::hangup()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
+    }
+}
+
+/// Ends when nobody wants to know any more.
+fn read_keys(news: &mpsc::Sender<News>) {
+    while !news.is_closed() {
+        let told = match event::poll(KEY_WAIT).and_then(|is_there| is_there.then(event::read).transpose()) {
+            Ok(None) => continue,
+            Ok(Some(Event::Key(key))) if is_end(key) => News::Quit,
+            Ok(Some(Event::Resize(..))) => News::Resized,
+            Ok(Some(_)) => continue,
+            // The terminal is gone.
+            Err(_) => News::Quit,
+        };
+        let is_last = matches!(told, News::Quit);
+        if news.blocking_send(told).is_err() || is_last {
+            return;
+        }
+    }
+}
+
+fn is_end(key: KeyEvent) -> bool {
+    let is_interrupt = key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c');
+    let is_quit = matches!(key.code, KeyCode::Char('q') | KeyCode::Esc);
+    key.kind == KeyEventKind::Press && (is_quit || is_interrupt)
+}
