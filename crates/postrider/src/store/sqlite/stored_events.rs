@@ -102,7 +102,7 @@ impl StoredEvents {
 
 struct Stopped {
     error: Refusal,
-    /// Nothing of the event was written.
+    /// Nothing of the event was written, and the transaction still goes on.
     unchanged: bool,
 }
 
@@ -115,7 +115,8 @@ enum Refusal {
 fn next(write: &mut Write<'_>, refused: Option<(i64, StoreError)>) -> std::result::Result<bool, Stopped> {
     let before = write.conn.total_changes();
     let result = try_next(write, refused);
-    let unchanged = write.conn.total_changes() == before;
+    // A failing disk makes SQLite end the transaction by itself, and with it whatever was done before in it.
+    let unchanged = write.conn.total_changes() == before && !write.conn.is_autocommit();
     result.map_err(|error| Stopped { error, unchanged })
 }
 
