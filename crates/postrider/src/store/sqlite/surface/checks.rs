@@ -22,6 +22,9 @@ pub(super) const ENDPOINT_FULL: &str = "53400 options.max_queue_size: the endpoi
 pub(super) const DIGEST_BYTES_MAX: usize = 64 << 10;
 pub(super) const DIGEST_TOO_LONG: &str = "55000 idempotency_key: was used for a message whose payload is not kept; this one is too large to be compared with it in SQL";
 
+/// Fewer than there are levels that a node reads, and more than any option has.
+const OPTION_PARTS_MAX: usize = 100;
+
 /// The first time that no node can read.
 const TIME_END: &str = "253402128000000000";
 const OUT_OF_CALENDAR: &str = "must be a time before the year 10000";
@@ -91,6 +94,7 @@ pub(super) fn of_events() -> String {
         format!("{key} + {longest} > l.max_key_bytes"),
     ));
     checks.extend(option_checks());
+    checks.extend(readable_option_checks());
     checks.extend(correlation_and_time_checks());
     arms(&checks)
 }
@@ -229,6 +233,31 @@ fn option_checks() -> [Check; 2] {
     [
         Check::invalid("options", "must be an object", "NEW.options = 'bad'"),
         Check::invalid("options", NO_NUL, "NEW.options = 'nul'"),
+    ]
+}
+
+/// SQLite takes more for JSON than a node can read. Of messages only known keys with known values are left.
+fn readable_option_checks() -> [Check; 3] {
+    let any = |when: &str| format!("EXISTS (SELECT 1 FROM json_tree(NEW.options) WHERE {when})");
+    let escaped = any(&format!("({}) OR (type = 'text' AND {})", is_not_utf8("key"), is_not_utf8("value")));
+    let nested = "(SELECT count(*) FROM json_tree(NEW.options) WHERE type IN ('array', 'object'))";
+    [
+        Check::invalid(
+            "options",
+            "must be text in UTF-8",
+            format!("({}) OR {escaped}", is_not_utf8("NEW.options")),
+        ),
+        Check::invalid(
+            "options",
+            "has a number that is out of range",
+            any("type = 'real' AND abs(value) = 9e999"),
+        ),
+        // Then none is deeper than that. SQLite does not tell how deep a value is.
+        Check::invalid(
+            "options",
+            &format!("has more than {OPTION_PARTS_MAX} lists and objects"),
+            format!("{nested} > {OPTION_PARTS_MAX}"),
+        ),
     ]
 }
 

@@ -114,6 +114,17 @@ async fn a_refusal_names_field_and_rule_and_leaves_the_transaction_as_it_was() {
         ("correlation_id", "'7'", "22023 correlation_id: must be a UUID"),
         ("headers", "'{\"a\":1}'", "22023 headers: must be an object of strings"),
         ("options", "'{'", "22023 options: must be an object"),
+        // SQLite takes these for JSON.
+        ("options", "'{\"x\":1e999}'", "22023 options: has a number that is out of range"),
+        ("options", "'{\"x\":[-1e999]}'", "22023 options: has a number that is out of range"),
+        ("options", "'{\"x\":\"\\ud800\"}'", "22023 options: must be text in UTF-8"),
+        ("options", "'{\"\\udfff\":1}'", "22023 options: must be text in UTF-8"),
+        ("options", "CAST(x'7b2278223a22ff227d' AS TEXT)", "22023 options: must be text in UTF-8"),
+        (
+            "options",
+            "'{\"x\":' || replace(printf('%.200c', 'x'), 'x', '[') || replace(printf('%.200c', 'x'), 'x', ']') || '}'",
+            "22023 options: has more than 100 lists and objects",
+        ),
     ];
     shop.run(&format!("BEGIN IMMEDIATE; INSERT {MINIMAL}"));
     for insert in ["INSERT", "INSERT OR IGNORE", "REPLACE"] {
@@ -250,6 +261,54 @@ async fn whatever_cannot_be_fanned_out_is_named_in_the_dlq() {
         assert!(error.starts_with(expected), "{error}");
     }
     assert_eq!(shop.payloads(), ["1", r#"{"total": 4200}"#]);
+}
+
+/// The door of an older version let more in.
+#[tokio::test]
+async fn what_no_node_can_read_becomes_a_dead_letter_and_the_next_one_goes_on() {
+    let shop = Shop::with_orders().await;
+    let unreadable = [
+        ("options", "'{\"x\":1e999}'"),
+        ("options", "'{\"x\":\"\\ud800\"}'"),
+        (
+            "options",
+            "'{\"x\":' || replace(printf('%.200c', 'x'), 'x', '[') || replace(printf('%.200c', 'x'), 'x', ']') || '}'",
+        ),
+        ("options", "CAST(x'7b2278223a22ff227d' AS TEXT)"),
+        ("headers", "'{\"x\":1}'"),
+        ("ordering_key", "CAST(x'ff' AS TEXT)"),
+        ("scheduled_at", "'soon'"),
+        ("correlation_id", "'7'"),
+    ];
+    for (column, value) in unreadable {
+        shop.run(&format!(
+            "INSERT INTO _postrider_events (event_type, created_at, priority, payload, {column})
+             VALUES ('orders', 1, 0, '1', {value})"
+        ));
+    }
+    shop.run(
+        "INSERT INTO _postrider_events (event_type, created_at, priority, payload) VALUES (x'ff', 1, 0, '1')",
+    );
+    shop.run("INSERT INTO _postrider_events (event_type, created_at, priority, payload) VALUES ('orders', 1, 300, '1')");
+    shop.run(&format!("INSERT {MINIMAL}"));
+    shop.fanned_out().await;
+    assert_eq!(shop.payloads(), [r#"{"total": 4200}"#]);
+    let letters = shop.letters().await;
+    let fields = unreadable.iter().map(|(column, _)| *column).chain(["event_type", "priority"]);
+    assert_eq!(letters.len(), unreadable.len() + 2);
+    for (letter, field) in letters.iter().zip(fields) {
+        let error = letter.last_error.as_deref().unwrap();
+        assert!(
+            error.starts_with(&format!("[PERMANENT] {field}: cannot be read, and is left out here: ")),
+            "{error}"
+        );
+        assert_eq!(
+            (letter.reason.as_str(), letter.payload.as_deref()),
+            ("invalid_event", Some(b"1".as_slice()))
+        );
+    }
+    assert_eq!(shop.store.redrive(Redrive::One(letters[0].id)).await.unwrap(), 1);
+    assert_eq!(shop.payloads(), [r#"{"total": 4200}"#, "1"], "without what could not be read");
 }
 
 /// The holder of the key is expired first, so something was written before the event is refused: that is undone.
