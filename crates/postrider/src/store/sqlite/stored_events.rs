@@ -3,8 +3,11 @@
 
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use rusqlite::Connection;
 
+use super::publish::Publication;
+use super::row::optional_at;
 use super::stored_event::StoredEvent;
 use super::writer::Write;
 use super::{invalid_events, publish, storage_error};
@@ -14,6 +17,7 @@ use crate::store::Result;
 /// A full queue drains in its own time; what keeps the disk from writing may take longer.
 const FULL_WAIT: Duration = Duration::from_millis(50);
 const TROUBLE_WAIT: Duration = Duration::from_secs(1);
+const FULL_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// What the writer knows of them between its transactions.
 pub(super) struct StoredEvents {
@@ -23,6 +27,7 @@ pub(super) struct StoredEvents {
     not_before: Option<Instant>,
     /// Refused after something of it was written, which is rolled back: next time it becomes a dead letter.
     refused: Option<(i64, StoreError)>,
+    full_told_at: Option<Instant>,
 }
 
 /// How far a transaction came with them.
@@ -36,7 +41,7 @@ pub(super) enum FannedOut {
 
 impl StoredEvents {
     pub(super) fn of_file(owned: bool) -> Self {
-        Self { owned, may_wait: owned, not_before: None, refused: None }
+        Self { owned, may_wait: owned, not_before: None, refused: None, full_told_at: None }
     }
 
     pub(super) fn are_due(&self) -> bool {
@@ -55,7 +60,7 @@ impl StoredEvents {
     }
 
     pub(super) fn wait_for_better_times(&mut self) {
-        self.not_before = Some(Instant::now() + TROUBLE_WAIT);
+        self.wait(TROUBLE_WAIT);
     }
 
     /// Fans out the oldest ones until the time is used up.
@@ -71,7 +76,7 @@ impl StoredEvents {
                     self.may_wait = false;
                     return done;
                 }
-                Err(Stopped { error, unchanged }) => return self.stopped(error, unchanged, done),
+                Err(Stopped { refusal, unchanged }) => return self.stopped(refusal, unchanged, done),
             }
             // A refused one is committed by itself: were the next one refused as well, this one would come again.
             if was_refused || Instant::now() > until {
@@ -80,23 +85,43 @@ impl StoredEvents {
         }
     }
 
-    fn stopped(&mut self, error: Refusal, unchanged: bool, done: FannedOut) -> FannedOut {
-        match error {
-            Refusal::Later(wait) => self.not_before = Some(Instant::now() + wait),
+    fn stopped(&mut self, refusal: Refusal, unchanged: bool, done: FannedOut) -> FannedOut {
+        match refusal {
+            Refusal::Full(error) => {
+                self.tell_full(&error);
+                self.wait(FULL_WAIT);
+            }
+            Refusal::Trouble(error) => {
+                tracing::warn!(%error, "Stored events could not be fanned out; trying again");
+                self.wait(TROUBLE_WAIT);
+            }
             Refusal::ForGood(event, error) => self.refused = Some((event, error)),
         }
         if unchanged { done } else { FannedOut::Spoiled }
     }
+
+    fn wait(&mut self, time: Duration) {
+        self.not_before = Some(Instant::now() + time);
+    }
+
+    fn tell_full(&mut self, error: &StoreError) {
+        if self.full_told_at.is_none_or(|at| at.elapsed() >= FULL_TOLD_EVERY) {
+            tracing::warn!(%error, "Stored events wait until their messages fit into the queue");
+            self.full_told_at = Some(Instant::now());
+        }
+    }
 }
 
 struct Stopped {
-    error: Refusal,
+    refusal: Refusal,
     /// Nothing of the event was written, and the transaction still goes on.
     unchanged: bool,
 }
 
 enum Refusal {
-    Later(Duration),
+    /// The whole queue is. An endpoint that is full holds up nobody else.
+    Full(StoreError),
+    Trouble(StoreError),
     ForGood(i64, StoreError),
 }
 
@@ -106,31 +131,44 @@ fn next(write: &mut Write<'_>, refused: Option<(i64, StoreError)>) -> std::resul
     let result = try_next(write, refused);
     // A failing disk makes SQLite end the transaction by itself, and with it whatever was done before in it.
     let unchanged = write.conn.total_changes() == before && !write.conn.is_autocommit();
-    result.map_err(|error| Stopped { error, unchanged })
+    result.map_err(|refusal| Stopped { refusal, unchanged })
 }
 
 fn try_next(write: &mut Write<'_>, refused: Option<(i64, StoreError)>) -> std::result::Result<bool, Refusal> {
-    let trouble = |error: StoreError| {
-        tracing::warn!(%error, "Stored events could not be fanned out; trying again");
-        Refusal::Later(TROUBLE_WAIT)
-    };
-    let Some(event) = StoredEvent::oldest(write.conn).map_err(|error| trouble(storage_error(error)))? else {
-        return Ok(false);
-    };
+    let oldest = StoredEvent::oldest(write.conn).map_err(storage_error).map_err(Refusal::Trouble)?;
+    let Some(event) = oldest else { return Ok(false) };
     let before = write.conn.total_changes();
-    let refusal = match refused {
-        Some((id, error)) if id == event.id => Some(error),
-        _ => event.publication().and_then(|publication| publish::publish(write, &publication)).err(),
+    let published = match refused {
+        Some((id, error)) if id == event.id => Err(error),
+        _ => event.publication().and_then(|publication| fan_out(write, &publication)),
     };
-    match refusal {
-        None => {}
-        Some(StoreError::QueueFull { .. }) => return Err(Refusal::Later(FULL_WAIT)),
-        Some(error) if !is_final(&error) => return Err(trouble(error)),
-        Some(error) if write.conn.total_changes() != before => return Err(Refusal::ForGood(event.id, error)),
-        Some(error) => invalid_events::bury(write, &event, &error).map_err(trouble)?,
+    match published {
+        Ok(()) => {}
+        Err(full @ StoreError::QueueFull { endpoint: None, .. }) => return Err(Refusal::Full(full)),
+        Err(error) if !is_for_good(&error) => return Err(Refusal::Trouble(error)),
+        Err(error) if write.conn.total_changes() != before => return Err(Refusal::ForGood(event.id, error)),
+        Err(error) => invalid_events::bury(write, &event, &error).map_err(Refusal::Trouble)?,
     }
-    forget(write, event.id).map_err(trouble)?;
+    forget(write, event.id).map_err(Refusal::Trouble)?;
     Ok(true)
+}
+
+/// Tells what does not fit now from what never will.
+fn fan_out(write: &mut Write<'_>, publication: &Publication) -> Result<()> {
+    match publish::publish(write, publication) {
+        Ok(_) => Ok(()),
+        Err(full @ StoreError::QueueFull { limit, endpoint: None, .. }) => {
+            let bytes = publish::size(write, publication)?;
+            let (field, setting) = ("event_type", "max_queue_size");
+            Err(if bytes > limit { StoreError::TooLarge { field, bytes, limit, setting } } else { full })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// An endpoint that is full may be so for long, and everybody else's events are behind this one.
+fn is_for_good(error: &StoreError) -> bool {
+    matches!(error, StoreError::QueueFull { endpoint: Some(_), .. }) || is_final(error)
 }
 
 /// Every one of them, before the file goes elsewhere.
@@ -159,6 +197,15 @@ fn still_there() -> StoreError {
 
 fn any(conn: &Connection) -> rusqlite::Result<bool> {
     conn.prepare_cached("SELECT EXISTS (SELECT 1 FROM _postrider_events)")?.query_row([], |row| row.get(0))
+}
+
+/// How many there are, and since when the oldest one is there. Ids have no gaps worth counting, so nothing is counted.
+pub(super) fn waiting(conn: &Connection) -> rusqlite::Result<(u64, Option<Timestamp>)> {
+    conn.prepare_cached(
+        "SELECT coalesce((SELECT max(id) FROM _postrider_events) - (SELECT min(id) FROM _postrider_events) + 1, 0),
+           (SELECT CAST(created_at AS INTEGER) FROM _postrider_events ORDER BY id LIMIT 1)",
+    )?
+    .query_row([], |row| Ok((row.get(0)?, optional_at(row.get(1)?))))
 }
 
 fn forget(write: &Write<'_>, event: i64) -> Result<()> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use postrider::rusqlite::Connection;
 use postrider::store::sqlite::SqliteOptions;
-use postrider::store::{Arrival, DeadLetter, DlqFilter, DlqStatus, NoDirectClaims, Redrive};
+use postrider::store::{Arrival, DeadLetter, DlqFilter, DlqStatus, Figures, NoDirectClaims, Redrive};
 use postrider::{NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, SqliteStore, State};
 use serde_json::{Value, json};
 
@@ -362,6 +362,80 @@ async fn a_full_queue_lets_events_wait_and_refuses_more() {
 }
 
 #[tokio::test]
+async fn a_full_endpoint_holds_up_no_events_but_its_own() {
+    let shop = Shop::with_orders().await;
+    let small = new_endpoint("small", json!({"max_queue_size": 1}));
+    shop.store.create_endpoint(small).await.unwrap();
+    shop.store.create_event_type(NewEventType::new("both")).await.unwrap();
+    for endpoint in ["a", "small"] {
+        shop.store.subscribe(NewSubscription::new("both", endpoint)).await.unwrap();
+    }
+    for payload in ["1", "2"] {
+        shop.run(&format!(
+            "INSERT INTO postrider_publish (event_type, payload) VALUES ('both', '{payload}')"
+        ));
+    }
+    shop.run(&format!("INSERT {MINIMAL}"));
+    shop.fanned_out().await;
+    assert_eq!(shop.payloads(), ["1", "1", r#"{"total": 4200}"#], "all of an event, or nothing");
+    let letters = shop.letters().await;
+    let told: Vec<_> = letters.iter().map(|letter| letter.last_error.as_deref().unwrap()).collect();
+    let full = "[PERMANENT] the queue is full: 1 messages of 1 (endpoint \"small\"); try again later or raise max_queue_size";
+    assert_eq!(told, [full]);
+    let first = shop.number("SELECT id FROM postrider_queue WHERE endpoint = 'small'");
+    shop.store.cancel(postrider::MessageId(first)).await.unwrap();
+    assert_eq!(shop.store.redrive(Redrive::One(letters[0].id)).await.unwrap(), 1);
+    assert_eq!(shop.payloads(), ["1", r#"{"total": 4200}"#, "2", "2"]);
+}
+
+#[tokio::test]
+async fn an_event_that_can_never_fit_waits_for_nothing() {
+    let shop = Shop::with_orders().await;
+    shop.configure("max_queue_size", "2").await;
+    shop.store.create_event_type(NewEventType::new("wide")).await.unwrap();
+    for _ in 0..3 {
+        shop.store.subscribe(NewSubscription::new("wide", "a")).await.unwrap();
+    }
+    shop.store.send(NewMessage::new("a", "1")).await.unwrap();
+    shop.run("INSERT INTO postrider_publish (event_type, payload) VALUES ('wide', '2')");
+    shop.fanned_out().await;
+    shop.run(&format!("INSERT {MINIMAL}"));
+    shop.fanned_out().await;
+    assert_eq!(shop.payloads(), ["1", r#"{"total": 4200}"#]);
+    let error = shop.letters().await[0].last_error.clone().unwrap();
+    assert_eq!(error, "[PERMANENT] event_type: 3 is more than max_queue_size allows, which is 2");
+}
+
+#[tokio::test]
+async fn events_that_wait_are_counted() {
+    let shop = Shop::with_orders().await;
+    for _ in 0..2 {
+        shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    }
+    shop.configure("max_queue_size", "3").await;
+    let figures = async || {
+        let figures = shop.store.figures().await.unwrap();
+        let value = |name: &str| figures.iter().find(|figure| figure.name == name).unwrap().value;
+        (value("postrider_stored_events"), value("postrider_oldest_stored_event_age_seconds"))
+    };
+    assert_eq!(figures().await, (0.0, 0.0));
+    let holding = shop.store.send(NewMessage::new("a", "1")).await.unwrap().id;
+    shop.run(&format!(
+        "BEGIN IMMEDIATE; INSERT {MINIMAL}; INSERT {MINIMAL};
+         UPDATE _postrider_events SET created_at = created_at - 3600000000; COMMIT"
+    ));
+    let (waiting, age) = figures().await;
+    assert!(waiting == 2.0 && (3600.0..3700.0).contains(&age), "{waiting} for {age}");
+    let status = shop.store.status().await.unwrap();
+    assert_eq!((status.stored_events, status.oldest_stored_event.is_some()), (2, true));
+    shop.store.cancel(holding).await.unwrap();
+    shop.configure("max_queue_size", "0").await;
+    shop.fanned_out().await;
+    assert_eq!(figures().await, (0.0, 0.0));
+    assert_eq!(shop.store.status().await.unwrap().oldest_stored_event, None);
+}
+
+#[tokio::test]
 async fn a_crash_before_the_fan_out_loses_and_doubles_nothing() {
     let shop = Shop::with_orders().await;
     let path = shop.path();
@@ -440,13 +514,14 @@ async fn a_closed_store_takes_no_events() {
 async fn a_store_is_not_exported_without_its_stored_events() {
     let shop = Shop::with_orders().await;
     shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
-    shop.configure("max_queue_size", "1").await;
+    shop.store.send(NewMessage::new("a", "1")).await.unwrap();
+    shop.configure("max_queue_size", "2").await;
     shop.run(&format!("INSERT {MINIMAL}"));
     let refused = shop.store.close_for_export("a move").await.unwrap_err();
     assert!(refused.to_string().contains("raise max_queue_size"), "{refused}");
     let refused = shop.store.export(std::io::sink()).await.unwrap_err();
     assert!(refused.to_string().contains("raise max_queue_size"), "{refused}");
-    shop.configure("max_queue_size", "2").await;
+    shop.configure("max_queue_size", "3").await;
     assert!(shop.store.close_for_export("a move").await.unwrap());
     shop.store.export(std::io::sink()).await.unwrap();
 }
