@@ -20,17 +20,17 @@ pub(super) struct StoredEvent {
 }
 
 impl StoredEvent {
-    pub(super) fn oldest(conn: &Connection) -> rusqlite::Result<Option<Self>> {
+    pub(super) fn oldest_after(conn: &Connection, id: i64) -> rusqlite::Result<Option<Self>> {
         conn.prepare_cached(
             "SELECT id, created_at, event_type, payload, headers, options, priority, scheduled_at, expires_at,
                idempotency_key, correlation_id, ordering_key
-             FROM _postrider_events ORDER BY id LIMIT 1",
+             FROM _postrider_events WHERE id > ?1 ORDER BY id LIMIT 1",
         )?
-        .query_row([], Self::of_row)
+        .query_row([id], Self::of_row)
         .optional()
     }
 
-    /// Columns in the order of [`StoredEvent::oldest`]. Whatever they hold, this is an event: one that cannot be read must
+    /// Columns in the order of [`StoredEvent::oldest_after`]. Whatever they hold, this is an event: one that cannot be read must
     /// not stop those behind it.
     pub(super) fn of_row(row: &Row<'_>) -> rusqlite::Result<Self> {
         let id = row.get(0)?;

@@ -1,6 +1,7 @@
 //! Events that applications stored by SQL: the owner of the file fans them out in commit order, each in the transaction
 //! that forgets it, so that a crash neither loses nor doubles one.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -17,6 +18,11 @@ use crate::store::Result;
 /// A full queue drains in its own time; what keeps the disk from writing may take longer.
 const FULL_WAIT: Duration = Duration::from_millis(50);
 const TROUBLE_WAIT: Duration = Duration::from_secs(1);
+/// What is read before a transaction begins: as much as it has time for, and one at least. Whoever else wants the writer waits for
+/// it, and all of it is in memory.
+const READ_BUDGET: Duration = Duration::from_millis(4);
+const READ_MAX: usize = 256;
+const READ_BYTES_MAX: usize = 1 << 20;
 const FULL_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// What the writer knows of them between its transactions.
@@ -25,9 +31,26 @@ pub(super) struct StoredEvents {
     owned: bool,
     may_wait: bool,
     not_before: Option<Instant>,
-    /// Refused after something of it was written, which is rolled back: next time it becomes a dead letter.
-    refused: Option<(i64, StoreError)>,
+    /// The oldest ones.
+    read: VecDeque<ReadEvent>,
+    /// So many of them are fanned out by the transaction that goes on.
+    taken: usize,
+    /// Failed together with those before it: next time they are committed before it is tried.
+    troublesome: Option<i64>,
     full_told_at: Option<Instant>,
+}
+
+/// One that was read and checked, as far as that can be done without the lock. It takes a moment.
+struct ReadEvent {
+    event: StoredEvent,
+    publication: Result<Publication>,
+}
+
+impl ReadEvent {
+    fn oldest_after(conn: &Connection, id: i64) -> rusqlite::Result<Option<Self>> {
+        let event = StoredEvent::oldest_after(conn, id)?;
+        Ok(event.map(|event| Self { publication: event.publication(), event }))
+    }
 }
 
 /// How far a transaction came with them.
@@ -41,7 +64,15 @@ pub(super) enum FannedOut {
 
 impl StoredEvents {
     pub(super) fn of_file(owned: bool) -> Self {
-        Self { owned, may_wait: owned, not_before: None, refused: None, full_told_at: None }
+        Self {
+            owned,
+            may_wait: owned,
+            not_before: None,
+            read: VecDeque::new(),
+            taken: 0,
+            troublesome: None,
+            full_told_at: None,
+        }
     }
 
     pub(super) fn are_due(&self) -> bool {
@@ -54,8 +85,36 @@ impl StoredEvents {
         Ok(())
     }
 
-    /// The transaction that fanned them out was rolled back.
+    /// Outside of a transaction, so that nobody waits for the file meanwhile.
+    pub(super) fn read_ahead(&mut self, conn: &Connection) {
+        if let Err(error) = self.try_read_ahead(conn) {
+            self.in_trouble(&storage_error(error));
+        }
+    }
+
+    fn try_read_ahead(&mut self, conn: &Connection) -> rusqlite::Result<()> {
+        let until = Instant::now() + READ_BUDGET;
+        let mut bytes: usize = self.read.iter().map(|read| read.event.new.payload.len()).sum();
+        while self.read.is_empty()
+            || (self.read.len() < READ_MAX && bytes < READ_BYTES_MAX && Instant::now() < until)
+        {
+            let last = self.read.back().map_or(i64::MIN, |read| read.event.id);
+            let Some(next) = ReadEvent::oldest_after(conn, last)? else { break };
+            bytes += next.event.new.payload.len();
+            self.read.push_back(next);
+        }
+        Ok(())
+    }
+
+    /// The transaction that fanned them out was committed.
+    pub(super) fn are_gone(&mut self) {
+        self.read.drain(..self.taken);
+        self.taken = 0;
+    }
+
+    /// It was rolled back.
     pub(super) fn are_back(&mut self) {
+        self.taken = 0;
         self.may_wait = self.owned;
     }
 
@@ -63,41 +122,45 @@ impl StoredEvents {
         self.wait(TROUBLE_WAIT);
     }
 
-    /// Fans out the oldest ones until the time is used up.
+    /// Fans out those that were read until the time is used up.
     pub(super) fn fan_out(&mut self, write: &mut Write<'_>, until: Instant) -> FannedOut {
         let mut done = FannedOut::None;
         self.not_before = None;
-        loop {
-            let refused = self.refused.take();
-            let was_refused = refused.is_some();
-            match next(write, refused) {
-                Ok(true) => done = FannedOut::Some,
-                Ok(false) => {
-                    self.may_wait = false;
-                    return done;
-                }
-                Err(Stopped { refusal, unchanged }) => return self.stopped(refusal, unchanged, done),
-            }
-            // A refused one is committed by itself: were the next one refused as well, this one would come again.
-            if was_refused || Instant::now() > until {
+        while let Some(next) = self.read.get(self.taken) {
+            let is_first = self.taken == 0;
+            if !is_first && (Instant::now() > until || self.troublesome == Some(next.event.id)) {
                 return done;
             }
+            if let Err(Stopped { refusal, unchanged }) = take(write, next) {
+                self.stopped(refusal);
+                return if unchanged { done } else { FannedOut::Spoiled };
+            }
+            self.taken += 1;
+            done = FannedOut::Some;
         }
+        self.may_wait = any(write.conn).unwrap_or(true);
+        done
     }
 
-    fn stopped(&mut self, refusal: Refusal, unchanged: bool, done: FannedOut) -> FannedOut {
+    /// By the next one.
+    fn stopped(&mut self, refusal: Refusal) {
         match refusal {
             Refusal::Full(error) => {
                 self.tell_full(&error);
                 self.wait(FULL_WAIT);
             }
             Refusal::Trouble(error) => {
-                tracing::warn!(%error, "Stored events could not be fanned out; trying again");
-                self.wait(TROUBLE_WAIT);
+                self.troublesome = self.read.get(self.taken).map(|next| next.event.id);
+                self.in_trouble(&error);
             }
-            Refusal::ForGood(event, error) => self.refused = Some((event, error)),
+            // What was written of it is rolled back; then it becomes a dead letter.
+            Refusal::ForGood(error) => self.read[self.taken].publication = Err(error),
         }
-        if unchanged { done } else { FannedOut::Spoiled }
+    }
+
+    fn in_trouble(&mut self, error: &StoreError) {
+        tracing::warn!(%error, "Stored events could not be fanned out; trying again");
+        self.wait(TROUBLE_WAIT);
     }
 
     fn wait(&mut self, time: Duration) {
@@ -122,35 +185,36 @@ enum Refusal {
     /// The whole queue is. An endpoint that is full holds up nobody else.
     Full(StoreError),
     Trouble(StoreError),
-    ForGood(i64, StoreError),
+    ForGood(StoreError),
 }
 
-/// The oldest event becomes messages, or a dead letter; false when there is none.
-fn next(write: &mut Write<'_>, refused: Option<(i64, StoreError)>) -> std::result::Result<bool, Stopped> {
+/// The event becomes messages, or a dead letter.
+fn take(write: &mut Write<'_>, next: &ReadEvent) -> std::result::Result<(), Stopped> {
     let before = write.conn.total_changes();
-    let result = try_next(write, refused);
+    let result = try_take(write, next);
     // A failing disk makes SQLite end the transaction by itself, and with it whatever was done before in it.
     let unchanged = write.conn.total_changes() == before && !write.conn.is_autocommit();
     result.map_err(|refusal| Stopped { refusal, unchanged })
 }
 
-fn try_next(write: &mut Write<'_>, refused: Option<(i64, StoreError)>) -> std::result::Result<bool, Refusal> {
-    let oldest = StoredEvent::oldest(write.conn).map_err(storage_error).map_err(Refusal::Trouble)?;
-    let Some(event) = oldest else { return Ok(false) };
+fn try_take(write: &mut Write<'_>, next: &ReadEvent) -> std::result::Result<(), Refusal> {
+    let ReadEvent { event, publication } = next;
+    if !is_there(write.conn, event.id).map_err(storage_error).map_err(Refusal::Trouble)? {
+        return Ok(());
+    }
     let before = write.conn.total_changes();
-    let published = match refused {
-        Some((id, error)) if id == event.id => Err(error),
-        _ => event.publication().and_then(|publication| fan_out(write, &publication)),
+    let published = match publication {
+        Ok(publication) => fan_out(write, publication),
+        Err(error) => Err(error.clone()),
     };
     match published {
         Ok(()) => {}
         Err(full @ StoreError::QueueFull { endpoint: None, .. }) => return Err(Refusal::Full(full)),
         Err(error) if !is_for_good(&error) => return Err(Refusal::Trouble(error)),
-        Err(error) if write.conn.total_changes() != before => return Err(Refusal::ForGood(event.id, error)),
-        Err(error) => invalid_events::bury(write, &event, &error).map_err(Refusal::Trouble)?,
+        Err(error) if write.conn.total_changes() != before => return Err(Refusal::ForGood(error)),
+        Err(error) => invalid_events::bury(write, event, &error).map_err(Refusal::Trouble)?,
     }
-    forget(write, event.id).map_err(Refusal::Trouble)?;
-    Ok(true)
+    forget(write, event.id).map_err(Refusal::Trouble)
 }
 
 /// Tells what does not fit now from what never will.
@@ -173,13 +237,10 @@ fn is_for_good(error: &StoreError) -> bool {
 
 /// Every one of them, before the file goes elsewhere.
 pub(super) fn fan_out_all(write: &mut Write<'_>) -> Result<()> {
-    loop {
-        match try_next(write, None) {
-            Ok(true) => {}
-            Ok(false) => return Ok(()),
-            Err(_) => return Err(still_there()),
-        }
+    while let Some(next) = ReadEvent::oldest_after(write.conn, i64::MIN).map_err(storage_error)? {
+        try_take(write, &next).map_err(|_| still_there())?;
     }
+    Ok(())
 }
 
 /// A stream does not carry them.
@@ -197,6 +258,12 @@ fn still_there() -> StoreError {
 
 fn any(conn: &Connection) -> rusqlite::Result<bool> {
     conn.prepare_cached("SELECT EXISTS (SELECT 1 FROM _postrider_events)")?.query_row([], |row| row.get(0))
+}
+
+/// Another one may have fanned it out meanwhile: an export does.
+fn is_there(conn: &Connection, event: i64) -> rusqlite::Result<bool> {
+    conn.prepare_cached("SELECT EXISTS (SELECT 1 FROM _postrider_events WHERE id = ?1)")?
+        .query_row([event], |row| row.get(0))
 }
 
 /// How many there are, and since when the oldest one is there. Ids have no gaps worth counting, so nothing is counted.

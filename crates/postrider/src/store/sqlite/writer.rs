@@ -282,6 +282,11 @@ impl Writer {
         waiting: &mut VecDeque<Box<dyn Job>>,
         ran: &mut Vec<Box<dyn Job>>,
     ) -> std::result::Result<Committed, Rollback> {
+        // Whoever asked for what waits here may have stored an event first.
+        self.look_outside();
+        if self.may_fan_out() {
+            self.stored_events.read_ahead(&self.conn);
+        }
         self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         // Under the lock: what others committed is seen before anything is decided on it.
         self.look_outside();
@@ -316,6 +321,7 @@ impl Writer {
         match outcome {
             Ok(()) => {
                 self.newest_message = self.newest_message.max(newest);
+                self.stored_events.are_gone();
                 Ok(Committed { news, fanned_out })
             }
             Err(rollback) => {

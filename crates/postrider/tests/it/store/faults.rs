@@ -186,14 +186,15 @@ async fn nothing_is_written_outside_a_transaction_that_a_stored_event_ended() {
     let number = |sql: &str| app.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
     let sent = || number("SELECT count(*) FROM postrider_queue WHERE event_type IS NULL");
     assert_eq!((sent(), accepted), (SENDS as i64, SENDS as i64), "the disk fails the event, not them");
-    assert_eq!(number("SELECT count(*) FROM _postrider_events WHERE event_type = 'full'"), 1);
-    app.execute_batch("DROP TRIGGER fault_full").unwrap();
-    within(async {
-        while number("SELECT count(*) FROM _postrider_events") > 0 {
+    let left = async |events: i64| {
+        while number("SELECT count(*) FROM _postrider_events") > events {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-    })
-    .await;
+    };
+    // What is before the event that fails does not fail with it again and again.
+    within(left(2)).await;
+    app.execute_batch("DROP TRIGGER fault_full").unwrap();
+    within(left(0)).await;
     let published = number(
         "SELECT json_group_array(CAST(payload AS TEXT)) = '[\"1\",\"2\",\"3\"]'
          FROM (SELECT payload FROM postrider_queue WHERE event_type IS NOT NULL ORDER BY id)",

@@ -1,7 +1,7 @@
 //! `postrider_publish` inside the application's transaction, and what the node makes of it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use postrider::rusqlite::Connection;
 use postrider::store::sqlite::SqliteOptions;
@@ -433,6 +433,27 @@ async fn events_that_wait_are_counted() {
     shop.fanned_out().await;
     assert_eq!(figures().await, (0.0, 0.0));
     assert_eq!(shop.store.status().await.unwrap().oldest_stored_event, None);
+}
+
+/// Parsing takes its time; nobody waits for the file meanwhile.
+#[tokio::test]
+async fn a_large_event_is_read_before_the_file_is_locked() {
+    let shop = Shop::with_orders().await;
+    let large = format!("[{}1]", "1,".repeat(500_000));
+    let started = Instant::now();
+    postrider::Json::parse(large.as_bytes()).unwrap();
+    let parsing = started.elapsed();
+    shop.app.busy_timeout(Duration::ZERO).unwrap();
+    let publish = "INSERT INTO postrider_publish (event_type, payload) VALUES ('orders', ?1)";
+    while shop.app.execute(publish, [&large]).is_err() {}
+    let (mut free_at, mut longest) = (Instant::now(), Duration::ZERO);
+    while shop.stored_events() > 0 {
+        if shop.app.execute_batch("BEGIN IMMEDIATE; ROLLBACK").is_ok() {
+            free_at = Instant::now();
+        }
+        longest = longest.max(free_at.elapsed());
+    }
+    assert!(longest < parsing / 2, "locked for {longest:?}, parsed in {parsing:?}");
 }
 
 #[tokio::test]
