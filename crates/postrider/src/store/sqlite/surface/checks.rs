@@ -383,11 +383,18 @@ fn has_nul(text: &str) -> String {
     format!("instr({text}, char(0)) > 0")
 }
 
-/// Character by character, but only where there are others than ASCII.
+/// Character by character, but only where there are others than ASCII. Every look at a text walks from its beginning, so it is
+/// halved until the pieces are short.
 fn is_not_utf8(text: &str) -> String {
+    const SHORT: usize = 16;
     format!(
         "{text} GLOB '*[^ -~]*' AND EXISTS (
-           WITH RECURSIVE place(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM place WHERE n < length({text}))
-           SELECT 1 FROM place WHERE char(unicode(substr({text}, n, 1))) IS NOT substr({text}, n, 1))"
+           WITH RECURSIVE part(piece) AS (
+             SELECT {text} UNION ALL
+             SELECT substr(piece, half * (length(piece) / 2) + 1, length(piece) / 2 + half)
+             FROM part, (SELECT 0 AS half UNION ALL SELECT 1) WHERE length(piece) > {SHORT}),
+           place(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM place WHERE n < {SHORT})
+           SELECT 1 FROM part, place WHERE length(piece) BETWEEN n AND {SHORT}
+             AND char(unicode(substr(piece, n, 1))) IS NOT substr(piece, n, 1))"
     )
 }

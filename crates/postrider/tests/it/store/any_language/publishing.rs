@@ -456,6 +456,27 @@ async fn a_large_event_is_read_before_the_file_is_locked() {
     assert!(longest < parsing / 2, "locked for {longest:?}, parsed in {parsing:?}");
 }
 
+/// Sixteen times as much takes some sixteen times as long, not 256 times.
+#[tokio::test]
+async fn checking_headers_takes_no_longer_than_they_are_long() {
+    let shop = Shop::with_orders().await;
+    let quickest = |characters: usize| {
+        let sql = format!(
+            "INSERT INTO postrider_publish (event_type, payload, headers, correlation_id)
+             VALUES ('orders', '1', '{{\"x\":\"{}\"}}', '7')",
+            "é".repeat(characters)
+        );
+        let timed = || {
+            let started = Instant::now();
+            assert!(refusal(&shop.app, &sql).starts_with("22023 correlation_id"));
+            started.elapsed()
+        };
+        (0..3).map(|_| timed()).min().unwrap()
+    };
+    let (short, long) = (quickest(500), quickest(8000));
+    assert!(long < short * 64, "{short:?} for 500 characters, {long:?} for 8000");
+}
+
 #[tokio::test]
 async fn a_crash_before_the_fan_out_loses_and_doubles_nothing() {
     let shop = Shop::with_orders().await;
