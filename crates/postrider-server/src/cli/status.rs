@@ -27,6 +27,13 @@ fn text(url: &StoreUrl, status: &StoreStatus, output: Output, now: Timestamp) ->
             .oldest_pending
             .map_or(String::new(), |at| format!("; the oldest waits {}", view::age(at, now))),
     )];
+    if let Some(at) = status.oldest_stored_event {
+        let waiting = status.stored_events;
+        lines.push(format!(
+            "stored events that wait to become messages: {waiting}; the oldest waits {}",
+            view::age(at, now)
+        ));
+    }
     if let Some(reason) = &status.paused {
         lines.push(format!("everything is paused: {reason}"));
     }

@@ -32,6 +32,8 @@ pub(crate) const FAMILIES: &[Family] = &[
     gauge("postrider_store_up", "1 when the store answered this scrape, else 0 and its figures are missing."),
     gauge("postrider_messages", "Messages in the store that are not finished, by state."),
     gauge("postrider_oldest_pending_age_seconds", "How long the message has been due that waits longest."),
+    gauge("postrider_stored_events", "Events stored by SQL that have not become messages yet."),
+    gauge("postrider_oldest_stored_event_age_seconds", "How long the stored event has waited that is next."),
     gauge("postrider_paused", "1 while everything is paused."),
     gauge("postrider_endpoints", "Endpoints, by whether they are enabled, paused or disabled."),
     gauge("postrider_nodes", "Nodes that hold a lease on the store."),

@@ -185,6 +185,8 @@ mod tests {
             put("postrider_endpoint_messages", &[("endpoint", "shop"), ("state", state)], count);
         }
         put("postrider_oldest_pending_age_seconds", &[], 12.5);
+        put("postrider_stored_events", &[], 3.0);
+        put("postrider_oldest_stored_event_age_seconds", &[], 0.5);
         put("postrider_paused", &[], 0.0);
         put("postrider_endpoints", &[("state", "enabled")], 1.0);
         put("postrider_nodes", &[("state", "live")], 1.0);

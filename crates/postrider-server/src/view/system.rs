@@ -25,6 +25,10 @@ pub(crate) struct StatusView {
     dead: u64,
     #[schema(required)]
     oldest_pending: Option<Timestamp>,
+    /// Events that applications stored by SQL and that have not become messages yet.
+    stored_events: u64,
+    #[schema(required)]
+    oldest_stored_event: Option<Timestamp>,
     endpoints: Vec<EndpointStatusView>,
 }
 
@@ -54,6 +58,8 @@ impl From<StoreStatus> for StatusView {
             processing: status.processing,
             dead: status.dead,
             oldest_pending: status.oldest_pending,
+            stored_events: status.stored_events,
+            oldest_stored_event: status.oldest_stored_event,
             endpoints: status.endpoints.into_iter().map(EndpointStatusView::from).collect(),
         }
     }

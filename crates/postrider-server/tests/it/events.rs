@@ -336,6 +336,41 @@ fn events_go_through_their_life_on_the_command_line() {
     assert_eq!(home.json(&["event", "subscriptions"])["items"], json!([made]));
 }
 
+#[test]
+fn events_that_wait_for_room_are_told_of() {
+    let home = Home::new();
+    let shop = Shop::on(home.start());
+    home.json(&["endpoint", "pause", "shop"]);
+    shop.create("orders", "null").unwrap();
+    for _ in 0..2 {
+        shop.subscribe("orders", "").unwrap();
+    }
+    shop.node.send("shop", &[], "{}");
+    home.json(&["config", "set", "max_queue_size=2"]);
+    let db = rusqlite::Connection::open(home.store_file()).expect("the file");
+    let publish = "INSERT INTO postrider_publish (event_type, payload) VALUES ('orders', '1')";
+    db.execute(publish, []).expect("it is stored");
+    let told = crate::eventually(PATIENCE, "a warning", || {
+        let parsed = |line: &str| serde_json::from_str::<Value>(line).ok();
+        let waits = "Stored events wait until their messages fit into the queue";
+        shop.node.written().lines().filter_map(parsed).find(|line| line["message"] == waits)
+    });
+    assert_eq!(told["level"], "WARN");
+    let error =
+        "the queue is full: 1 messages of 2 (the whole queue); try again later or raise max_queue_size";
+    assert_eq!(told["error"], error);
+    let status = home.json(&["status"]);
+    assert_eq!((&status["stored_events"], status["oldest_stored_event"].is_string()), (&json!(1), true));
+    let text = String::from_utf8(home.run(&["status"]).stdout).expect("text");
+    assert!(text.contains("\nstored events that wait to become messages: 1; the oldest waits "), "{text}");
+    let page = String::from_utf8(shop.node.get("/metrics").body).expect("text");
+    assert!(page.contains("\npostrider_stored_events 1"), "{page}");
+    home.json(&["config", "set", "max_queue_size=3"]);
+    crate::eventually(PATIENCE, "it is fanned out", || {
+        (home.json(&["status"])["stored_events"] == 0).then_some(())
+    });
+}
+
 /// An application stores events by SQL while the node is killed again and again.
 #[test]
 fn kill_9_loses_and_doubles_no_stored_event() {

@@ -12,9 +12,7 @@ use serde_json::value::RawValue;
 pub use number::Number;
 
 mod number;
-
-/// As deep as the program reads JSON anywhere.
-const DEPTH_MAX: usize = 128;
+mod reader;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Json {
@@ -29,8 +27,8 @@ pub enum Json {
 impl Json {
     /// What is wrong with it is said as a rule: `is not JSON: …`.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
-        let raw: &RawValue = serde_json::from_slice(text).map_err(|error| format!("is not JSON: {error}"))?;
-        read(raw, DEPTH_MAX)
+        let raw: &RawValue = serde_json::from_slice(text).map_err(not_json)?;
+        reader::read(raw.get())
     }
 
     /// By the name that JSON Schema has for it.
@@ -56,29 +54,8 @@ impl Json {
     }
 }
 
-/// A value's own text is looked at once for every level above it; levels are few.
-fn read(raw: &RawValue, depth: usize) -> Result<Json, String> {
-    let text = raw.get();
-    let deeper = depth.checked_sub(1).ok_or_else(|| format!("is more than {DEPTH_MAX} levels deep"));
-    let refused = |error: serde_json::Error| format!("is not JSON: {error}");
-    Ok(match text.as_bytes().first() {
-        Some(b'n') => Json::Null,
-        Some(b't') => Json::Flag(true),
-        Some(b'f') => Json::Flag(false),
-        Some(b'"') => Json::Text(serde_json::from_str(text).map_err(refused)?),
-        Some(b'[') => {
-            let (items, deeper): (Vec<&RawValue>, _) =
-                (serde_json::from_str(text).map_err(refused)?, deeper?);
-            Json::List(items.into_iter().map(|item| read(item, deeper)).collect::<Result<_, _>>()?)
-        }
-        Some(b'{') => {
-            let (members, deeper): (BTreeMap<String, &RawValue>, _) =
-                (serde_json::from_str(text).map_err(refused)?, deeper?);
-            let read = |(key, value)| Ok::<_, String>((key, read(value, deeper)?));
-            Json::Object(members.into_iter().map(read).collect::<Result<_, _>>()?)
-        }
-        _ => Json::Number(Number::parse(text)?),
-    })
+fn not_json(error: serde_json::Error) -> String {
+    format!("is not JSON: {error}")
 }
 
 /// Written as jsonb is: with blanks, short keys first.
@@ -141,6 +118,6 @@ impl Serialize for Json {
 impl<'de> Deserialize<'de> for Json {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let raw = Box::<RawValue>::deserialize(deserializer)?;
-        read(&raw, DEPTH_MAX).map_err(D::Error::custom)
+        reader::read(raw.get()).map_err(D::Error::custom)
     }
 }

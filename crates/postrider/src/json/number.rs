@@ -16,6 +16,10 @@ impl Number {
     /// `text` is a number as JSON writes it.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let number = Self(text.into());
+        // Most are short, and there may be many.
+        if text.len() as i64 <= DECIMALS_MAX && !text.contains(['e', 'E']) {
+            return Ok(number);
+        }
         let written = number.written();
         let fits = written.exponent.abs() < EXPONENT_MAX
             && number.decimals() <= DECIMALS_MAX

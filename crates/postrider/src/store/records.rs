@@ -185,6 +185,9 @@ pub struct StoreStatus {
     pub processing: u64,
     pub dead: u64,
     pub oldest_pending: Option<Timestamp>,
+    /// Events that have not become messages yet. PostgreSQL makes messages of them at once.
+    pub stored_events: u64,
+    pub oldest_stored_event: Option<Timestamp>,
     pub endpoints: Vec<EndpointStatus>,
 }
 

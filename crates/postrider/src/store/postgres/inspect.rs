@@ -88,6 +88,8 @@ pub(super) async fn status(shared: &Shared) -> Result<StoreStatus> {
         processing: big_count(&row, 4),
         dead: big_count(&row, 5),
         oldest_pending: row.get(6),
+        stored_events: 0,
+        oldest_stored_event: None,
         endpoints: endpoint_statuses(shared).await?,
     })
 }

@@ -87,6 +87,8 @@ fn of_the_store(status: &StoreStatus, now: Timestamp) -> Vec<Figure> {
         messages("processing", status.processing),
         messages("dead", status.dead),
         Figure::new("postrider_oldest_pending_age_seconds", &[], age(status.oldest_pending, now)),
+        Figure::new("postrider_stored_events", &[], status.stored_events as f64),
+        Figure::new("postrider_oldest_stored_event_age_seconds", &[], age(status.oldest_stored_event, now)),
         Figure::new("postrider_paused", &[], f64::from(u8::from(status.paused.is_some()))),
         endpoints("enabled"),
         endpoints("paused"),

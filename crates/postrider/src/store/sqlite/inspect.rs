@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row};
 use super::archive::{self, Month};
 use super::keys::{GLOBAL_SCOPE, Place};
 use super::row::{self, at, optional_at};
-use super::{claim, endpoints, export, known, schema, storage_error};
+use super::{claim, endpoints, export, known, schema, storage_error, stored_events};
 use crate::breaker::CircuitState;
 use crate::endpoint::Endpoint;
 use crate::error::StoreError;
@@ -262,6 +262,7 @@ pub(super) fn status(conn: &Connection, store: &str) -> Result<StoreStatus> {
         .map_err(storage_error)?;
     let endpoints = endpoint_statuses(conn)?;
     let processing = endpoints.iter().map(|endpoint| endpoint.processing).sum();
+    let (stored_events, oldest_stored_event) = stored_events::waiting(conn).map_err(storage_error)?;
     Ok(StoreStatus {
         store: store.to_owned(),
         schema_version: schema::CURRENT,
@@ -270,6 +271,8 @@ pub(super) fn status(conn: &Connection, store: &str) -> Result<StoreStatus> {
         processing,
         dead,
         oldest_pending: endpoints.iter().filter_map(|endpoint| endpoint.oldest_pending).min(),
+        stored_events,
+        oldest_stored_event,
         endpoints,
     })
 }

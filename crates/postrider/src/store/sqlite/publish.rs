@@ -129,6 +129,15 @@ pub(super) fn publish(write: &mut Write<'_>, publication: &Publication) -> Resul
     Ok(made)
 }
 
+/// How many messages it would make, were there room for them.
+pub(super) fn size(write: &mut Write<'_>, publication: &Publication) -> Result<u64> {
+    let mut outgoing = Vec::new();
+    for (event, payload) in &publication.events {
+        fan_out(write, event, payload, &mut outgoing)?;
+    }
+    Ok(new_ones(write, &outgoing)?.values().sum())
+}
+
 /// What one subscriber gets.
 pub(super) struct Outgoing {
     pub(super) message: NewMessage,
@@ -179,6 +188,17 @@ fn fan_out(write: &Write<'_>, event: &NewEvent, payload: &Json, outgoing: &mut V
 
 /// Refuses when not all of them are good, or not all that are new fit into the queue: before anything is sent.
 fn make_room(write: &mut Write<'_>, outgoing: &[Outgoing]) -> Result<()> {
+    let new = new_ones(write, outgoing)?;
+    send::room_for(write, new.values().sum())?;
+    for (endpoint, more) in new {
+        let endpoint = write.known.by_id(endpoint).expect("it was looked up by its name").clone();
+        send::room_at(write, &endpoint, more)?;
+    }
+    Ok(())
+}
+
+/// How many of them each endpoint gets that are not queued under their idempotency key already. All of them are good.
+fn new_ones(write: &mut Write<'_>, outgoing: &[Outgoing]) -> Result<BTreeMap<EndpointId, u64>> {
     let mut new: BTreeMap<EndpointId, u64> = BTreeMap::new();
     let mut keys = HashSet::new();
     for Outgoing { message, endpoint } in outgoing {
@@ -188,12 +208,7 @@ fn make_room(write: &mut Write<'_>, outgoing: &[Outgoing]) -> Result<()> {
             *new.entry(endpoint.id).or_default() += 1;
         }
     }
-    send::room_for(write, new.values().sum())?;
-    for (endpoint, more) in new {
-        let endpoint = write.known.by_id(endpoint).expect("it was looked up by its name").clone();
-        send::room_at(write, &endpoint, more)?;
-    }
-    Ok(())
+    Ok(new)
 }
 
 /// In their order. How many are new.

@@ -10,9 +10,9 @@ use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 use serde_json::json;
 
 use super::dlq;
+use super::invalid_events::{self, INVALID_EVENT};
 use super::keys::{self, Key, Place};
 use super::row::micros_of;
-use super::stored_events::{self, INVALID_EVENT};
 use super::writer::Write;
 use super::{events, send, storage_error};
 use crate::endpoint::EndpointId;
@@ -186,7 +186,7 @@ pub(super) fn put_back(
         done += u64::from(requeue(write, letter.id, letter.endpoint, due_at)?);
     }
     for letter in letters.iter().filter(|letter| letter.is_event) {
-        done += u64::from(stored_events::publish_again(write, letter.id, !alone)?);
+        done += u64::from(invalid_events::publish_again(write, letter.id, !alone)?);
     }
     Ok(done)
 }

@@ -1,30 +1,29 @@
 //! Events that applications stored by SQL: the owner of the file fans them out in commit order, each in the transaction
 //! that forgets it, so that a crash neither loses nor doubles one.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::Connection;
 
-use super::publish::{self, Publication};
-use super::row::{
-    at, correlation, headers, headers_text, micros_of, object, optional_at, options_text, payload,
-};
+use super::publish::Publication;
+use super::row::optional_at;
+use super::stored_event::StoredEvent;
 use super::writer::Write;
-use super::{dlq, storage_error};
-use crate::endpoint::EndpointId;
+use super::{invalid_events, publish, storage_error};
 use crate::error::StoreError;
-use crate::event::NewEvent;
-use crate::message::JSON;
-use crate::store::{DlqStatus, Result};
+use crate::store::Result;
 
-/// Reason of the dead letter that an event becomes which cannot be fanned out.
-pub(super) const INVALID_EVENT: &str = "invalid_event";
-/// Dead letters of events belong to this name. No endpoint can be called so, and none is: it was dropped when it was made.
-const NO_ENDPOINT: &str = "(events)";
 /// A full queue drains in its own time; what keeps the disk from writing may take longer.
 const FULL_WAIT: Duration = Duration::from_millis(50);
 const TROUBLE_WAIT: Duration = Duration::from_secs(1);
+/// What is read before a transaction begins: as much as it has time for, and one at least. Whoever else wants the writer waits for
+/// it, and all of it is in memory.
+const READ_BUDGET: Duration = Duration::from_millis(4);
+const READ_MAX: usize = 256;
+const READ_BYTES_MAX: usize = 1 << 20;
+const FULL_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// What the writer knows of them between its transactions.
 pub(super) struct StoredEvents {
@@ -32,8 +31,26 @@ pub(super) struct StoredEvents {
     owned: bool,
     may_wait: bool,
     not_before: Option<Instant>,
-    /// Refused after something of it was written, which is rolled back: next time it becomes a dead letter.
-    refused: Option<(i64, StoreError)>,
+    /// The oldest ones.
+    read: VecDeque<ReadEvent>,
+    /// So many of them are fanned out by the transaction that goes on.
+    taken: usize,
+    /// Failed together with those before it: next time they are committed before it is tried.
+    troublesome: Option<i64>,
+    full_told_at: Option<Instant>,
+}
+
+/// One that was read and checked, as far as that can be done without the lock. It takes a moment.
+struct ReadEvent {
+    event: StoredEvent,
+    publication: Result<Publication>,
+}
+
+impl ReadEvent {
+    fn oldest_after(conn: &Connection, id: i64) -> rusqlite::Result<Option<Self>> {
+        let event = StoredEvent::oldest_after(conn, id)?;
+        Ok(event.map(|event| Self { publication: event.publication(), event }))
+    }
 }
 
 /// How far a transaction came with them.
@@ -47,7 +64,15 @@ pub(super) enum FannedOut {
 
 impl StoredEvents {
     pub(super) fn of_file(owned: bool) -> Self {
-        Self { owned, may_wait: owned, not_before: None, refused: None }
+        Self {
+            owned,
+            may_wait: owned,
+            not_before: None,
+            read: VecDeque::new(),
+            taken: 0,
+            troublesome: None,
+            full_told_at: None,
+        }
     }
 
     pub(super) fn are_due(&self) -> bool {
@@ -60,100 +85,162 @@ impl StoredEvents {
         Ok(())
     }
 
-    /// The transaction that fanned them out was rolled back.
+    /// Outside of a transaction, so that nobody waits for the file meanwhile.
+    pub(super) fn read_ahead(&mut self, conn: &Connection) {
+        if let Err(error) = self.try_read_ahead(conn) {
+            self.in_trouble(&storage_error(error));
+        }
+    }
+
+    fn try_read_ahead(&mut self, conn: &Connection) -> rusqlite::Result<()> {
+        let until = Instant::now() + READ_BUDGET;
+        let mut bytes: usize = self.read.iter().map(|read| read.event.new.payload.len()).sum();
+        while self.read.is_empty()
+            || (self.read.len() < READ_MAX && bytes < READ_BYTES_MAX && Instant::now() < until)
+        {
+            let last = self.read.back().map_or(i64::MIN, |read| read.event.id);
+            let Some(next) = ReadEvent::oldest_after(conn, last)? else { break };
+            bytes += next.event.new.payload.len();
+            self.read.push_back(next);
+        }
+        Ok(())
+    }
+
+    /// The transaction that fanned them out was committed.
+    pub(super) fn are_gone(&mut self) {
+        self.read.drain(..self.taken);
+        self.taken = 0;
+    }
+
+    /// It was rolled back.
     pub(super) fn are_back(&mut self) {
+        self.taken = 0;
         self.may_wait = self.owned;
     }
 
     pub(super) fn wait_for_better_times(&mut self) {
-        self.not_before = Some(Instant::now() + TROUBLE_WAIT);
+        self.wait(TROUBLE_WAIT);
     }
 
-    /// Fans out the oldest ones until the time is used up.
+    /// Fans out those that were read until the time is used up.
     pub(super) fn fan_out(&mut self, write: &mut Write<'_>, until: Instant) -> FannedOut {
         let mut done = FannedOut::None;
         self.not_before = None;
-        loop {
-            let refused = self.refused.take();
-            let was_refused = refused.is_some();
-            match next(write, refused) {
-                Ok(true) => done = FannedOut::Some,
-                Ok(false) => {
-                    self.may_wait = false;
-                    return done;
-                }
-                Err(Stopped { error, unchanged }) => return self.stopped(error, unchanged, done),
-            }
-            // A refused one is committed by itself: were the next one refused as well, this one would come again.
-            if was_refused || Instant::now() > until {
+        while let Some(next) = self.read.get(self.taken) {
+            let is_first = self.taken == 0;
+            if !is_first && (Instant::now() > until || self.troublesome == Some(next.event.id)) {
                 return done;
             }
+            if let Err(Stopped { refusal, unchanged }) = take(write, next) {
+                self.stopped(refusal);
+                return if unchanged { done } else { FannedOut::Spoiled };
+            }
+            self.taken += 1;
+            done = FannedOut::Some;
+        }
+        self.may_wait = any(write.conn).unwrap_or(true);
+        done
+    }
+
+    /// By the next one.
+    fn stopped(&mut self, refusal: Refusal) {
+        match refusal {
+            Refusal::Full(error) => {
+                self.tell_full(&error);
+                self.wait(FULL_WAIT);
+            }
+            Refusal::Trouble(error) => {
+                self.troublesome = self.read.get(self.taken).map(|next| next.event.id);
+                self.in_trouble(&error);
+            }
+            // What was written of it is rolled back; then it becomes a dead letter.
+            Refusal::ForGood(error) => self.read[self.taken].publication = Err(error),
         }
     }
 
-    fn stopped(&mut self, error: Refusal, unchanged: bool, done: FannedOut) -> FannedOut {
-        match error {
-            Refusal::Later(wait) => self.not_before = Some(Instant::now() + wait),
-            Refusal::ForGood(event, error) => self.refused = Some((event, error)),
+    fn in_trouble(&mut self, error: &StoreError) {
+        tracing::warn!(%error, "Stored events could not be fanned out; trying again");
+        self.wait(TROUBLE_WAIT);
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.not_before = Some(Instant::now() + time);
+    }
+
+    fn tell_full(&mut self, error: &StoreError) {
+        if self.full_told_at.is_none_or(|at| at.elapsed() >= FULL_TOLD_EVERY) {
+            tracing::warn!(%error, "Stored events wait until their messages fit into the queue");
+            self.full_told_at = Some(Instant::now());
         }
-        if unchanged { done } else { FannedOut::Spoiled }
     }
 }
 
 struct Stopped {
-    error: Refusal,
-    /// Nothing of the event was written.
+    refusal: Refusal,
+    /// Nothing of the event was written, and the transaction still goes on.
     unchanged: bool,
 }
 
 enum Refusal {
-    Later(Duration),
-    ForGood(i64, StoreError),
+    /// The whole queue is. An endpoint that is full holds up nobody else.
+    Full(StoreError),
+    Trouble(StoreError),
+    ForGood(StoreError),
 }
 
-/// The oldest event becomes messages, or a dead letter; false when there is none.
-fn next(write: &mut Write<'_>, refused: Option<(i64, StoreError)>) -> std::result::Result<bool, Stopped> {
+/// The event becomes messages, or a dead letter.
+fn take(write: &mut Write<'_>, next: &ReadEvent) -> std::result::Result<(), Stopped> {
     let before = write.conn.total_changes();
-    let result = try_next(write, refused);
-    let unchanged = write.conn.total_changes() == before;
-    result.map_err(|error| Stopped { error, unchanged })
+    let result = try_take(write, next);
+    // A failing disk makes SQLite end the transaction by itself, and with it whatever was done before in it.
+    let unchanged = write.conn.total_changes() == before && !write.conn.is_autocommit();
+    result.map_err(|refusal| Stopped { refusal, unchanged })
 }
 
-fn try_next(write: &mut Write<'_>, refused: Option<(i64, StoreError)>) -> std::result::Result<bool, Refusal> {
-    let trouble = |error: StoreError| {
-        tracing::warn!(%error, "Stored events could not be fanned out; trying again");
-        Refusal::Later(TROUBLE_WAIT)
-    };
-    let Some(event) = oldest(write.conn).map_err(|error| trouble(storage_error(error)))? else {
-        return Ok(false);
-    };
-    let before = write.conn.total_changes();
-    let refusal = match refused {
-        Some((id, error)) if id == event.id => Some(error),
-        _ => Publication::of_one(event.new.clone())
-            .and_then(|publication| publish::publish(write, &publication))
-            .err(),
-    };
-    match refusal {
-        None => {}
-        Some(StoreError::QueueFull { .. }) => return Err(Refusal::Later(FULL_WAIT)),
-        Some(error) if !is_final(&error) => return Err(trouble(error)),
-        Some(error) if write.conn.total_changes() != before => return Err(Refusal::ForGood(event.id, error)),
-        Some(error) => bury(write, &event, &error).map_err(trouble)?,
+fn try_take(write: &mut Write<'_>, next: &ReadEvent) -> std::result::Result<(), Refusal> {
+    let ReadEvent { event, publication } = next;
+    if !is_there(write.conn, event.id).map_err(storage_error).map_err(Refusal::Trouble)? {
+        return Ok(());
     }
-    forget(write, event.id).map_err(trouble)?;
-    Ok(true)
+    let before = write.conn.total_changes();
+    let published = match publication {
+        Ok(publication) => fan_out(write, publication),
+        Err(error) => Err(error.clone()),
+    };
+    match published {
+        Ok(()) => {}
+        Err(full @ StoreError::QueueFull { endpoint: None, .. }) => return Err(Refusal::Full(full)),
+        Err(error) if !is_for_good(&error) => return Err(Refusal::Trouble(error)),
+        Err(error) if write.conn.total_changes() != before => return Err(Refusal::ForGood(error)),
+        Err(error) => invalid_events::bury(write, event, &error).map_err(Refusal::Trouble)?,
+    }
+    forget(write, event.id).map_err(Refusal::Trouble)
+}
+
+/// Tells what does not fit now from what never will.
+fn fan_out(write: &mut Write<'_>, publication: &Publication) -> Result<()> {
+    match publish::publish(write, publication) {
+        Ok(_) => Ok(()),
+        Err(full @ StoreError::QueueFull { limit, endpoint: None, .. }) => {
+            let bytes = publish::size(write, publication)?;
+            let (field, setting) = ("event_type", "max_queue_size");
+            Err(if bytes > limit { StoreError::TooLarge { field, bytes, limit, setting } } else { full })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// An endpoint that is full may be so for long, and everybody else's events are behind this one.
+fn is_for_good(error: &StoreError) -> bool {
+    matches!(error, StoreError::QueueFull { endpoint: Some(_), .. }) || is_final(error)
 }
 
 /// Every one of them, before the file goes elsewhere.
 pub(super) fn fan_out_all(write: &mut Write<'_>) -> Result<()> {
-    loop {
-        match try_next(write, None) {
-            Ok(true) => {}
-            Ok(false) => return Ok(()),
-            Err(_) => return Err(still_there()),
-        }
+    while let Some(next) = ReadEvent::oldest_after(write.conn, i64::MIN).map_err(storage_error)? {
+        try_take(write, &next).map_err(|_| still_there())?;
     }
+    Ok(())
 }
 
 /// A stream does not carry them.
@@ -173,39 +260,19 @@ fn any(conn: &Connection) -> rusqlite::Result<bool> {
     conn.prepare_cached("SELECT EXISTS (SELECT 1 FROM _postrider_events)")?.query_row([], |row| row.get(0))
 }
 
-struct StoredEvent {
-    id: i64,
-    created_at: Timestamp,
-    new: NewEvent,
+/// Another one may have fanned it out meanwhile: an export does.
+fn is_there(conn: &Connection, event: i64) -> rusqlite::Result<bool> {
+    conn.prepare_cached("SELECT EXISTS (SELECT 1 FROM _postrider_events WHERE id = ?1)")?
+        .query_row([event], |row| row.get(0))
 }
 
-fn oldest(conn: &Connection) -> rusqlite::Result<Option<StoredEvent>> {
+/// How many there are, and since when the oldest one is there. Ids have no gaps worth counting, so nothing is counted.
+pub(super) fn waiting(conn: &Connection) -> rusqlite::Result<(u64, Option<Timestamp>)> {
     conn.prepare_cached(
-        "SELECT id, created_at, event_type, payload, headers, options, priority, scheduled_at, expires_at,
-           idempotency_key, correlation_id, ordering_key
-         FROM _postrider_events ORDER BY id LIMIT 1",
+        "SELECT coalesce((SELECT max(id) FROM _postrider_events) - (SELECT min(id) FROM _postrider_events) + 1, 0),
+           (SELECT CAST(created_at AS INTEGER) FROM _postrider_events ORDER BY id LIMIT 1)",
     )?
-    .query_row([], stored)
-    .optional()
-}
-
-fn stored(row: &Row<'_>) -> rusqlite::Result<StoredEvent> {
-    Ok(StoredEvent {
-        id: row.get(0)?,
-        created_at: at(row.get(1)?),
-        new: NewEvent {
-            event_type: row.get(2)?,
-            payload: payload(row, 3)?.unwrap_or_default(),
-            headers: headers(row.get_ref(4)?)?,
-            options: object(row.get_ref(5)?)?,
-            priority: row.get(6)?,
-            scheduled_at: optional_at(row.get(7)?),
-            expires_at: optional_at(row.get(8)?),
-            idempotency_key: row.get(9)?,
-            correlation_id: correlation(row, 10)?,
-            ordering_key: row.get(11)?,
-        },
-    })
+    .query_row([], |row| Ok((row.get(0)?, optional_at(row.get(1)?))))
 }
 
 fn forget(write: &Write<'_>, event: i64) -> Result<()> {
@@ -217,69 +284,8 @@ fn forget(write: &Write<'_>, event: i64) -> Result<()> {
         .map_err(storage_error)
 }
 
-/// The event as it was stored, under a message id of its own, with what is wrong with it.
-fn bury(write: &mut Write<'_>, event: &StoredEvent, error: &StoreError) -> Result<()> {
-    tracing::warn!(event_type = event.new.event_type, %error, "A stored event is invalid; it is in the DLQ");
-    let id = next_message_id(write.conn).map_err(storage_error)?;
-    let endpoint = no_endpoint(write).map_err(storage_error)?;
-    let new = &event.new;
-    let last_error = format!("[PERMANENT] {error}");
-    let bytes: i64 = write
-        .conn
-        .prepare_cached(
-            "INSERT INTO _postrider_dlq (message_id, endpoint_id, status, reason, died_at, errors, bytes, priority, attempts,
-               losses, ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type,
-               last_error, content_type, headers, options, payload)
-             VALUES (?1, ?2, 'failed', ?3, ?4, '[]', length(?15) + coalesce(length(?13), 0) + length(?12) + 200, ?5, 0, 0,
-               ?6, ?16, ?7, ?8, ?9, ?10, ?11, ?12, ?17, ?13, ?14, ?15)
-             RETURNING bytes",
-        )
-        .and_then(|mut statement| {
-            statement.query_row(
-                params![
-                    id,
-                    endpoint.0,
-                    INVALID_EVENT,
-                    micros_of(write.now),
-                    new.priority,
-                    new.ordering_key,
-                    new.scheduled_at.map(micros_of),
-                    new.expires_at.map(micros_of),
-                    new.idempotency_key,
-                    new.correlation_id.map(|id| id.to_string()),
-                    new.event_type,
-                    last_error,
-                    headers_text(&new.headers),
-                    options_text(&new.options),
-                    &new.payload[..],
-                    micros_of(event.created_at),
-                    JSON,
-                ],
-                |row| row.get(0),
-            )
-        })
-        .map_err(storage_error)?;
-    write.counts.dead(endpoint, 1);
-    write.counts.dlq_bytes(endpoint, bytes);
-    Ok(())
-}
-
-/// Redrives a dead letter that an event became; false when somebody else was first. What is wrong with it now is said, or
-/// else it stays as it was.
-pub(super) fn publish_again(write: &mut Write<'_>, dlq_id: i64, whatever_comes: bool) -> Result<bool> {
-    let Some((endpoint, event)) = buried(write.conn, dlq_id).map_err(storage_error)? else {
-        return Ok(false);
-    };
-    let before = write.conn.total_changes();
-    match Publication::of_one(event).and_then(|publication| publish::publish(write, &publication)) {
-        Ok(_) => dlq::end_dead_letter(write, dlq_id, endpoint, DlqStatus::Redriven).map(|()| true),
-        Err(error) if whatever_comes && is_final(&error) && write.conn.total_changes() == before => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
 /// Trying again would not help.
-fn is_final(error: &StoreError) -> bool {
+pub(super) fn is_final(error: &StoreError) -> bool {
     match error {
         StoreError::Invalid(_)
         | StoreError::Unknown { .. }
@@ -292,44 +298,4 @@ fn is_final(error: &StoreError) -> bool {
         | StoreError::Unavailable(_)
         | StoreError::Unusable(_) => false,
     }
-}
-
-/// Expiry and idempotency key are cleared, as for every redrive.
-fn buried(conn: &Connection, dlq_id: i64) -> rusqlite::Result<Option<(EndpointId, NewEvent)>> {
-    conn.prepare_cached(
-        "SELECT endpoint_id, created_at, event_type, payload, headers, options, priority, scheduled_at, NULL, NULL,
-           correlation_id, ordering_key
-         FROM _postrider_dlq WHERE id = ?1 AND status = 'failed' AND payload IS NOT NULL",
-    )?
-    .query_row([dlq_id], |row| stored(row).map(|event| (EndpointId(event.id), event.new)))
-    .optional()
-}
-
-/// One that no message has or will have.
-fn next_message_id(conn: &Connection) -> rusqlite::Result<i64> {
-    let next = "UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = '_postrider_queue' RETURNING seq";
-    match conn.prepare_cached(next)?.query_row([], |row| row.get(0)).optional()? {
-        Some(id) => Ok(id),
-        // Nothing was ever queued here.
-        None => conn
-            .execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('_postrider_queue', 1)", [])
-            .map(|_| 1),
-    }
-}
-
-fn no_endpoint(write: &Write<'_>) -> rusqlite::Result<EndpointId> {
-    let known = "SELECT id FROM _postrider_endpoints WHERE name = ?1";
-    let found = write.conn.prepare_cached(known)?.query_row([NO_ENDPOINT], |row| row.get(0)).optional()?;
-    if let Some(id) = found {
-        return Ok(EndpointId(id));
-    }
-    let now = micros_of(write.now);
-    write
-        .conn
-        .prepare_cached(
-            "INSERT INTO _postrider_endpoints (name, protocol, config, retry_policy, options, created_at, dropped_at)
-             VALUES (?1, 'none', '{}', '{}', '{}', ?2, ?2)",
-        )?
-        .insert(params![NO_ENDPOINT, now])
-        .map(EndpointId)
 }

@@ -282,9 +282,19 @@ impl Writer {
         waiting: &mut VecDeque<Box<dyn Job>>,
         ran: &mut Vec<Box<dyn Job>>,
     ) -> std::result::Result<Committed, Rollback> {
+        // Whoever asked for what waits here may have stored an event first.
+        self.look_outside();
+        if self.may_fan_out() {
+            self.stored_events.read_ahead(&self.conn);
+        }
         self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         // Under the lock: what others committed is seen before anything is decided on it.
         self.look_outside();
+        if self.conn.is_autocommit() {
+            return Err(Rollback::Failed(StoreError::Unavailable(
+                "the transaction could not begin".to_owned(),
+            )));
+        }
         let started = Instant::now();
         let may_fan_out = self.may_fan_out();
         let mut write = Write {
@@ -311,6 +321,7 @@ impl Writer {
         match outcome {
             Ok(()) => {
                 self.newest_message = self.newest_message.max(newest);
+                self.stored_events.are_gone();
                 Ok(Committed { news, fanned_out })
             }
             Err(rollback) => {
@@ -406,7 +417,7 @@ fn run_jobs(
         let outcome = job.run(write);
         ran.push(job);
         // A full disk makes SQLite end the transaction by itself: nothing may follow outside of one.
-        if outcome.is_err() && (write.conn.total_changes() != before || write.conn.is_autocommit()) {
+        if write.conn.is_autocommit() || (outcome.is_err() && write.conn.total_changes() != before) {
             return Err(Rollback::Spoiled);
         }
         if started.elapsed() > TRANSACTION_BUDGET {

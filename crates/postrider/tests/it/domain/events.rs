@@ -1,3 +1,5 @@
+use std::time::Instant;
+
 use postrider::Json;
 use postrider::pubsub::{
     broken_schema, check_event_name, check_pattern, check_schema, contains, filled, patterns_for,
@@ -122,6 +124,23 @@ fn json_that_no_store_could_keep_alike_is_refused() {
     }
     Json::parse(b"\"\xff\"").expect_err("it is not UTF-8");
     assert!(json(r#"[{"a\u0000":1}]"#).has_nul() && json(r#"{"a":["\u0000"]}"#).has_nul());
+}
+
+/// What is inside of many lists is not looked at once for each of them.
+#[test]
+fn reading_costs_no_more_for_being_deep() {
+    let long = format!("\"{}\"", "x".repeat(1 << 20));
+    let deep = format!("{}{long}{}", "[".repeat(128), "]".repeat(128));
+    let quickest = |text: &str| {
+        let timed = || {
+            let started = Instant::now();
+            json(text);
+            started.elapsed()
+        };
+        (0..3).map(|_| timed()).min().unwrap()
+    };
+    let (flat, deep) = (quickest(&long), quickest(&deep));
+    assert!(deep < flat * 10, "{flat:?} flat, {deep:?} deep");
 }
 
 #[test]

@@ -12,7 +12,10 @@ use postrider::message::NodeId;
 use postrider::rusqlite::Connection;
 use postrider::store::sqlite::SqliteOptions;
 use postrider::store::{Arrival, ClaimRequest};
-use postrider::{MessageId, NewMessage, Operate, SqliteStore, State, Store, StoreError};
+use postrider::{
+    MessageId, NewEventType, NewMessage, NewSubscription, Operate, PubSub, SqliteStore, State, Store,
+    StoreError,
+};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -158,6 +161,47 @@ async fn nothing_is_written_outside_a_transaction_that_sqlite_ended_by_itself() 
     let claimed: usize =
         shaky.claim(1).await.unwrap() + shaky.claim(2).await.unwrap() + shaky.claim(3).await.unwrap();
     assert_eq!(claimed, PAIRS + 1);
+}
+
+#[tokio::test]
+async fn nothing_is_written_outside_a_transaction_that_a_stored_event_ended() {
+    const SENDS: usize = 20;
+    let shaky = Shaky::open(0).await;
+    for event_type in ["good", "full"] {
+        shaky.store.create_event_type(NewEventType::new(event_type)).await.unwrap();
+    }
+    shaky.store.subscribe(NewSubscription::new("*", "a")).await.unwrap();
+    shaky.fail_inserts("full", "ROLLBACK");
+    // The application commits when the sends wait behind it: whatever comes next begins with its events.
+    let app = Connection::open(shaky.path()).unwrap();
+    app.execute_batch(
+        "BEGIN IMMEDIATE;
+         INSERT INTO postrider_publish (event_type, payload) VALUES ('good', '1'), ('full', '2'), ('good', '3')",
+    )
+    .unwrap();
+    let sends = (0..SENDS).map(|_| shaky.store.send(to("a")));
+    let commit = async { app.execute_batch("COMMIT").unwrap() };
+    let (outcomes, ()) = within(async { tokio::join!(join_all(sends), commit) }).await;
+    let accepted = outcomes.iter().filter(|outcome| outcome.is_ok()).count() as i64;
+    let number = |sql: &str| app.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
+    let sent = || number("SELECT count(*) FROM postrider_queue WHERE event_type IS NULL");
+    assert_eq!((sent(), accepted), (SENDS as i64, SENDS as i64), "the disk fails the event, not them");
+    let left = async |events: i64| {
+        while number("SELECT count(*) FROM _postrider_events") > events {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    // What is before the event that fails does not fail with it again and again.
+    within(left(2)).await;
+    app.execute_batch("DROP TRIGGER fault_full").unwrap();
+    within(left(0)).await;
+    let published = number(
+        "SELECT json_group_array(CAST(payload AS TEXT)) = '[\"1\",\"2\",\"3\"]'
+         FROM (SELECT payload FROM postrider_queue WHERE event_type IS NOT NULL ORDER BY id)",
+    );
+    assert_eq!(published, 1, "once each, in their order");
+    let counted = number("SELECT queued FROM _postrider_counts WHERE endpoint_id = 0");
+    assert_eq!(counted, SENDS as i64 + 3);
 }
 
 #[tokio::test]

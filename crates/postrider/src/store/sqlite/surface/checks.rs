@@ -22,6 +22,9 @@ pub(super) const ENDPOINT_FULL: &str = "53400 options.max_queue_size: the endpoi
 pub(super) const DIGEST_BYTES_MAX: usize = 64 << 10;
 pub(super) const DIGEST_TOO_LONG: &str = "55000 idempotency_key: was used for a message whose payload is not kept; this one is too large to be compared with it in SQL";
 
+/// Fewer than there are levels that a node reads, and more than any option has.
+const OPTION_PARTS_MAX: usize = 100;
+
 /// The first time that no node can read.
 const TIME_END: &str = "253402128000000000";
 const OUT_OF_CALENDAR: &str = "must be a time before the year 10000";
@@ -91,6 +94,7 @@ pub(super) fn of_events() -> String {
         format!("{key} + {longest} > l.max_key_bytes"),
     ));
     checks.extend(option_checks());
+    checks.extend(readable_option_checks());
     checks.extend(correlation_and_time_checks());
     arms(&checks)
 }
@@ -232,6 +236,31 @@ fn option_checks() -> [Check; 2] {
     ]
 }
 
+/// SQLite takes more for JSON than a node can read. Of messages only known keys with known values are left.
+fn readable_option_checks() -> [Check; 3] {
+    let any = |when: &str| format!("EXISTS (SELECT 1 FROM json_tree(NEW.options) WHERE {when})");
+    let escaped = any(&format!("({}) OR (type = 'text' AND {})", is_not_utf8("key"), is_not_utf8("value")));
+    let nested = "(SELECT count(*) FROM json_tree(NEW.options) WHERE type IN ('array', 'object'))";
+    [
+        Check::invalid(
+            "options",
+            "must be text in UTF-8",
+            format!("({}) OR {escaped}", is_not_utf8("NEW.options")),
+        ),
+        Check::invalid(
+            "options",
+            "has a number that is out of range",
+            any("type = 'real' AND abs(value) = 9e999"),
+        ),
+        // Then none is deeper than that. SQLite does not tell how deep a value is.
+        Check::invalid(
+            "options",
+            &format!("has more than {OPTION_PARTS_MAX} lists and objects"),
+            format!("{nested} > {OPTION_PARTS_MAX}"),
+        ),
+    ]
+}
+
 fn protocol_option_checks() -> Vec<Check> {
     let mut checks = Vec::new();
     for protocol in Protocol::ALL {
@@ -354,11 +383,18 @@ fn has_nul(text: &str) -> String {
     format!("instr({text}, char(0)) > 0")
 }
 
-/// Character by character, but only where there are others than ASCII.
+/// Character by character, but only where there are others than ASCII. Every look at a text walks from its beginning, so it is
+/// halved until the pieces are short.
 fn is_not_utf8(text: &str) -> String {
+    const SHORT: usize = 16;
     format!(
         "{text} GLOB '*[^ -~]*' AND EXISTS (
-           WITH RECURSIVE place(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM place WHERE n < length({text}))
-           SELECT 1 FROM place WHERE char(unicode(substr({text}, n, 1))) IS NOT substr({text}, n, 1))"
+           WITH RECURSIVE part(piece) AS (
+             SELECT {text} UNION ALL
+             SELECT substr(piece, half * (length(piece) / 2) + 1, length(piece) / 2 + half)
+             FROM part, (SELECT 0 AS half UNION ALL SELECT 1) WHERE length(piece) > {SHORT}),
+           place(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM place WHERE n < {SHORT})
+           SELECT 1 FROM part, place WHERE length(piece) BETWEEN n AND {SHORT}
+             AND char(unicode(substr(piece, n, 1))) IS NOT substr(piece, n, 1))"
     )
 }

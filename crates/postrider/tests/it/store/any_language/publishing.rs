@@ -1,11 +1,11 @@
 //! `postrider_publish` inside the application's transaction, and what the node makes of it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use postrider::rusqlite::Connection;
 use postrider::store::sqlite::SqliteOptions;
-use postrider::store::{Arrival, DeadLetter, DlqFilter, DlqStatus, NoDirectClaims, Redrive};
+use postrider::store::{Arrival, DeadLetter, DlqFilter, DlqStatus, Figures, NoDirectClaims, Redrive};
 use postrider::{NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, SqliteStore, State};
 use serde_json::{Value, json};
 
@@ -114,6 +114,17 @@ async fn a_refusal_names_field_and_rule_and_leaves_the_transaction_as_it_was() {
         ("correlation_id", "'7'", "22023 correlation_id: must be a UUID"),
         ("headers", "'{\"a\":1}'", "22023 headers: must be an object of strings"),
         ("options", "'{'", "22023 options: must be an object"),
+        // SQLite takes these for JSON.
+        ("options", "'{\"x\":1e999}'", "22023 options: has a number that is out of range"),
+        ("options", "'{\"x\":[-1e999]}'", "22023 options: has a number that is out of range"),
+        ("options", "'{\"x\":\"\\ud800\"}'", "22023 options: must be text in UTF-8"),
+        ("options", "'{\"\\udfff\":1}'", "22023 options: must be text in UTF-8"),
+        ("options", "CAST(x'7b2278223a22ff227d' AS TEXT)", "22023 options: must be text in UTF-8"),
+        (
+            "options",
+            "'{\"x\":' || replace(printf('%.200c', 'x'), 'x', '[') || replace(printf('%.200c', 'x'), 'x', ']') || '}'",
+            "22023 options: has more than 100 lists and objects",
+        ),
     ];
     shop.run(&format!("BEGIN IMMEDIATE; INSERT {MINIMAL}"));
     for insert in ["INSERT", "INSERT OR IGNORE", "REPLACE"] {
@@ -252,6 +263,54 @@ async fn whatever_cannot_be_fanned_out_is_named_in_the_dlq() {
     assert_eq!(shop.payloads(), ["1", r#"{"total": 4200}"#]);
 }
 
+/// The door of an older version let more in.
+#[tokio::test]
+async fn what_no_node_can_read_becomes_a_dead_letter_and_the_next_one_goes_on() {
+    let shop = Shop::with_orders().await;
+    let unreadable = [
+        ("options", "'{\"x\":1e999}'"),
+        ("options", "'{\"x\":\"\\ud800\"}'"),
+        (
+            "options",
+            "'{\"x\":' || replace(printf('%.200c', 'x'), 'x', '[') || replace(printf('%.200c', 'x'), 'x', ']') || '}'",
+        ),
+        ("options", "CAST(x'7b2278223a22ff227d' AS TEXT)"),
+        ("headers", "'{\"x\":1}'"),
+        ("ordering_key", "CAST(x'ff' AS TEXT)"),
+        ("scheduled_at", "'soon'"),
+        ("correlation_id", "'7'"),
+    ];
+    for (column, value) in unreadable {
+        shop.run(&format!(
+            "INSERT INTO _postrider_events (event_type, created_at, priority, payload, {column})
+             VALUES ('orders', 1, 0, '1', {value})"
+        ));
+    }
+    shop.run(
+        "INSERT INTO _postrider_events (event_type, created_at, priority, payload) VALUES (x'ff', 1, 0, '1')",
+    );
+    shop.run("INSERT INTO _postrider_events (event_type, created_at, priority, payload) VALUES ('orders', 1, 300, '1')");
+    shop.run(&format!("INSERT {MINIMAL}"));
+    shop.fanned_out().await;
+    assert_eq!(shop.payloads(), [r#"{"total": 4200}"#]);
+    let letters = shop.letters().await;
+    let fields = unreadable.iter().map(|(column, _)| *column).chain(["event_type", "priority"]);
+    assert_eq!(letters.len(), unreadable.len() + 2);
+    for (letter, field) in letters.iter().zip(fields) {
+        let error = letter.last_error.as_deref().unwrap();
+        assert!(
+            error.starts_with(&format!("[PERMANENT] {field}: cannot be read, and is left out here: ")),
+            "{error}"
+        );
+        assert_eq!(
+            (letter.reason.as_str(), letter.payload.as_deref()),
+            ("invalid_event", Some(b"1".as_slice()))
+        );
+    }
+    assert_eq!(shop.store.redrive(Redrive::One(letters[0].id)).await.unwrap(), 1);
+    assert_eq!(shop.payloads(), [r#"{"total": 4200}"#, "1"], "without what could not be read");
+}
+
 /// The holder of the key is expired first, so something was written before the event is refused: that is undone.
 #[tokio::test]
 async fn a_refusal_half_way_leaves_nothing_but_the_dead_letter() {
@@ -300,6 +359,122 @@ async fn a_full_queue_lets_events_wait_and_refuses_more() {
     shop.store.cancel(postrider::MessageId(first)).await.unwrap();
     shop.fanned_out().await;
     assert_eq!(shop.queued().await, 3);
+}
+
+#[tokio::test]
+async fn a_full_endpoint_holds_up_no_events_but_its_own() {
+    let shop = Shop::with_orders().await;
+    let small = new_endpoint("small", json!({"max_queue_size": 1}));
+    shop.store.create_endpoint(small).await.unwrap();
+    shop.store.create_event_type(NewEventType::new("both")).await.unwrap();
+    for endpoint in ["a", "small"] {
+        shop.store.subscribe(NewSubscription::new("both", endpoint)).await.unwrap();
+    }
+    for payload in ["1", "2"] {
+        shop.run(&format!(
+            "INSERT INTO postrider_publish (event_type, payload) VALUES ('both', '{payload}')"
+        ));
+    }
+    shop.run(&format!("INSERT {MINIMAL}"));
+    shop.fanned_out().await;
+    assert_eq!(shop.payloads(), ["1", "1", r#"{"total": 4200}"#], "all of an event, or nothing");
+    let letters = shop.letters().await;
+    let told: Vec<_> = letters.iter().map(|letter| letter.last_error.as_deref().unwrap()).collect();
+    let full = "[PERMANENT] the queue is full: 1 messages of 1 (endpoint \"small\"); try again later or raise max_queue_size";
+    assert_eq!(told, [full]);
+    let first = shop.number("SELECT id FROM postrider_queue WHERE endpoint = 'small'");
+    shop.store.cancel(postrider::MessageId(first)).await.unwrap();
+    assert_eq!(shop.store.redrive(Redrive::One(letters[0].id)).await.unwrap(), 1);
+    assert_eq!(shop.payloads(), ["1", r#"{"total": 4200}"#, "2", "2"]);
+}
+
+#[tokio::test]
+async fn an_event_that_can_never_fit_waits_for_nothing() {
+    let shop = Shop::with_orders().await;
+    shop.configure("max_queue_size", "2").await;
+    shop.store.create_event_type(NewEventType::new("wide")).await.unwrap();
+    for _ in 0..3 {
+        shop.store.subscribe(NewSubscription::new("wide", "a")).await.unwrap();
+    }
+    shop.store.send(NewMessage::new("a", "1")).await.unwrap();
+    shop.run("INSERT INTO postrider_publish (event_type, payload) VALUES ('wide', '2')");
+    shop.fanned_out().await;
+    shop.run(&format!("INSERT {MINIMAL}"));
+    shop.fanned_out().await;
+    assert_eq!(shop.payloads(), ["1", r#"{"total": 4200}"#]);
+    let error = shop.letters().await[0].last_error.clone().unwrap();
+    assert_eq!(error, "[PERMANENT] event_type: 3 is more than max_queue_size allows, which is 2");
+}
+
+#[tokio::test]
+async fn events_that_wait_are_counted() {
+    let shop = Shop::with_orders().await;
+    for _ in 0..2 {
+        shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    }
+    shop.configure("max_queue_size", "3").await;
+    let figures = async || {
+        let figures = shop.store.figures().await.unwrap();
+        let value = |name: &str| figures.iter().find(|figure| figure.name == name).unwrap().value;
+        (value("postrider_stored_events"), value("postrider_oldest_stored_event_age_seconds"))
+    };
+    assert_eq!(figures().await, (0.0, 0.0));
+    let holding = shop.store.send(NewMessage::new("a", "1")).await.unwrap().id;
+    shop.run(&format!(
+        "BEGIN IMMEDIATE; INSERT {MINIMAL}; INSERT {MINIMAL};
+         UPDATE _postrider_events SET created_at = created_at - 3600000000; COMMIT"
+    ));
+    let (waiting, age) = figures().await;
+    assert!(waiting == 2.0 && (3600.0..3700.0).contains(&age), "{waiting} for {age}");
+    let status = shop.store.status().await.unwrap();
+    assert_eq!((status.stored_events, status.oldest_stored_event.is_some()), (2, true));
+    shop.store.cancel(holding).await.unwrap();
+    shop.configure("max_queue_size", "0").await;
+    shop.fanned_out().await;
+    assert_eq!(figures().await, (0.0, 0.0));
+    assert_eq!(shop.store.status().await.unwrap().oldest_stored_event, None);
+}
+
+/// Parsing takes its time; nobody waits for the file meanwhile.
+#[tokio::test]
+async fn a_large_event_is_read_before_the_file_is_locked() {
+    let shop = Shop::with_orders().await;
+    let large = format!("[{}1]", "1,".repeat(500_000));
+    let started = Instant::now();
+    postrider::Json::parse(large.as_bytes()).unwrap();
+    let parsing = started.elapsed();
+    shop.app.busy_timeout(Duration::ZERO).unwrap();
+    let publish = "INSERT INTO postrider_publish (event_type, payload) VALUES ('orders', ?1)";
+    while shop.app.execute(publish, [&large]).is_err() {}
+    let (mut free_at, mut longest) = (Instant::now(), Duration::ZERO);
+    while shop.stored_events() > 0 {
+        if shop.app.execute_batch("BEGIN IMMEDIATE; ROLLBACK").is_ok() {
+            free_at = Instant::now();
+        }
+        longest = longest.max(free_at.elapsed());
+    }
+    assert!(longest < parsing / 2, "locked for {longest:?}, parsed in {parsing:?}");
+}
+
+/// Sixteen times as much takes some sixteen times as long, not 256 times.
+#[tokio::test]
+async fn checking_headers_takes_no_longer_than_they_are_long() {
+    let shop = Shop::with_orders().await;
+    let quickest = |characters: usize| {
+        let sql = format!(
+            "INSERT INTO postrider_publish (event_type, payload, headers, correlation_id)
+             VALUES ('orders', '1', '{{\"x\":\"{}\"}}', '7')",
+            "é".repeat(characters)
+        );
+        let timed = || {
+            let started = Instant::now();
+            assert!(refusal(&shop.app, &sql).starts_with("22023 correlation_id"));
+            started.elapsed()
+        };
+        (0..3).map(|_| timed()).min().unwrap()
+    };
+    let (short, long) = (quickest(500), quickest(8000));
+    assert!(long < short * 64, "{short:?} for 500 characters, {long:?} for 8000");
 }
 
 #[tokio::test]
@@ -381,13 +556,14 @@ async fn a_closed_store_takes_no_events() {
 async fn a_store_is_not_exported_without_its_stored_events() {
     let shop = Shop::with_orders().await;
     shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
-    shop.configure("max_queue_size", "1").await;
+    shop.store.send(NewMessage::new("a", "1")).await.unwrap();
+    shop.configure("max_queue_size", "2").await;
     shop.run(&format!("INSERT {MINIMAL}"));
     let refused = shop.store.close_for_export("a move").await.unwrap_err();
     assert!(refused.to_string().contains("raise max_queue_size"), "{refused}");
     let refused = shop.store.export(std::io::sink()).await.unwrap_err();
     assert!(refused.to_string().contains("raise max_queue_size"), "{refused}");
-    shop.configure("max_queue_size", "2").await;
+    shop.configure("max_queue_size", "3").await;
     assert!(shop.store.close_for_export("a move").await.unwrap());
     shop.store.export(std::io::sink()).await.unwrap();
 }

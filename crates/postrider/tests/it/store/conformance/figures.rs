@@ -37,8 +37,10 @@ pub(crate) async fn the_figures_are_those_of_the_store<H: Harness>(mut world: Wo
     world.live(7).await;
     world.store().pause("upgrade").await.unwrap();
     let mut figures = figures(&world).await;
-    // Only PostgreSQL captures.
-    figures.remove("postrider_capture_skipped_total{}");
+    // Only PostgreSQL captures, and only SQLite stores events.
+    for only in ["capture_skipped_total", "stored_events", "oldest_stored_event_age_seconds"] {
+        assert!(figures.remove(&format!("postrider_{only}{{}}")).is_none_or(|value| value == 0.0), "{only}");
+    }
     let mut expected = vec![
         ("postrider_messages{state=pending}".to_owned(), 2.0),
         ("postrider_messages{state=processing}".to_owned(), 1.0),
