@@ -23,7 +23,7 @@ use super::fields::Fields;
 use super::problem::Problem;
 use super::trace::SendSpan;
 use super::wanted::{Envelope, Reschedule};
-use super::{Api, fields, json_response, no_content, send_options, unknown_route, wrong_method};
+use super::{Api, aside, fields, json_response, no_content, send_options, unknown_route, wrong_method};
 use crate::send_values;
 use crate::view::{self, MessageView};
 
@@ -77,7 +77,8 @@ pub(super) async fn read(
     let limit = Limit { bytes: max_payload_bytes + extra, setting: "max_payload_bytes" };
     let body = body::read(&parts.headers, body, limit).await?;
     let message = if is_envelope {
-        from_envelope(endpoint, &parts.headers, &body)?
+        send_options::refuse_headers(&parts.headers, "the body's options")?;
+        aside::run(body.len(), async move { from_envelope(endpoint, &body) }).await?
     } else {
         from_body(endpoint, &parts.headers, content_type, body)?
     };
@@ -182,8 +183,7 @@ pub(super) fn from_body(
 }
 
 /// Payload and options in one JSON document; the payload's own bytes are kept.
-fn from_envelope(endpoint: String, headers: &HeaderMap, body: &Bytes) -> Result<NewMessage, Problem> {
-    send_options::refuse_headers(headers, "the body's options")?;
+fn from_envelope(endpoint: String, body: &Bytes) -> Result<NewMessage, Problem> {
     let envelope = Fields::<&RawValue>::read(body)?;
     fields::known(envelope.keys(), &["payload", "options"]).map_err(StoreError::from)?;
     let (payload, options) = payload_and_options(&envelope).map_err(StoreError::from)?;

@@ -22,6 +22,7 @@ use limits::Limits;
 use problem::{Allow, Problem};
 
 mod answers;
+mod aside;
 mod authority;
 mod batch;
 mod body;
