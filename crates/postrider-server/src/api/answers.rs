@@ -24,6 +24,9 @@ pub(super) struct Clash;
 /// Where messages come into the queue.
 pub(super) struct Full;
 
+/// Where an answer keeps one of a few places.
+pub(super) struct Crowded;
+
 impl IntoResponses for Common {
     fn responses() -> Responses {
         refusals(&[
@@ -63,6 +66,12 @@ impl IntoResponses for Clash {
 impl IntoResponses for Full {
     fn responses() -> Responses {
         refusals(&[(429, "The queue is full; `Retry-After` says when to try again")])
+    }
+}
+
+impl IntoResponses for Crowded {
+    fn responses() -> Responses {
+        refusals(&[(429, "All places are taken; `Retry-After` says when to try again")])
     }
 }
 

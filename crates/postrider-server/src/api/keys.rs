@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use postrider::StoreError;
 use postrider::store::{Keyring, TokenKey};
+use tokio_util::sync::CancellationToken;
 
 /// A revoked token is refused after this time, on every node; a second is promised.
 const FRESH: Duration = Duration::from_millis(500);
@@ -22,11 +23,13 @@ pub(super) struct Pass {
     keys: Arc<Keys>,
     /// Of the token; None where there were none.
     prefix: Option<String>,
+    /// Cancelled when their connection ends, and ends it when cancelled.
+    pub(super) connection: CancellationToken,
 }
 
 impl Pass {
-    pub(super) fn new(keys: &Arc<Keys>, prefix: Option<&str>) -> Self {
-        Self { keys: Arc::clone(keys), prefix: prefix.map(str::to_owned) }
+    pub(super) fn new(keys: &Arc<Keys>, prefix: Option<&str>, connection: CancellationToken) -> Self {
+        Self { keys: Arc::clone(keys), prefix: prefix.map(str::to_owned), connection }
     }
 
     /// Would it let them in now?

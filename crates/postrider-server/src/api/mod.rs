@@ -19,6 +19,7 @@ use utoipa_axum::routes;
 
 use document::Document;
 use limits::Limits;
+use long::LongAnswers;
 use problem::{Allow, Problem};
 
 mod answers;
@@ -38,6 +39,7 @@ mod health;
 mod keys;
 mod limits;
 mod listing;
+mod long;
 mod messages;
 mod metrics;
 mod node;
@@ -65,8 +67,9 @@ pub(crate) struct Api {
     operate: Arc<dyn Operate>,
     node: Arc<dyn Node>,
     limits: Limits,
+    long_answers: LongAnswers,
     tracer: Option<Tracer>,
-    /// Answers that go on for long end then.
+    /// What takes a while ends then.
     stop: CancellationToken,
 }
 
@@ -77,7 +80,8 @@ impl Api {
         tracer: Option<Tracer>,
         stop: CancellationToken,
     ) -> Arc<Self> {
-        Arc::new(Self { operate, node, limits: Limits::default(), tracer, stop })
+        let long_answers = LongAnswers::new(stop.clone());
+        Arc::new(Self { operate, node, limits: Limits::default(), long_answers, tracer, stop })
     }
 }
 

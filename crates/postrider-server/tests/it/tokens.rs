@@ -162,6 +162,8 @@ fn a_tail_ends_with_its_token() {
     // The last chunk of an answer is empty.
     assert_eq!(client.read_line_with("0").as_deref(), Some(""));
     assert!(revoked.elapsed() < Duration::from_secs(1), "{:?}", revoked.elapsed());
+    assert_eq!(client.read_line_with("HTTP"), None);
+    assert!(revoked.elapsed() < Duration::from_secs(10), "the connection ends with it");
 }
 
 #[test]
