@@ -31,7 +31,10 @@ impl IntoResponses for Common {
     fn responses() -> Responses {
         refusals(&[
             (401, "The store has tokens, and none that it knows was given"),
-            (403, "The token is not for this, or without tokens: `Host` or `Origin` is not loopback"),
+            (
+                403,
+                "The token is not for this, or without tokens: `Host` or `Origin` is not loopback, or a proxy sent it",
+            ),
             (
                 503,
                 "The store is not available, or the node is stopping; `Retry-After` says when to try again",

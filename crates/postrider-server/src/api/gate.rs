@@ -16,6 +16,9 @@ use super::problem::Problem;
 /// What a load balancer asks; the answers say nothing about messages.
 const OPEN: [&str; 2] = ["/livez", "/readyz"];
 
+/// What proxies say of those whom they speak for.
+const FORWARDED: [&str; 4] = ["forwarded", "x-forwarded-for", "x-real-ip", "via"];
+
 /// Whose answer goes on until somebody ends it.
 const LONG: &str = "/v1/tail";
 
@@ -43,6 +46,7 @@ impl Gate {
         let keys = self.keys.current().await?;
         if keys.is_empty() && !self.is_public {
             check(request)?;
+            refuse_forwarded(request.headers())?;
             self.let_in(request, None, connection);
             return Ok(());
         }
@@ -98,6 +102,16 @@ fn check<B>(request: &Request<B>) -> Result<(), Problem> {
         }
     }
     Ok(())
+}
+
+/// Behind a proxy on this machine everybody's requests come from loopback, and may name it as their Host.
+fn refuse_forwarded(headers: &HeaderMap) -> Result<(), Problem> {
+    match FORWARDED.into_iter().find(|name| headers.contains_key(*name)) {
+        Some(name) => Err(refused(&format!(
+            "{name} says that a proxy sent this for somebody else; `postrider token create` makes the token that is needed then"
+        ))),
+        None => Ok(()),
+    }
 }
 
 fn refused(detail: &str) -> Problem {

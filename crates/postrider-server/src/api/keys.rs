@@ -73,8 +73,15 @@ impl Keys {
         let answer: Result<Arc<[TokenKey]>, StoreError> = self.keyring.keys().await.map(Arc::from);
         let mut known = self.lock();
         match &answer {
-            // They are as old as the question, not as the answer.
-            Ok(keys) => (known.any, known.until) = (!keys.is_empty(), asked_at + FRESH),
+            Ok(keys) => {
+                if known.any && keys.is_empty() {
+                    tracing::warn!(
+                        "The store has no tokens any more; whoever reaches this node on loopback may do everything"
+                    );
+                }
+                // They are as old as the question, not as the answer.
+                (known.any, known.until) = (!keys.is_empty(), asked_at + FRESH);
+            }
             Err(_) => known.until = Instant::now() + FRESH,
         }
         known.answer = answer.clone();

@@ -190,7 +190,7 @@ mod tests {
         let (token, prefix) = served.token().await;
         served.token().await;
         let _unread = served.unread_tail(&token).await;
-        served.store.revoke_token(&prefix).await.expect("it is revoked");
+        served.store.revoke_token(&prefix, false).await.expect("it is revoked");
         let is_gone = async || served.happenings.receiver_count() == 0;
         assert!(until(PATIENCE, is_gone).await, "it still listens");
     }

@@ -118,9 +118,37 @@ fn a_token_is_made_listed_and_revoked_over_http() {
     }
     let prefix = issued["prefix"].as_str().expect("a prefix");
     ask(&node, token, "DELETE", "/v1/tokens/pr_nobody", "").expect(404);
-    ask(&node, token, "DELETE", &format!("/v1/tokens/{prefix}"), "").expect(204);
+    let refused = ask(&node, token, "DELETE", &format!("/v1/tokens/{prefix}"), "").expect(409).json();
+    assert_eq!(refused["type"], "urn:postrider:problem:conflict");
+    assert_eq!(
+        ask(&node, token, "DELETE", &format!("/v1/tokens/{prefix}?last=no"), "").expect(422).json()["field"],
+        "last"
+    );
+    ask(&node, token, "GET", "/v1/status", "").expect(200);
+    ask(&node, token, "DELETE", &format!("/v1/tokens/{prefix}?last=true"), "").expect(204);
     crate::eventually(Duration::from_secs(1), "no tokens are left", || {
         (node.get("/v1/status").status == 200).then_some(())
+    });
+    assert!(node.written().contains("The store has no tokens any more"), "{}", node.written());
+}
+
+#[test]
+fn without_tokens_nobody_is_let_in_by_a_proxy() {
+    let home = Home::new();
+    let node = home.start();
+    for proxied in ["forwarded", "x-forwarded-for", "x-real-ip", "via"] {
+        let headers = [(proxied, "192.0.2.1")];
+        let refused = node.post("/v1/tokens", &headers, b"{\"name\":\"me\",\"scope\":\"admin\"}").expect(403);
+        let detail = refused.json()["detail"].as_str().expect("a detail").to_owned();
+        assert!(detail.contains(proxied) && detail.contains("postrider token create"), "{detail}");
+        node.client().send("GET", "/livez", &headers, b"").expect("an answer").expect(200);
+    }
+    let (token, _) = issue(&home, &["operator", "admin"]);
+    let bearer = format!("Bearer {token}");
+    let headers = [("authorization", bearer.as_str()), ("x-forwarded-for", "192.0.2.1")];
+    crate::eventually(Duration::from_secs(1), "the token is known", || {
+        let answer = node.client().send("GET", "/v1/status", &headers, b"").expect("an answer");
+        (answer.status == 200).then_some(())
     });
 }
 
@@ -183,7 +211,7 @@ fn other_machines_are_listened_to_only_with_tokens() {
     let headers = [("host", "postrider.example"), ("authorization", &format!("Bearer {token}")[..])];
     node.client().send("GET", "/v1/status", &headers, b"").expect("an answer").expect(200);
     node.get("/v1/status").expect(401);
-    home.json(&["token", "revoke", &prefix]);
+    home.json(&["token", "revoke", &prefix, "--last"]);
     crate::eventually(Duration::from_secs(1), "nobody gets in", || {
         (ask(&node, &token, "GET", "/v1/status", "").status == 401).then_some(())
     });
@@ -204,7 +232,11 @@ fn the_command_line_shows_a_token_once() {
     let items: Value = home.json(&["token", "list"])["items"].clone();
     let prefix = items[0]["prefix"].as_str().expect("a prefix");
     assert!(token.starts_with(prefix));
-    home.json(&["token", "revoke", prefix]);
+    let refused = home.run(&["token", "revoke", prefix]);
+    assert_eq!(refused.status.code(), Some(4), "the last one");
+    let why = String::from_utf8(refused.stderr).expect("text");
+    assert!(why.contains("is the last one") && why.contains("--last"), "{why}");
+    home.json(&["token", "revoke", prefix, "--last"]);
     assert_eq!(home.run(&["token", "revoke", prefix]).status.code(), Some(4));
     assert_eq!(home.json(&["token", "list"])["items"], json!([]));
 }

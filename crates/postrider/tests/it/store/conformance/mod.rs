@@ -339,6 +339,7 @@ macro_rules! conformance {
                 a_token_opens_its_scope_and_nothing_else_does,
                 a_token_is_listed_by_its_prefix_and_never_shown_again,
                 a_revoked_token_opens_nothing,
+                the_last_token_is_revoked_only_by_whoever_says_so,
                 tokens_that_come_and_go_are_logged,
                 a_token_has_a_name_for_people,
             }
