@@ -38,7 +38,7 @@ pub(crate) enum ScopeName {
     Admin,
     /// Send, publish, cancel, and look at single messages
     Application,
-    /// Read states and figures; no payloads, headers or config of endpoints
+    /// Read states and figures; no payloads, headers, configs, filters, templates or schemas
     Monitor,
 }
 

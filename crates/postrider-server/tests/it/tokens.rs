@@ -87,17 +87,30 @@ fn each_scope_does_its_work_and_no_more() {
 }
 
 #[test]
-fn a_monitor_sees_no_payload_header_or_config() {
+fn a_monitor_sees_no_payload_header_config_filter_template_or_schema() {
     let (_home, node, [admin, _, monitor]) = guarded_shop();
     let bearer = format!("Bearer {admin}");
     let headers = [("authorization", bearer.as_str()), ("postrider-header-x-secret", "hush")];
     let sent = node.post("/v1/endpoints/shop/messages", &headers, b"{\"card\":4711}").expect(202).json();
-    let paths =
-        ["/v1/endpoints".to_owned(), "/v1/endpoints/shop".to_owned(), format!("/v1/messages/{}", sent["id"])];
+    let schema = json!({ "name": "card.used", "schema": { "properties": { "card": { "const": 4711 } } } });
+    ask(&node, &admin, "POST", "/v1/event-types", &schema.to_string()).expect(201);
+    let subscription = json!({ "pattern": "card.*", "endpoint": "shop", "filter": { "card": 4711 },
+        "template": { "key": "hush" } });
+    ask(&node, &admin, "POST", "/v1/subscriptions", &subscription.to_string()).expect(201);
+    let message = format!("/v1/messages/{}", sent["id"]);
+    let paths = [
+        "/v1/endpoints",
+        "/v1/endpoints/shop",
+        &message,
+        "/v1/event-types",
+        "/v1/event-types/card.used",
+        "/v1/subscriptions",
+        "/v1/subscriptions/1",
+    ];
     for path in paths {
-        let whole = String::from_utf8(ask(&node, &admin, "GET", &path, "").expect(200).body).expect("text");
+        let whole = String::from_utf8(ask(&node, &admin, "GET", path, "").expect(200).body).expect("text");
         let reduced =
-            String::from_utf8(ask(&node, &monitor, "GET", &path, "").expect(200).body).expect("text");
+            String::from_utf8(ask(&node, &monitor, "GET", path, "").expect(200).body).expect("text");
         assert!(["4711", "127.0.0.1"].iter().any(|content| whole.contains(content)), "{whole}");
         for content in ["4711", "hush", "127.0.0.1", "blue"] {
             assert!(!reduced.contains(content), "{path}: {reduced}");

@@ -48,7 +48,7 @@ pub enum Scope {
     Admin,
     /// Send, publish, cancel, and look at single messages.
     Application,
-    /// Read states and figures: no payloads, headers or config of endpoints.
+    /// Read states and figures: no payloads, headers, configs of endpoints, filters, templates or schemas.
     Monitor,
 }
 
