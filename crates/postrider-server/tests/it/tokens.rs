@@ -130,6 +130,9 @@ fn a_token_is_made_listed_and_revoked_over_http() {
         assert_eq!(refused["field"], field, "{refused}");
     }
     let prefix = issued["prefix"].as_str().expect("a prefix");
+    crate::eventually(Duration::from_secs(1), "the token is known", || {
+        (node.get("/v1/status").status == 401).then_some(())
+    });
     ask(&node, token, "DELETE", "/v1/tokens/pr_nobody", "").expect(404);
     let refused = ask(&node, token, "DELETE", &format!("/v1/tokens/{prefix}"), "").expect(409).json();
     assert_eq!(refused["type"], "urn:postrider:problem:conflict");
@@ -142,7 +145,9 @@ fn a_token_is_made_listed_and_revoked_over_http() {
     crate::eventually(Duration::from_secs(1), "no tokens are left", || {
         (node.get("/v1/status").status == 200).then_some(())
     });
-    assert!(node.written().contains("The store has no tokens any more"), "{}", node.written());
+    crate::eventually(Duration::from_secs(5), "it is told", || {
+        node.written().contains("The store has no tokens any more").then_some(())
+    });
 }
 
 #[test]
