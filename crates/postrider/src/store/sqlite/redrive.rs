@@ -12,12 +12,12 @@ use serde_json::json;
 use super::dlq;
 use super::keys::{self, Key, Place};
 use super::row::micros_of;
-use super::stored_events::{self, INVALID_EVENT};
+use super::stored_events;
 use super::writer::Write;
 use super::{events, send, storage_error};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
-use crate::store::{DlqFilter, DlqStatus, Redrive, Result};
+use crate::store::{DlqFilter, DlqStatus, INVALID_EVENT, Redrive, Result};
 
 /// Letters in one step, unless a single key has more: about 4 ms.
 const STEP_LETTERS: usize = 100;
