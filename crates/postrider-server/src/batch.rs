@@ -11,6 +11,8 @@ pub(crate) async fn guilty(
     error: &StoreError,
 ) -> Option<usize> {
     match error {
+        // All of them together.
+        StoreError::TooLarge { field: "messages", .. } => return None,
         StoreError::Invalid(_)
         | StoreError::Unknown { .. }
         | StoreError::Disabled { .. }

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use postrider::Invalid;
 use postrider::message::PRIORITY_MAX;
 use postrider::rate::RateLimit;
-use postrider::store::ReplayStatus;
+use postrider::store::{DEAD_REASONS, ReplayStatus};
 use postrider::verdict::Class;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -57,6 +57,13 @@ pub(crate) fn rate_limit(field: &str, text: &str) -> Result<RateLimit, Invalid> 
 pub(crate) fn replay_status(field: &str, text: &str) -> Result<ReplayStatus, Invalid> {
     let names = ReplayStatus::ALL.map(ReplayStatus::as_str).join(", ");
     ReplayStatus::named(text).ok_or_else(|| Invalid::new(field, format!("must be one of {names}")))
+}
+
+pub(crate) fn dead_reason(field: &str, text: &str) -> Result<String, Invalid> {
+    match DEAD_REASONS.contains(&text) {
+        true => Ok(text.to_owned()),
+        false => Err(Invalid::new(field, format!("must be one of {}", DEAD_REASONS.join(", ")))),
+    }
 }
 
 pub(crate) fn class(field: &str, text: &str) -> Result<Class, Invalid> {

@@ -168,7 +168,7 @@ fn greet(store: &StoreUrl, created: bool, address: SocketAddr) {
 /// A mistyped variable would be ignored in silence. It is not refused, because others set variables
 /// with this prefix too (service discovery).
 fn warn_of_unknown_variables() {
-    const KNOWN: [&str; 12] = [
+    const KNOWN: [&str; 14] = [
         "POSTRIDER_STORE",
         "POSTRIDER_CONFIG",
         "POSTRIDER_LISTEN",
@@ -181,6 +181,9 @@ fn warn_of_unknown_variables() {
         "POSTRIDER_DRAIN_TIMEOUT",
         "POSTRIDER_LOG_FORMAT",
         "POSTRIDER_LOG",
+        // Of commands that ask a node; a machine may have them for everybody.
+        "POSTRIDER_URL",
+        "POSTRIDER_TOKEN",
     ];
     for (name, _) in std::env::vars_os() {
         let Some(name) = name.to_str() else { continue };

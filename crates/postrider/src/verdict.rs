@@ -136,7 +136,7 @@ pub enum DeadReason {
 }
 
 impl DeadReason {
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::AttemptsExhausted => "attempts_exhausted",
             Self::Permanent => "permanent",

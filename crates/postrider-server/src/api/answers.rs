@@ -24,11 +24,17 @@ pub(super) struct Clash;
 /// Where messages come into the queue.
 pub(super) struct Full;
 
+/// Where an answer keeps one of a few places.
+pub(super) struct Crowded;
+
 impl IntoResponses for Common {
     fn responses() -> Responses {
         refusals(&[
             (401, "The store has tokens, and none that it knows was given"),
-            (403, "The token is not for this, or without tokens: `Host` or `Origin` is not loopback"),
+            (
+                403,
+                "The token is not for this, or without tokens: `Host` or `Origin` is not loopback, or a proxy sent it",
+            ),
             (
                 503,
                 "The store is not available, or the node is stopping; `Retry-After` says when to try again",
@@ -63,6 +69,12 @@ impl IntoResponses for Clash {
 impl IntoResponses for Full {
     fn responses() -> Responses {
         refusals(&[(429, "The queue is full; `Retry-After` says when to try again")])
+    }
+}
+
+impl IntoResponses for Crowded {
+    fn responses() -> Responses {
+        refusals(&[(429, "All places are taken; `Retry-After` says when to try again")])
     }
 }
 

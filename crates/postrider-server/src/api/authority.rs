@@ -6,11 +6,11 @@ use std::convert::Infallible;
 use axum::extract::FromRequestParts;
 use axum::http::Method;
 use axum::http::request::Parts;
-use postrider::Endpoint;
 use postrider::store::{DeadLetter, Scope, Story};
+use postrider::{Endpoint, EventType, Subscription};
 use serde_json::Map;
 
-use crate::view::{DeadLetterView, EndpointView};
+use crate::view::{DeadLetterView, EndpointView, EventTypeView, SubscriptionView};
 
 /// May somebody with a token of this scope ask for this?
 pub(super) fn may(scope: Scope, method: &Method, path: &str) -> bool {
@@ -65,6 +65,22 @@ impl Viewer {
             letter.headers = BTreeMap::new();
         }
         DeadLetterView::of(&letter)
+    }
+
+    /// What a schema says of values is content, as in PostgreSQL.
+    pub(super) fn event_type(self, mut event_type: EventType) -> EventTypeView {
+        if !self.sees_content() {
+            event_type.schema = None;
+        }
+        event_type.into()
+    }
+
+    /// A template is a payload with holes, and a filter a part of one.
+    pub(super) fn subscription(self, mut subscription: Subscription) -> SubscriptionView {
+        if !self.sees_content() {
+            (subscription.filter, subscription.template) = (None, None);
+        }
+        subscription.into()
     }
 
     fn sees_content(self) -> bool {

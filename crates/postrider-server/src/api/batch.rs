@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
 use bytes::Bytes;
-use postrider::NewMessage;
+use postrider::{NewMessage, StoreError};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -15,7 +15,7 @@ use super::body::Limit;
 use super::messages::Sent;
 use super::problem::Problem;
 use super::wanted::BatchLine;
-use super::{Api, body, send_options, to_response, trace};
+use super::{Api, aside, body, send_options, to_response, trace};
 use crate::{batch, envelope};
 
 const BODY_MAX: Limit = Limit { bytes: 64 << 20, setting: "the API" };
@@ -37,8 +37,9 @@ pub(super) async fn send(
 ) -> Result<Response<Body>, Problem> {
     let (parts, body) = request.into_parts();
     send_options::refuse_headers(&parts.headers, "the options of its line")?;
+    let most = api.limits.max_batch_messages(&*api.operate).await?;
     let body = body::read(&parts.headers, body, BODY_MAX).await?;
-    let (numbers, mut messages) = lines(&body)?;
+    let (numbers, mut messages) = aside::run(body.len(), async move { lines(&body, most) }).await?;
     messages.iter_mut().for_each(|message| trace::carry_on(&parts.headers, message));
     let sent = match api.operate.send_batch(messages.clone()).await {
         Ok(sent) => sent,
@@ -55,19 +56,29 @@ pub(super) async fn send(
     Ok(to_response(StatusCode::ACCEPTED, &SentBatch { items }))
 }
 
-/// Messages with the numbers of their lines; empty lines are none.
-fn lines(body: &Bytes) -> Result<(Vec<usize>, Vec<NewMessage>), Problem> {
-    let mut found = (Vec::new(), Vec::new());
-    for (line, number) in body.split(|byte| *byte == b'\n').zip(1..) {
-        if !line.trim_ascii().is_empty() {
-            found.0.push(number);
-            found.1.push(
-                envelope::addressed(&body.slice_ref(line)).map_err(|bad| Problem::from(bad).line(number))?,
-            );
+/// Messages with the numbers of their lines. Lines are counted before any is read: a message takes far more memory
+/// than its line, and the store would refuse too many of them only then.
+fn lines(body: &Bytes, most: u64) -> Result<(Vec<usize>, Vec<NewMessage>), Problem> {
+    let count = numbered(body).count();
+    match count as u64 {
+        0 => return Err(Problem::invalid("messages", "must be at least one line")),
+        bytes if bytes > most => {
+            let (field, setting) = ("messages", "max_batch_messages");
+            return Err(StoreError::TooLarge { field, bytes, limit: most, setting }.into());
         }
+        _ => {}
     }
-    if found.0.is_empty() {
-        return Err(Problem::invalid("messages", "must be at least one line"));
+    let mut found = (Vec::with_capacity(count), Vec::with_capacity(count));
+    for (number, line) in numbered(body) {
+        found.0.push(number);
+        let message = envelope::addressed(&body.slice_ref(line));
+        found.1.push(message.map_err(|bad| Problem::from(bad).line(number))?);
     }
     Ok(found)
+}
+
+/// Empty lines are none, but they count.
+fn numbered(body: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let lines = body.split(|byte| *byte == b'\n');
+    (1..).zip(lines).filter(|(_, line)| !line.trim_ascii().is_empty())
 }

@@ -33,9 +33,9 @@ const STATUSES: [DlqStatus; 3] = [DlqStatus::Failed, DlqStatus::Redriven, DlqSta
 /// List dead letters, oldest first, whatever has become of them unless `status` says.
 #[utoipa::path(get, path = "/v1/dlq", operation_id = "list_dead_letters", tag = "dead letters",
     params(
-        ("endpoint" = Option<String>, Query),
+        ("endpoint" = Option<String>, Query, description = "As it is shown: a dropped one too, and `(events)` for those of events"),
         ("status" = inline(Option<StatusChoice>), Query),
-        ("reason" = Option<String>, Query, description = "`attempts_exhausted`, `permanent` or `gone`"),
+        ("reason" = inline(Option<ReasonChoice>), Query, description = "Why it died"),
         ("class" = inline(Option<ClassChoice>), Query, description = "Of its last error"),
         ("error" = Option<String>, Query, description = "Its last error has this text in it"),
         ("event_type" = Option<String>, Query),
@@ -63,7 +63,7 @@ fn filter(uri: &Uri) -> Result<DlqFilter, Problem> {
         message: params.value("message_id", "must be a whole number")?.map(MessageId),
         endpoint: params.text("endpoint"),
         status: status(&mut params)?,
-        reason: params.text("reason"),
+        reason: reason(&mut params)?,
         class: class(&mut params)?,
         error: params.text("error"),
         event_type: params.text("event_type"),
@@ -73,6 +73,11 @@ fn filter(uri: &Uri) -> Result<DlqFilter, Problem> {
         after: params.cursor()?,
         limit: params.limit()?,
     })
+}
+
+fn reason(params: &mut Params) -> Result<Option<String>, Problem> {
+    let reason = |name: String| send_values::dead_reason("reason", &name).map_err(StoreError::from);
+    Ok(params.text("reason").map(reason).transpose()?)
 }
 
 fn class(params: &mut Params) -> Result<Option<Class>, Problem> {
@@ -195,6 +200,17 @@ impl utoipa::PartialSchema for StatusChoice {
 }
 
 impl ToSchema for StatusChoice {}
+
+/// The same of the reasons.
+struct ReasonChoice;
+
+impl utoipa::PartialSchema for ReasonChoice {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        schemas::dead_reason().into()
+    }
+}
+
+impl ToSchema for ReasonChoice {}
 
 /// The same of the classes.
 struct ClassChoice;

@@ -11,6 +11,7 @@ use postrider::{Invalid, NewEventType, StoreError};
 use serde_json::value::RawValue;
 
 use super::answers::{self, Clash, Common, Named};
+use super::authority::Viewer;
 use super::fields::Fields;
 use super::page::{Page, Params};
 use super::problem::Problem;
@@ -50,10 +51,11 @@ fn wanted(given: &BTreeMap<String, &RawValue>) -> Result<NewEventType, Invalid> 
     responses((status = 200, description = "The event type", body = EventTypeView), Common, Named))]
 pub(super) async fn show(
     State(api): State<Arc<Api>>,
+    viewer: Viewer,
     path: Result<Path<String>, PathRejection>,
 ) -> Result<Response<Body>, Problem> {
     let event_type = api.operate.event_type(&name(path)?).await?;
-    Ok(to_response(StatusCode::OK, &EventTypeView::from(event_type)))
+    Ok(to_response(StatusCode::OK, &viewer.event_type(event_type)))
 }
 
 /// Drop an event type. Its subscriptions stay: a pattern may fit other types, and the type may come back.
@@ -71,11 +73,15 @@ pub(super) async fn drop(
 #[utoipa::path(get, path = "/v1/event-types", operation_id = "list_event_types", tag = "events",
     params(("limit" = Option<u16>, Query, minimum = 1, maximum = 1000), ("cursor" = Option<String>, Query)),
     responses((status = 200, description = "A page", body = Page<EventTypeView>), Common, Named))]
-pub(super) async fn list(State(api): State<Arc<Api>>, uri: Uri) -> Result<Response<Body>, Problem> {
+pub(super) async fn list(
+    State(api): State<Arc<Api>>,
+    viewer: Viewer,
+    uri: Uri,
+) -> Result<Response<Body>, Problem> {
     let mut params = Params::parse(&uri, &["limit", "cursor"])?;
     let (limit, after) = (params.limit()?, params.cursor::<String>()?);
     let found = api.operate.event_types(after.as_deref(), limit + 1).await?;
-    let page = Page::of(found, limit, |last| last.name.clone(), EventTypeView::from);
+    let page = Page::of(found, limit, |last| last.name.clone(), |found| viewer.event_type(found));
     Ok(page.into_response())
 }
 

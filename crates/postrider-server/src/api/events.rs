@@ -15,7 +15,7 @@ use super::answers::{self, Clash, Common, Full, Named};
 use super::problem::Problem;
 use super::trace::SendSpan;
 use super::wanted::Envelope;
-use super::{Api, event_types, messages, to_response};
+use super::{Api, aside, event_types, messages, to_response};
 
 /// What became of an event.
 #[derive(Serialize, ToSchema)]
@@ -48,7 +48,9 @@ pub(super) async fn publish(
     let event_type = event_types::name(event_type)?;
     let (mut message, headers) = messages::read(&api, String::new(), request).await?;
     let span = SendSpan::of_event(api.tracer.as_ref(), &event_type, &headers, &mut message);
-    let published = api.operate.publish(event(event_type, message)?).await;
+    let event = event(event_type, message)?;
+    let operate = Arc::clone(&api.operate);
+    let published = aside::run(event.payload.len(), async move { operate.publish(event).await }).await;
     span.end_event(&published);
     let messages = published?;
     Ok(to_response(StatusCode::ACCEPTED, &Published { messages }))

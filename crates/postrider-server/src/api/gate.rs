@@ -7,6 +7,7 @@ use std::sync::Arc;
 use axum::http::{Request, StatusCode, Uri};
 use http::header::{AUTHORIZATION, HOST, HeaderMap, ORIGIN};
 use postrider::store::{Keyring, Scope, TokenKey};
+use tokio_util::sync::CancellationToken;
 
 use super::authority::{self, Viewer};
 use super::keys::{Keys, Pass};
@@ -14,6 +15,9 @@ use super::problem::Problem;
 
 /// What a load balancer asks; the answers say nothing about messages.
 const OPEN: [&str; 2] = ["/livez", "/readyz"];
+
+/// What proxies say of those whom they speak for.
+const FORWARDED: [&str; 4] = ["forwarded", "x-forwarded-for", "x-real-ip", "via"];
 
 /// Whose answer goes on until somebody ends it.
 const LONG: &str = "/v1/tail";
@@ -29,8 +33,12 @@ impl Gate {
         Self { keys: Arc::new(Keys::new(keyring, keys)), is_public: !listens.ip().is_loopback() }
     }
 
-    /// Lets a request in, with the name of its sender's scope on it.
-    pub(super) async fn admit<B>(&self, request: &mut Request<B>) -> Result<(), Problem> {
+    /// Lets a request of a connection in, with the name of its sender's scope on it.
+    pub(super) async fn admit<B>(
+        &self,
+        request: &mut Request<B>,
+        connection: CancellationToken,
+    ) -> Result<(), Problem> {
         if OPEN.contains(&request.uri().path()) {
             // Whatever the store says now: a probe is about this process.
             return if self.is_public || self.keys.were_any() { Ok(()) } else { check(request) };
@@ -38,7 +46,8 @@ impl Gate {
         let keys = self.keys.current().await?;
         if keys.is_empty() && !self.is_public {
             check(request)?;
-            self.let_in(request, None);
+            refuse_forwarded(request.headers())?;
+            self.let_in(request, None, connection);
             return Ok(());
         }
         let token = bearer(request.headers()).ok_or_else(no_token)?;
@@ -48,13 +57,13 @@ impl Gate {
             return Err(not_for_this(opened.scope));
         }
         request.extensions_mut().insert(Viewer(opened.scope));
-        self.let_in(request, Some(&opened.prefix));
+        self.let_in(request, Some(&opened.prefix), connection);
         Ok(())
     }
 
-    fn let_in<B>(&self, request: &mut Request<B>, prefix: Option<&str>) {
+    fn let_in<B>(&self, request: &mut Request<B>, prefix: Option<&str>, connection: CancellationToken) {
         if request.uri().path() == LONG {
-            request.extensions_mut().insert(Pass::new(&self.keys, prefix));
+            request.extensions_mut().insert(Pass::new(&self.keys, prefix, connection));
         }
     }
 }
@@ -93,6 +102,16 @@ fn check<B>(request: &Request<B>) -> Result<(), Problem> {
         }
     }
     Ok(())
+}
+
+/// Behind a proxy on this machine everybody's requests come from loopback, and may name it as their Host.
+fn refuse_forwarded(headers: &HeaderMap) -> Result<(), Problem> {
+    match FORWARDED.into_iter().find(|name| headers.contains_key(*name)) {
+        Some(name) => Err(refused(&format!(
+            "{name} says that a proxy sent this for somebody else; `postrider token create` makes the token that is needed then"
+        ))),
+        None => Ok(()),
+    }
 }
 
 fn refused(detail: &str) -> Problem {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use postrider::StoreError;
 use postrider::store::{Keyring, TokenKey};
+use tokio_util::sync::CancellationToken;
 
 /// A revoked token is refused after this time, on every node; a second is promised.
 const FRESH: Duration = Duration::from_millis(500);
@@ -22,11 +23,13 @@ pub(super) struct Pass {
     keys: Arc<Keys>,
     /// Of the token; None where there were none.
     prefix: Option<String>,
+    /// Cancelled when their connection ends, and ends it when cancelled.
+    pub(super) connection: CancellationToken,
 }
 
 impl Pass {
-    pub(super) fn new(keys: &Arc<Keys>, prefix: Option<&str>) -> Self {
-        Self { keys: Arc::clone(keys), prefix: prefix.map(str::to_owned) }
+    pub(super) fn new(keys: &Arc<Keys>, prefix: Option<&str>, connection: CancellationToken) -> Self {
+        Self { keys: Arc::clone(keys), prefix: prefix.map(str::to_owned), connection }
     }
 
     /// Would it let them in now?
@@ -70,8 +73,15 @@ impl Keys {
         let answer: Result<Arc<[TokenKey]>, StoreError> = self.keyring.keys().await.map(Arc::from);
         let mut known = self.lock();
         match &answer {
-            // They are as old as the question, not as the answer.
-            Ok(keys) => (known.any, known.until) = (!keys.is_empty(), asked_at + FRESH),
+            Ok(keys) => {
+                if known.any && keys.is_empty() {
+                    tracing::warn!(
+                        "The store has no tokens any more; whoever reaches this node on loopback may do everything"
+                    );
+                }
+                // They are as old as the question, not as the answer.
+                (known.any, known.until) = (!keys.is_empty(), asked_at + FRESH);
+            }
             Err(_) => known.until = Instant::now() + FRESH,
         }
         known.answer = answer.clone();

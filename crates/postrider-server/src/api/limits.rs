@@ -1,4 +1,4 @@
-//! The largest payload, remembered for a moment: a setting is not worth a query per request.
+//! The largest payload and batch, remembered for a moment: a setting is not worth a query per request.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -14,24 +14,38 @@ pub(super) struct Limits(Mutex<Option<Known>>);
 #[derive(Clone, Copy)]
 struct Known {
     max_payload_bytes: u64,
+    max_batch_messages: u64,
     until: Instant,
 }
 
 impl Limits {
     pub(super) async fn max_payload_bytes(&self, operate: &dyn Operate) -> Result<u64, StoreError> {
-        if let Some(known) = self.known() {
-            return Ok(known.max_payload_bytes);
-        }
-        let max_payload_bytes = operate.settings().await?.max_payload_bytes;
-        *self.lock() = Some(Known { max_payload_bytes, until: Instant::now() + FRESH });
-        Ok(max_payload_bytes)
+        Ok(self.known(operate).await?.max_payload_bytes)
     }
 
-    fn known(&self) -> Option<Known> {
+    pub(super) async fn max_batch_messages(&self, operate: &dyn Operate) -> Result<u64, StoreError> {
+        Ok(self.known(operate).await?.max_batch_messages)
+    }
+
+    async fn known(&self, operate: &dyn Operate) -> Result<Known, StoreError> {
+        if let Some(known) = self.fresh() {
+            return Ok(known);
+        }
+        let settings = operate.settings().await?;
+        let known = Known {
+            max_payload_bytes: settings.max_payload_bytes,
+            max_batch_messages: settings.max_batch_messages,
+            until: Instant::now() + FRESH,
+        };
+        *self.lock() = Some(known);
+        Ok(known)
+    }
+
+    fn fresh(&self) -> Option<Known> {
         self.lock().filter(|known| Instant::now() < known.until)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Known>> {
-        self.0.lock().expect("nothing panics while it holds two numbers")
+        self.0.lock().expect("nothing panics while it holds a few numbers")
     }
 }

@@ -20,7 +20,7 @@ use super::fields::Fields;
 use super::problem::Problem;
 use super::trace::SendSpan;
 use super::wanted::{Envelope, Reschedule};
-use super::{Api, fields, json_response, no_content, send_options, unknown_route, wrong_method};
+use super::{Api, aside, fields, json_response, no_content, send_options, unknown_route, wrong_method};
 use crate::view::{self, MessageView};
 use crate::{envelope, send_values};
 
@@ -74,7 +74,8 @@ pub(super) async fn read(
     let limit = Limit { bytes: max_payload_bytes + extra, setting: "max_payload_bytes" };
     let body = body::read(&parts.headers, body, limit).await?;
     let message = if is_envelope {
-        from_envelope(endpoint, &parts.headers, &body)?
+        send_options::refuse_headers(&parts.headers, "the body's options")?;
+        aside::run(body.len(), async move { envelope::message(endpoint, &body) }).await?
     } else {
         from_body(endpoint, &parts.headers, content_type, body)?
     };
@@ -176,12 +177,6 @@ pub(super) fn from_body(
     }
     send_options::from_headers(&mut message, headers)?;
     Ok(message)
-}
-
-/// Payload and options in one JSON document.
-fn from_envelope(endpoint: String, headers: &HeaderMap, body: &Bytes) -> Result<NewMessage, Problem> {
-    send_options::refuse_headers(headers, "the body's options")?;
-    Ok(envelope::message(endpoint, body)?)
 }
 
 pub(super) fn content_type(headers: &HeaderMap) -> Result<Option<&str>, Problem> {

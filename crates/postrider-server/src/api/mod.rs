@@ -19,11 +19,13 @@ use utoipa_axum::routes;
 
 use document::Document;
 use limits::Limits;
+use long::LongAnswers;
 use problem::{Allow, Problem};
 
 use crate::fields;
 
 mod answers;
+mod aside;
 mod authority;
 mod batch;
 mod body;
@@ -38,6 +40,7 @@ mod health;
 mod keys;
 mod limits;
 mod listing;
+mod long;
 mod messages;
 mod metrics;
 mod node;
@@ -65,8 +68,9 @@ pub(crate) struct Api {
     operate: Arc<dyn Operate>,
     node: Arc<dyn Node>,
     limits: Limits,
+    long_answers: LongAnswers,
     tracer: Option<Tracer>,
-    /// Answers that go on for long end then.
+    /// What takes a while ends then.
     stop: CancellationToken,
 }
 
@@ -77,7 +81,8 @@ impl Api {
         tracer: Option<Tracer>,
         stop: CancellationToken,
     ) -> Arc<Self> {
-        Arc::new(Self { operate, node, limits: Limits::default(), tracer, stop })
+        let long_answers = LongAnswers::new(stop.clone());
+        Arc::new(Self { operate, node, limits: Limits::default(), long_answers, tracer, stop })
     }
 }
 

@@ -120,7 +120,7 @@ impl Problem {
     }
 
     #[must_use]
-    fn retry_after(mut self, seconds: u32) -> Self {
+    pub(super) fn retry_after(mut self, seconds: u32) -> Self {
         self.retry_after_seconds = Some(seconds);
         self
     }

@@ -72,20 +72,27 @@ async fn connection(
 ) {
     // Answers are small and written whole: waiting for more to send only adds latency.
     let _ = stream.set_nodelay(true);
-    let service = service_fn(move |request| respond(router.clone(), Arc::clone(&gate), request));
+    let cut = CancellationToken::new();
+    // Whoever watches it is told that it has ended.
+    let _ended = cut.clone().drop_guard();
+    let of_request = cut.clone();
+    let service =
+        service_fn(move |request| respond(router.clone(), Arc::clone(&gate), of_request.clone(), request));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let ended = cut.run_until_cancelled(async {
+        tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
         }
-    };
-    if let Err(error) = ended {
+    });
+    if let Some(Err(error)) = ended.await {
         tracing::debug!(%error, "A connection ended early");
     }
 }
@@ -94,9 +101,10 @@ async fn connection(
 async fn respond(
     mut router: Router,
     gate: Arc<Gate>,
+    connection: CancellationToken,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    match gate.admit(&mut request).await {
+    match gate.admit(&mut request, connection).await {
         Ok(()) => router.call(request.map(Body::new)).await,
         Err(problem) => Ok(problem.into_response()),
     }

@@ -11,6 +11,7 @@ use postrider::{Invalid, NewSubscription, StoreError};
 use serde_json::value::RawValue;
 
 use super::answers::{self, Common, Named};
+use super::authority::Viewer;
 use super::fields::Fields;
 use super::page::{Page, Params};
 use super::problem::Problem;
@@ -52,8 +53,12 @@ fn wanted(given: &BTreeMap<String, &RawValue>) -> Result<NewSubscription, Invali
 #[utoipa::path(get, path = "/v1/subscriptions/{id}", operation_id = "show_subscription", tag = "events",
     params(("id" = i64, Path)),
     responses((status = 200, description = "The subscription", body = SubscriptionView), Common, Named))]
-pub(super) async fn show(State(api): State<Arc<Api>>, id: Id) -> Result<Response<Body>, Problem> {
-    shown(&api, number(id)?).await
+pub(super) async fn show(
+    State(api): State<Arc<Api>>,
+    viewer: Viewer,
+    id: Id,
+) -> Result<Response<Body>, Problem> {
+    shown(&api, viewer, number(id)?).await
 }
 
 /// Drop a subscription.
@@ -68,36 +73,48 @@ pub(super) async fn drop(State(api): State<Arc<Api>>, id: Id) -> Result<Response
 #[utoipa::path(post, path = "/v1/subscriptions/{id}/enable", operation_id = "enable_subscription", tag = "events",
     params(("id" = i64, Path)),
     responses((status = 200, description = "The subscription", body = SubscriptionView), Common, Named))]
-pub(super) async fn enable(State(api): State<Arc<Api>>, id: Id) -> Result<Response<Body>, Problem> {
+pub(super) async fn enable(
+    State(api): State<Arc<Api>>,
+    viewer: Viewer,
+    id: Id,
+) -> Result<Response<Body>, Problem> {
     let id = number(id)?;
     api.operate.set_subscription_enabled(id, true).await?;
-    shown(&api, id).await
+    shown(&api, viewer, id).await
 }
 
 /// Make no messages for it.
 #[utoipa::path(post, path = "/v1/subscriptions/{id}/disable", operation_id = "disable_subscription", tag = "events",
     params(("id" = i64, Path)),
     responses((status = 200, description = "The subscription", body = SubscriptionView), Common, Named))]
-pub(super) async fn disable(State(api): State<Arc<Api>>, id: Id) -> Result<Response<Body>, Problem> {
+pub(super) async fn disable(
+    State(api): State<Arc<Api>>,
+    viewer: Viewer,
+    id: Id,
+) -> Result<Response<Body>, Problem> {
     let id = number(id)?;
     api.operate.set_subscription_enabled(id, false).await?;
-    shown(&api, id).await
+    shown(&api, viewer, id).await
 }
 
-async fn shown(api: &Api, id: i64) -> Result<Response<Body>, Problem> {
+async fn shown(api: &Api, viewer: Viewer, id: i64) -> Result<Response<Body>, Problem> {
     let subscription = api.operate.subscription(id).await?;
-    Ok(to_response(StatusCode::OK, &SubscriptionView::from(subscription)))
+    Ok(to_response(StatusCode::OK, &viewer.subscription(subscription)))
 }
 
 /// List subscriptions by id.
 #[utoipa::path(get, path = "/v1/subscriptions", operation_id = "list_subscriptions", tag = "events",
     params(("limit" = Option<u16>, Query, minimum = 1, maximum = 1000), ("cursor" = Option<String>, Query)),
     responses((status = 200, description = "A page", body = Page<SubscriptionView>), Common, Named))]
-pub(super) async fn list(State(api): State<Arc<Api>>, uri: Uri) -> Result<Response<Body>, Problem> {
+pub(super) async fn list(
+    State(api): State<Arc<Api>>,
+    viewer: Viewer,
+    uri: Uri,
+) -> Result<Response<Body>, Problem> {
     let mut params = Params::parse(&uri, &["limit", "cursor"])?;
     let (limit, after) = (params.limit()?, params.cursor()?);
     let found = api.operate.subscriptions(after, limit + 1).await?;
-    let page = Page::of(found, limit, |last| last.id, SubscriptionView::from);
+    let page = Page::of(found, limit, |last| last.id, |found| viewer.subscription(found));
     Ok(page.into_response())
 }
 

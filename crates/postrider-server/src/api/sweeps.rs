@@ -96,7 +96,7 @@ fn wanted(mut body: BTreeMap<String, Value>) -> Result<(DlqFilter, Option<SweepC
     let all = optional(body, "all", fields::flag)?.unwrap_or(false);
     let filter = DlqFilter {
         endpoint: optional(body, "endpoint", string)?,
-        reason: optional(body, "reason", string)?,
+        reason: optional(body, "reason", text_of(send_values::dead_reason))?,
         class: optional(body, "class", text_of(send_values::class))?,
         error: optional(body, "error", string)?,
         event_type: optional(body, "event_type", string)?,

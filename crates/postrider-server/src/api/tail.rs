@@ -11,24 +11,22 @@ use axum::extract::State;
 use axum::http::{Response, StatusCode, Uri};
 use bytes::Bytes;
 use futures_util::stream;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue};
 use postrider::State as MessageState;
 use postrider::engine::{Event, Happening};
 use serde_json::{Value, json};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-use super::answers::{Common, Named};
+use super::answers::{Common, Crowded, Named};
 use super::keys::Pass;
 use super::listing::StateChoice;
+use super::long::Place;
 use super::page::Params;
 use super::problem::Problem;
 use super::{Api, listing, node};
 
-/// A token may be revoked while its reader reads; a second is promised.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// Proxies close what is silent for longer.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 
@@ -40,7 +38,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
         ("state" = inline(Option<StateChoice>), Query, description = "What the message became"),
         ("event_type" = Option<String>, Query),
     ),
-    responses((status = 200, description = "Events until the node stops", body = String, content_type = "text/event-stream"), Common, Named))]
+    responses((status = 200, description = "Events until the node stops", body = String, content_type = "text/event-stream"), Common, Named, Crowded))]
 pub(super) async fn tail(
     State(api): State<Arc<Api>>,
     pass: Option<Extension<Pass>>,
@@ -56,15 +54,8 @@ pub(super) async fn tail(
         api.operate.endpoint(name).await?;
     }
     let events = api.node.events().ok_or_else(node::stopping)?;
-    let pass = pass.map(|Extension(pass)| pass);
-    let tail = Tail {
-        events,
-        filter,
-        stop: api.stop.clone(),
-        pass,
-        looked_at: Instant::now(),
-        told_at: Instant::now(),
-    };
+    let place = api.long_answers.begin(pass.map(|Extension(pass)| pass))?;
+    let tail = Tail { events, filter, place, told_at: Instant::now() };
     // Whoever reads this knows that nothing from now on is missed.
     let hello = stream::iter([Ok::<_, Infallible>(Bytes::from_static(b": listening\n\n"))]);
     let happenings = stream::unfold(tail, async |mut tail| Some((Ok(tail.next().await?), tail)));
@@ -73,6 +64,8 @@ pub(super) async fn tail(
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // It ends with its answer, so that it does not keep a place that a request could have.
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
     Ok(response)
 }
 
@@ -85,10 +78,7 @@ struct Filter {
 struct Tail {
     events: Receiver<Event>,
     filter: Filter,
-    stop: CancellationToken,
-    pass: Option<Pass>,
-    /// When its pass was looked at.
-    looked_at: Instant,
+    place: Place,
     told_at: Instant,
 }
 
@@ -98,27 +88,16 @@ impl Tail {
         loop {
             let told = tokio::select! {
                 biased;
-                () = self.stop.cancelled() => return None,
-                told = tokio::time::timeout_at(self.looked_at + LOOK_INTERVAL, self.events.recv()) => told,
+                () = self.place.over() => return None,
+                told = tokio::time::timeout_at(self.told_at + SILENCE_MAX, self.events.recv()) => told,
             };
-            if self.looked_at.elapsed() >= LOOK_INTERVAL {
-                self.looked_at = Instant::now();
-                if let Some(pass) = &self.pass
-                    && !pass.holds().await
-                {
-                    return None;
-                }
-            }
             let line = match told {
                 Ok(Ok(event)) => self.filter.lets_through(&event).then(|| shown(&event)),
                 Ok(Err(RecvError::Lagged(skipped))) => {
                     Some(written("skipped", &json!({ "skipped": skipped })))
                 }
                 Ok(Err(RecvError::Closed)) => return None,
-                Err(_elapsed) => {
-                    let is_silent = self.told_at.elapsed() >= SILENCE_MAX;
-                    is_silent.then(|| Bytes::from_static(b": nothing\n\n"))
-                }
+                Err(_elapsed) => Some(Bytes::from_static(b": nothing\n\n")),
             };
             if line.is_some() {
                 self.told_at = Instant::now();
@@ -173,12 +152,15 @@ mod tests {
     use postrider::MessageId;
     use postrider::endpoint::EndpointId;
     use tokio::sync::broadcast;
+    use tokio_util::sync::CancellationToken;
 
+    use super::super::long::LongAnswers;
     use super::*;
 
     fn tail_of(events: Receiver<Event>, stop: CancellationToken) -> Tail {
         let filter = Filter { endpoint: None, state: None, event_type: None };
-        Tail { events, filter, stop, pass: None, looked_at: Instant::now(), told_at: Instant::now() }
+        let place = LongAnswers::new(stop).begin(None).unwrap_or_else(|_| panic!("a place"));
+        Tail { events, filter, place, told_at: Instant::now() }
     }
 
     fn lost(message: i64) -> Event {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::{Request, Response, StatusCode};
+use axum::http::{Request, Response, StatusCode, Uri};
 use postrider::StoreError;
 use postrider::store::NewToken;
 
 use super::answers::{self, Clash, Common, Named};
 use super::fields::Fields;
 use super::messages::path_text;
-use super::page::Page;
+use super::page::{Page, Params};
 use super::problem::Problem;
 use super::wanted::WantedToken;
 use super::{Api, body, fields, no_content, to_response};
@@ -43,14 +43,17 @@ pub(super) async fn list(State(api): State<Arc<Api>>) -> Result<Response<Body>, 
     Ok(Page { items, next: None }.into_response())
 }
 
-/// Revoke a token. Every node refuses it within a second.
+/// Revoke a token. Every node refuses it within a second. The last one only with `last=true`: without any, whoever
+/// reaches a node on loopback may do everything.
 #[utoipa::path(delete, path = "/v1/tokens/{prefix}", operation_id = "revoke_token", tag = "tokens",
-    params(("prefix" = String, Path)),
-    responses((status = 204, description = "It opens nothing any more"), Common, Named))]
+    params(("prefix" = String, Path), ("last" = Option<bool>, Query, description = "Also if it is the last one")),
+    responses((status = 204, description = "It opens nothing any more"), Common, Named, Clash))]
 pub(super) async fn revoke(
     State(api): State<Arc<Api>>,
     prefix: Result<Path<String>, PathRejection>,
+    uri: Uri,
 ) -> Result<Response<Body>, Problem> {
-    api.operate.revoke_token(&path_text(prefix)).await?;
+    let last = Params::parse(&uri, &["last"])?.value("last", "must be true or false")?;
+    api.operate.revoke_token(&path_text(prefix), last.unwrap_or(false)).await?;
     Ok(no_content())
 }

@@ -126,6 +126,7 @@ pub(super) struct WantedReplay {
 #[expect(dead_code, reason = "describes a body")]
 pub(super) struct SweptLetters {
     endpoint: Option<String>,
+    #[schema(schema_with = schemas::dead_reason_or_null)]
     reason: Option<String>,
     #[schema(schema_with = schemas::class)]
     class: Option<String>,

@@ -1,19 +1,18 @@
 //! Which dead letters are meant, as people say it.
 
 use jiff::Timestamp;
-use postrider::store::DlqFilter;
+use postrider::store::{DEAD_REASONS, DlqFilter};
 
 use crate::failure::Failure;
 use crate::send_values;
 
 #[derive(clap::Args)]
 pub(crate) struct FilterArgs {
-    /// Of this endpoint
+    /// Of this endpoint, as `list` shows it: a dropped one too, and (events) for those of events
     #[arg(long, value_name = "NAME")]
     endpoint: Option<String>,
 
-    /// Died for this reason: attempts_exhausted, permanent or gone
-    #[arg(long, value_name = "REASON")]
+    #[arg(long, value_name = "REASON", help = format!("Died for this reason: {}", DEAD_REASONS.join(", ")))]
     reason: Option<String>,
 
     /// Class of the last error: retryable, permanent or gone
@@ -48,7 +47,7 @@ impl FilterArgs {
         };
         Ok(DlqFilter {
             endpoint: self.endpoint,
-            reason: self.reason,
+            reason: self.reason.map(|text| send_values::dead_reason("reason", &text)).transpose()?,
             class: self.class.map(|text| send_values::class("class", &text)).transpose()?,
             error: self.error,
             event_type: self.event_type,

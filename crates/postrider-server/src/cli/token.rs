@@ -2,6 +2,7 @@
 
 use clap::{Subcommand, ValueEnum};
 use jiff::Timestamp;
+use postrider::StoreError;
 use postrider::store::{NewToken, Scope, TokenRecord};
 use serde_json::json;
 
@@ -24,6 +25,10 @@ pub(crate) enum TokenCommand {
     Revoke {
         /// How it begins, as `list` shows it
         prefix: String,
+
+        /// Also if it is the last one: without any, whoever reaches a node on loopback may do everything
+        #[arg(long)]
+        last: bool,
     },
 }
 
@@ -33,7 +38,7 @@ pub(crate) enum ScopeName {
     Admin,
     /// Send, publish, cancel, and look at single messages
     Application,
-    /// Read states and figures; no payloads, headers or config of endpoints
+    /// Read states and figures; no payloads, headers, configs, filters, templates or schemas
     Monitor,
 }
 
@@ -63,8 +68,8 @@ pub(super) async fn run(command: TokenCommand, url: &StoreUrl, output: Output) -
             let tokens = store.tokens().await?;
             output.document(|| list_json(tokens.clone()), || list_text(&tokens, output, Timestamp::now()));
         }
-        TokenCommand::Revoke { prefix } => {
-            store.revoke_token(&prefix).await?;
+        TokenCommand::Revoke { prefix, last } => {
+            store.revoke_token(&prefix, last).await.map_err(refused)?;
             output.document(
                 || json!({ "token": prefix, "done": "revoked" }).to_string(),
                 || format!("token {prefix} is revoked"),
@@ -72,6 +77,12 @@ pub(super) async fn run(command: TokenCommand, url: &StoreUrl, output: Output) -
         }
     }
     Ok(())
+}
+
+fn refused(error: StoreError) -> Failure {
+    let is_last = matches!(error, StoreError::Conflict(_));
+    let failure = Failure::from(error);
+    if is_last { failure.hint("make the next one first, or say --last") } else { failure }
 }
 
 fn list_json(tokens: Vec<TokenRecord>) -> String {

@@ -20,7 +20,7 @@ pub(crate) struct ListedDeadLetterView {
     endpoint: String,
     #[schema(schema_with = schemas::dlq_status)]
     status: DlqStatus,
-    /// `attempts_exhausted`, `permanent` or `gone`.
+    #[schema(schema_with = schemas::dead_reason)]
     reason: String,
     died_at: Timestamp,
     attempt_count: u32,

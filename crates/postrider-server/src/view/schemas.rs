@@ -3,7 +3,7 @@
 use postrider::State;
 use postrider::breaker::CircuitName;
 use postrider::protocol::Protocol;
-use postrider::store::{ReplayState, ReplayStatus, Scope};
+use postrider::store::{DEAD_REASONS, ReplayState, ReplayStatus, Scope};
 use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
 
 const CLASSES: [&str; 3] = ["retryable", "permanent", "gone"];
@@ -54,6 +54,14 @@ pub(crate) fn disabled_by() -> Schema {
 
 pub(crate) fn dlq_status() -> Schema {
     choice(["failed", "redriven", "discarded"])
+}
+
+pub(crate) fn dead_reason() -> Schema {
+    choice(DEAD_REASONS)
+}
+
+pub(crate) fn dead_reason_or_null() -> Schema {
+    choice_or_null(DEAD_REASONS)
 }
 
 pub(crate) fn node_state() -> Schema {

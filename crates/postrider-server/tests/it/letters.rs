@@ -247,6 +247,34 @@ fn letters_are_swept_by_filter_over_http() {
 }
 
 #[test]
+fn the_letter_of_an_event_is_found_by_what_is_shown_of_it() {
+    let shop = Shop::open();
+    shop.post("/v1/event-types", json!({ "name": "paid", "schema": { "required": ["sum"] } }), 201);
+    let db = rusqlite::Connection::open(shop.home.store_file()).expect("the file");
+    db.busy_timeout(Duration::from_secs(30)).expect("a timeout");
+    db.execute("INSERT INTO postrider_publish (event_type, payload) VALUES ('paid', '{}')", [])
+        .expect("it is stored");
+    let summary = eventually(Duration::from_secs(30), "it is a dead letter", || {
+        shop.node.get("/v1/dlq/summary").expect(200).json()["items"].get(0).cloned()
+    });
+    let endpoint = summary["endpoint"].as_str().expect("a name");
+    let found = shop.node.get(&format!("/v1/dlq?endpoint={endpoint}")).expect(200).json()["items"].clone();
+    assert_eq!(
+        (&found[0]["endpoint"], found[0]["reason"].as_str()),
+        (&json!(endpoint), Some("invalid_event"))
+    );
+    let by_reason = shop.node.get("/v1/dlq?reason=invalid_event").expect(200).json()["items"].clone();
+    assert_eq!(by_reason, found);
+    assert_eq!(shop.home.json(&["dlq", "list", "--endpoint", endpoint])["items"], found);
+    let mistyped = shop.node.get("/v1/dlq?reason=invalid_events").expect(422).json();
+    assert!(mistyped["detail"].as_str().is_some_and(|why| why.contains("invalid_event")), "{mistyped}");
+    shop.node.delete("/v1/event-types/paid").expect(204);
+    shop.post("/v1/event-types", json!({ "name": "paid" }), 201);
+    let redriven = shop.post("/v1/dlq:redrive", json!({ "endpoint": endpoint }), 200);
+    assert_eq!((&redriven["redriven"], &redriven["total"]), (&json!(1), &json!(1)), "{redriven}");
+}
+
+#[test]
 fn replays_are_started_watched_and_stopped_over_http() {
     let shop = Shop::with_letters();
     shop.endpoint("copy");

@@ -191,6 +191,22 @@ fn a_refused_batch_names_line_and_field_and_queues_nothing() {
 }
 
 #[test]
+fn a_batch_of_too_many_lines_is_refused_before_any_is_read() {
+    let (home, node) = paused_shop();
+    home.json(&["config", "set", "max_batch_messages=3"]);
+    let good = json!({ "endpoint": "shop", "payload": 1 }).to_string();
+    let three = format!("\n{good}\r\n \n{good}\n\n{good}\n");
+    let five = format!("not JSON\n{three}{good}");
+    let refused = crate::eventually(Duration::from_secs(5), "the setting counts", || {
+        let answer = node.post("/v1/messages:batch", &[], five.as_bytes());
+        (answer.status == 413).then(|| answer.json())
+    });
+    assert_eq!((&refused["field"], &refused["line"]), (&json!("messages"), &json!(null)), "{refused}");
+    assert_eq!(refused["detail"], "messages: 5 is more than max_batch_messages allows, which is 3");
+    node.post("/v1/messages:batch", &[], three.as_bytes()).expect(202);
+}
+
+#[test]
 fn messages_are_listed_by_filter_and_cursor() {
     let (_home, node) = paused_shop();
     node.create_endpoint(endpoint("other", "http://127.0.0.1:9/"));

@@ -211,6 +211,18 @@ fn flags_beat_environment_beats_file() {
 }
 
 #[test]
+fn a_variable_that_nothing_knows_is_told_and_no_other() {
+    let known =
+        [("POSTRIDER_URL", "http://127.0.0.1:1"), ("POSTRIDER_TOKEN", "x"), ("POSTRIDER_SECRET_X", "y")];
+    let mistyped = ("POSTRIDER_LISTNE", "127.0.0.1:0");
+    let home = Home::new();
+    let node = home.start_in(&[&known[..], &[mistyped]].concat(), &[]);
+    let written = node.written();
+    let told: Vec<&str> = written.lines().filter(|line| line.contains("variable is not known")).collect();
+    assert!(told.len() == 1 && told[0].contains("\"variable\":\"POSTRIDER_LISTNE\""), "{told:?}");
+}
+
+#[test]
 fn a_port_in_use_is_said() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = taken.local_addr().expect("an address").to_string();

@@ -65,6 +65,25 @@ fn a_tail_of_nobody_is_refused() {
     assert_eq!(node.get("/v1/tail?colour=red").expect(422).json()["field"], "colour");
 }
 
+#[test]
+fn tails_leave_room_for_everybody_else() {
+    let home = Home::new();
+    let node = home.start();
+    let mut tails: Vec<Client> = (0..64).map(|_| tail(&node, "")).collect();
+    let refused = node.get("/v1/tail").expect(429);
+    assert_eq!(refused.json()["type"], "urn:postrider:problem:too-many-tails");
+    assert!(refused.header("retry-after").is_some(), "{refused:?}");
+    node.get("/livez").expect(200);
+    tails.pop();
+    let mut freed = eventually(Duration::from_secs(30), "a place is free", || {
+        let mut client = node.client();
+        let head = format!("GET /v1/tail HTTP/1.1\r\nhost: {}\r\n\r\n", node.address);
+        client.write(head.as_bytes()).expect("it is read");
+        client.read_line_with("HTTP/1.1 ")?.starts_with("200").then_some(client)
+    });
+    assert!(freed.read_until("listening"), "the tail begins");
+}
+
 /// `postrider tail …` in a pipe.
 struct TailCommand {
     child: Child,

@@ -87,17 +87,30 @@ fn each_scope_does_its_work_and_no_more() {
 }
 
 #[test]
-fn a_monitor_sees_no_payload_header_or_config() {
+fn a_monitor_sees_no_payload_header_config_filter_template_or_schema() {
     let (_home, node, [admin, _, monitor]) = guarded_shop();
     let bearer = format!("Bearer {admin}");
     let headers = [("authorization", bearer.as_str()), ("postrider-header-x-secret", "hush")];
     let sent = node.post("/v1/endpoints/shop/messages", &headers, b"{\"card\":4711}").expect(202).json();
-    let paths =
-        ["/v1/endpoints".to_owned(), "/v1/endpoints/shop".to_owned(), format!("/v1/messages/{}", sent["id"])];
+    let schema = json!({ "name": "card.used", "schema": { "properties": { "card": { "const": 4711 } } } });
+    ask(&node, &admin, "POST", "/v1/event-types", &schema.to_string()).expect(201);
+    let subscription = json!({ "pattern": "card.*", "endpoint": "shop", "filter": { "card": 4711 },
+        "template": { "key": "hush" } });
+    ask(&node, &admin, "POST", "/v1/subscriptions", &subscription.to_string()).expect(201);
+    let message = format!("/v1/messages/{}", sent["id"]);
+    let paths = [
+        "/v1/endpoints",
+        "/v1/endpoints/shop",
+        &message,
+        "/v1/event-types",
+        "/v1/event-types/card.used",
+        "/v1/subscriptions",
+        "/v1/subscriptions/1",
+    ];
     for path in paths {
-        let whole = String::from_utf8(ask(&node, &admin, "GET", &path, "").expect(200).body).expect("text");
+        let whole = String::from_utf8(ask(&node, &admin, "GET", path, "").expect(200).body).expect("text");
         let reduced =
-            String::from_utf8(ask(&node, &monitor, "GET", &path, "").expect(200).body).expect("text");
+            String::from_utf8(ask(&node, &monitor, "GET", path, "").expect(200).body).expect("text");
         assert!(["4711", "127.0.0.1"].iter().any(|content| whole.contains(content)), "{whole}");
         for content in ["4711", "hush", "127.0.0.1", "blue"] {
             assert!(!reduced.contains(content), "{path}: {reduced}");
@@ -117,10 +130,43 @@ fn a_token_is_made_listed_and_revoked_over_http() {
         assert_eq!(refused["field"], field, "{refused}");
     }
     let prefix = issued["prefix"].as_str().expect("a prefix");
+    crate::eventually(Duration::from_secs(1), "the token is known", || {
+        (node.get("/v1/status").status == 401).then_some(())
+    });
     ask(&node, token, "DELETE", "/v1/tokens/pr_nobody", "").expect(404);
-    ask(&node, token, "DELETE", &format!("/v1/tokens/{prefix}"), "").expect(204);
+    let refused = ask(&node, token, "DELETE", &format!("/v1/tokens/{prefix}"), "").expect(409).json();
+    assert_eq!(refused["type"], "urn:postrider:problem:conflict");
+    assert_eq!(
+        ask(&node, token, "DELETE", &format!("/v1/tokens/{prefix}?last=no"), "").expect(422).json()["field"],
+        "last"
+    );
+    ask(&node, token, "GET", "/v1/status", "").expect(200);
+    ask(&node, token, "DELETE", &format!("/v1/tokens/{prefix}?last=true"), "").expect(204);
     crate::eventually(Duration::from_secs(1), "no tokens are left", || {
         (node.get("/v1/status").status == 200).then_some(())
+    });
+    crate::eventually(Duration::from_secs(5), "it is told", || {
+        node.written().contains("The store has no tokens any more").then_some(())
+    });
+}
+
+#[test]
+fn without_tokens_nobody_is_let_in_by_a_proxy() {
+    let home = Home::new();
+    let node = home.start();
+    for proxied in ["forwarded", "x-forwarded-for", "x-real-ip", "via"] {
+        let headers = [(proxied, "192.0.2.1")];
+        let refused = node.post("/v1/tokens", &headers, b"{\"name\":\"me\",\"scope\":\"admin\"}").expect(403);
+        let detail = refused.json()["detail"].as_str().expect("a detail").to_owned();
+        assert!(detail.contains(proxied) && detail.contains("postrider token create"), "{detail}");
+        node.client().send("GET", "/livez", &headers, b"").expect("an answer").expect(200);
+    }
+    let (token, _) = issue(&home, &["operator", "admin"]);
+    let bearer = format!("Bearer {token}");
+    let headers = [("authorization", bearer.as_str()), ("x-forwarded-for", "192.0.2.1")];
+    crate::eventually(Duration::from_secs(1), "the token is known", || {
+        let answer = node.client().send("GET", "/v1/status", &headers, b"").expect("an answer");
+        (answer.status == 200).then_some(())
     });
 }
 
@@ -162,6 +208,8 @@ fn a_tail_ends_with_its_token() {
     // The last chunk of an answer is empty.
     assert_eq!(client.read_line_with("0").as_deref(), Some(""));
     assert!(revoked.elapsed() < Duration::from_secs(1), "{:?}", revoked.elapsed());
+    assert_eq!(client.read_line_with("HTTP"), None);
+    assert!(revoked.elapsed() < Duration::from_secs(10), "the connection ends with it");
 }
 
 #[test]
@@ -181,7 +229,7 @@ fn other_machines_are_listened_to_only_with_tokens() {
     let headers = [("host", "postrider.example"), ("authorization", &format!("Bearer {token}")[..])];
     node.client().send("GET", "/v1/status", &headers, b"").expect("an answer").expect(200);
     node.get("/v1/status").expect(401);
-    home.json(&["token", "revoke", &prefix]);
+    home.json(&["token", "revoke", &prefix, "--last"]);
     crate::eventually(Duration::from_secs(1), "nobody gets in", || {
         (ask(&node, &token, "GET", "/v1/status", "").status == 401).then_some(())
     });
@@ -202,7 +250,11 @@ fn the_command_line_shows_a_token_once() {
     let items: Value = home.json(&["token", "list"])["items"].clone();
     let prefix = items[0]["prefix"].as_str().expect("a prefix");
     assert!(token.starts_with(prefix));
-    home.json(&["token", "revoke", prefix]);
+    let refused = home.run(&["token", "revoke", prefix]);
+    assert_eq!(refused.status.code(), Some(4), "the last one");
+    let why = String::from_utf8(refused.stderr).expect("text");
+    assert!(why.contains("is the last one") && why.contains("--last"), "{why}");
+    home.json(&["token", "revoke", prefix, "--last"]);
     assert_eq!(home.run(&["token", "revoke", prefix]).status.code(), Some(4));
     assert_eq!(home.json(&["token", "list"])["items"], json!([]));
 }

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::AttemptRecord;
 use crate::message::{MessageId, State};
-use crate::verdict::Class;
+use crate::verdict::{Class, DeadReason};
 
 /// A message's whole story, wherever it is now.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,7 +63,7 @@ pub struct DlqFilter {
     pub endpoint: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<DlqStatus>,
-    /// Why it died: `attempts_exhausted`, `permanent` and so on.
+    /// Why it died: one of [`DEAD_REASONS`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Of its last error.
@@ -89,6 +89,17 @@ pub struct DlqFilter {
     #[serde(skip_serializing_if = "is_zero")]
     pub limit: usize,
 }
+
+/// Reason of the dead letter that an event becomes which cannot be fanned out.
+pub const INVALID_EVENT: &str = "invalid_event";
+
+/// Why dead letters died.
+pub const DEAD_REASONS: [&str; 4] = [
+    DeadReason::AttemptsExhausted.as_str(),
+    DeadReason::Permanent.as_str(),
+    DeadReason::Gone.as_str(),
+    INVALID_EVENT,
+];
 
 fn is_zero(limit: &usize) -> bool {
     *limit == 0

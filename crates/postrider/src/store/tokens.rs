@@ -29,8 +29,9 @@ pub trait Tokens: Send + Sync + 'static {
     async fn create_token(&self, token: NewToken) -> Result<IssuedToken>;
     /// Oldest first.
     async fn tokens(&self) -> Result<Vec<TokenRecord>>;
-    /// By its prefix. Every node refuses it within a second.
-    async fn revoke_token(&self, prefix: &str) -> Result<()>;
+    /// By its prefix. Every node refuses it within a second. The last one only with `even_last`: without any,
+    /// whoever reaches a node on loopback may do everything.
+    async fn revoke_token(&self, prefix: &str, even_last: bool) -> Result<()>;
 }
 
 /// What a node needs to know whom it talks to.
@@ -47,7 +48,7 @@ pub enum Scope {
     Admin,
     /// Send, publish, cancel, and look at single messages.
     Application,
-    /// Read states and figures: no payloads, headers or config of endpoints.
+    /// Read states and figures: no payloads, headers, configs of endpoints, filters, templates or schemas.
     Monitor,
 }
 
@@ -173,6 +174,12 @@ fn letters(count: usize) -> String {
 
 pub(crate) fn too_many() -> StoreError {
     StoreError::Conflict(format!("there are {TOKENS_MAX} tokens already; revoke one that nobody needs"))
+}
+
+pub(crate) fn is_last(prefix: &str) -> StoreError {
+    StoreError::Conflict(format!(
+        "token {prefix} is the last one; without any, whoever reaches a node on loopback may do everything"
+    ))
 }
 
 pub(crate) fn unknown(prefix: &str) -> StoreError {

@@ -10,6 +10,7 @@ use super::Shared;
 use super::errors::store_error;
 use super::row::{big_count, count, headers, payload};
 use crate::clock::truncated;
+use crate::error::StoreError;
 use crate::message::MessageId;
 use crate::store::{AttemptError, DeadLetter, DlqFilter, DlqStatus, DlqSummary, Redrive, Result};
 use crate::verdict::Class;
@@ -44,8 +45,9 @@ impl Matching {
     pub(super) async fn new(shared: &Shared, filter: &DlqFilter) -> Result<Self> {
         let mut matching = Self { conditions: "true".to_owned(), values: Vec::new() };
         if let Some(name) = &filter.endpoint {
-            let endpoint = super::endpoints::by_name(shared, name).await?.id.0;
-            matching.and("d.endpoint_id = {}", Some(endpoint));
+            let ids = every_id_of(shared, name).await?;
+            let ids: Vec<String> = ids.into_iter().map(|id| matching.parameter(id)).collect();
+            matching.conditions.push_str(&format!(" AND d.endpoint_id IN ({})", ids.join(", ")));
         }
         matching.and("d.id > {}", filter.after);
         matching.and("d.id = {}", filter.id);
@@ -77,6 +79,15 @@ impl Matching {
     pub(super) fn parameters(&self) -> Vec<&(dyn ToSql + Sync)> {
         self.values.iter().map(|value| &**value as &(dyn ToSql + Sync)).collect()
     }
+}
+
+/// Dead letters outlive their endpoint, and another one may have its name.
+async fn every_id_of(shared: &Shared, name: &str) -> Result<Vec<i64>> {
+    let ids = shared.pool.query("SELECT id FROM postrider.endpoints WHERE name = $1", &[&name]).await?;
+    if ids.is_empty() {
+        return Err(StoreError::unknown_endpoint(name));
+    }
+    Ok(ids.iter().map(|row| row.get(0)).collect())
 }
 
 fn dead_letter(row: &Row) -> DeadLetter {

@@ -19,8 +19,8 @@ impl Tokens for PostgresStore {
         list(&self.shared).await
     }
 
-    async fn revoke_token(&self, prefix: &str) -> Result<()> {
-        self.shared.pool.call("SELECT postrider._revoke_token($1)", &[&prefix]).await
+    async fn revoke_token(&self, prefix: &str, even_last: bool) -> Result<()> {
+        self.shared.pool.call("SELECT postrider._revoke_token($1, $2)", &[&prefix, &even_last]).await
     }
 }
 

@@ -8,7 +8,7 @@ use super::archive::{self, Leaving};
 use super::keys::{self, Key, Place};
 use super::row::{self, at, micros_of};
 use super::writer::Write;
-use super::{endpoints, events, storage_error};
+use super::{events, storage_error};
 use crate::endpoint::{EndpointId, OnDead};
 use crate::error::StoreError;
 use crate::message::MessageId;
@@ -244,16 +244,11 @@ pub(super) fn list(conn: &Connection, filter: &DlqFilter) -> Result<Vec<DeadLett
 
 /// What a filter says of the letter `d`. Only what it names, so that there is an index for it.
 pub(super) fn conditions(conn: &Connection, filter: &DlqFilter) -> Result<(String, Vec<Value>)> {
-    let endpoint = match &filter.endpoint {
-        Some(name) => Some(endpoints::load_by_name(conn, name)?.id.0),
-        None => None,
-    };
     let text = |text: &Option<String>| text.clone().map(Value::from);
     let named = [
         ("d.id > ?", filter.after.map(Value::from)),
         ("d.id = ?", filter.id.map(Value::from)),
         ("d.message_id = ?", filter.message.map(|id| id.0.into())),
-        ("d.endpoint_id = ?", endpoint.map(Value::from)),
         ("d.status = ?", filter.status.map(|status| status.as_str().to_owned().into())),
         ("d.reason = ?", text(&filter.reason)),
         ("instr(d.last_error, ?) = 1", filter.class.map(|class| class.tag().to_owned().into())),
@@ -263,9 +258,23 @@ pub(super) fn conditions(conn: &Connection, filter: &DlqFilter) -> Result<(Strin
         ("d.died_at >= ?", filter.from.map(|at| micros_of(at).into())),
         ("d.died_at < ?", filter.until.map(|at| micros_of(at).into())),
     ];
-    let (sql, values): (Vec<_>, Vec<_>) =
-        named.into_iter().filter_map(|(condition, value)| Some((condition, value?))).unzip();
+    let (mut sql, mut values): (Vec<_>, Vec<_>) =
+        named.into_iter().filter_map(|(condition, value)| Some((condition.to_owned(), value?))).unzip();
+    if let Some(name) = &filter.endpoint {
+        let ids = every_id_of(conn, name)?;
+        sql.push(format!("d.endpoint_id IN ({})", vec!["?"; ids.len()].join(", ")));
+        values.extend(ids.into_iter().map(Value::from));
+    }
     Ok((if sql.is_empty() { "1".to_owned() } else { sql.join(" AND ") }, values))
+}
+
+/// Dead letters outlive their endpoint, and another one may have its name.
+fn every_id_of(conn: &Connection, name: &str) -> Result<Vec<i64>> {
+    let ids: Vec<i64> = conn
+        .prepare_cached("SELECT id FROM _postrider_endpoints WHERE name = ?1")
+        .and_then(|mut statement| statement.query_map([name], |row| row.get(0))?.collect())
+        .map_err(storage_error)?;
+    if ids.is_empty() { Err(StoreError::unknown_endpoint(name)) } else { Ok(ids) }
 }
 
 fn dead_letter(row: &rusqlite::Row<'_>) -> rusqlite::Result<DeadLetter> {

@@ -10,10 +10,8 @@ use super::{dlq, publish, storage_error};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::JSON;
-use crate::store::{DlqStatus, Result};
+use crate::store::{DlqStatus, INVALID_EVENT, Result};
 
-/// Reason of the dead letter that an event becomes which cannot be fanned out.
-pub(super) const INVALID_EVENT: &str = "invalid_event";
 /// Dead letters of events belong to this name. No endpoint can be called so, and none is: it was dropped when it was made.
 const NO_ENDPOINT: &str = "(events)";
 

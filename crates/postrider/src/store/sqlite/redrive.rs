@@ -10,14 +10,14 @@ use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 use serde_json::json;
 
 use super::dlq;
-use super::invalid_events::{self, INVALID_EVENT};
+use super::invalid_events;
 use super::keys::{self, Key, Place};
 use super::row::micros_of;
 use super::writer::Write;
 use super::{events, send, storage_error};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
-use crate::store::{DlqFilter, DlqStatus, Redrive, Result};
+use crate::store::{DlqFilter, DlqStatus, INVALID_EVENT, Redrive, Result};
 
 /// Letters in one step, unless a single key has more: about 4 ms.
 const STEP_LETTERS: usize = 100;

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::row::{at, micros_of};
 use super::writer::{Commit, Write};
 use super::{SqliteStore, events, storage_error};
-use crate::store::tokens::{Minted, too_many, unknown};
+use crate::store::tokens::{Minted, is_last, too_many, unknown};
 use crate::store::{
     IssuedToken, Keyring, NewToken, Result, Scope, TOKENS_MAX, TokenKey, TokenRecord, Tokens,
 };
@@ -27,9 +27,9 @@ impl Tokens for SqliteStore {
         self.read(|conn| list(conn).map_err(storage_error)).await
     }
 
-    async fn revoke_token(&self, prefix: &str) -> Result<()> {
+    async fn revoke_token(&self, prefix: &str, even_last: bool) -> Result<()> {
         let prefix = prefix.to_owned();
-        self.write(Commit::Durable, move |write| revoke(write, &prefix)).await
+        self.write(Commit::Durable, move |write| revoke(write, &prefix, even_last)).await
     }
 }
 
@@ -60,7 +60,10 @@ pub(super) fn create(write: &mut Write<'_>, new: &NewToken, minted: &Minted) -> 
     Ok(write.now)
 }
 
-pub(super) fn revoke(write: &mut Write<'_>, prefix: &str) -> Result<()> {
+pub(super) fn revoke(write: &mut Write<'_>, prefix: &str, even_last: bool) -> Result<()> {
+    if !even_last && is_only(write.conn, prefix).map_err(storage_error)? {
+        return Err(is_last(prefix));
+    }
     let name: Option<String> = write
         .conn
         .query_row("DELETE FROM _postrider_tokens WHERE prefix = ?1 RETURNING name", [prefix], |row| {
@@ -70,6 +73,12 @@ pub(super) fn revoke(write: &mut Write<'_>, prefix: &str) -> Result<()> {
         .map_err(storage_error)?;
     let name = name.ok_or_else(|| unknown(prefix))?;
     events::log(write, "token.revoked", Some(prefix), &json!({ "name": name }))
+}
+
+fn is_only(conn: &Connection, prefix: &str) -> rusqlite::Result<bool> {
+    conn.query_row("SELECT count(*) = 1 AND max(prefix) = ?1 FROM _postrider_tokens", [prefix], |row| {
+        row.get::<_, Option<bool>>(0).map(|is| is == Some(true))
+    })
 }
 
 pub(super) fn list(conn: &Connection) -> rusqlite::Result<Vec<TokenRecord>> {

@@ -24,10 +24,16 @@ BEGIN
   RETURN v_now;
 END $$;
 
-CREATE FUNCTION postrider._revoke_token(p_prefix text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._revoke_token(p_prefix text, p_even_last boolean) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_name text;
 BEGIN
+  -- Two who revoke the last two at once would each see the other's.
+  LOCK TABLE postrider._tokens IN SHARE ROW EXCLUSIVE MODE;
+  IF NOT p_even_last AND (SELECT count(*) = 1 AND max(prefix) = p_prefix FROM postrider._tokens) THEN
+    PERFORM postrider._conflict(format('token %s is the last one; without any, whoever reaches a node on loopback may '
+      'do everything', p_prefix));
+  END IF;
   DELETE FROM postrider._tokens WHERE prefix = p_prefix RETURNING name INTO v_name;
   IF NOT FOUND THEN
     PERFORM postrider._unknown('token', p_prefix);

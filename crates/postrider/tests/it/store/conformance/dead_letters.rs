@@ -1,5 +1,5 @@
 use postrider::error::StoreError;
-use postrider::store::{DlqFilter, DlqStatus, Effect, Redrive};
+use postrider::store::{DlqFilter, DlqStatus, Effect, Redrive, SweepAction, Sweeps};
 use postrider::verdict::{DeadReason, Verdict};
 use postrider::{NewMessage, Operate, State};
 use serde_json::json;
@@ -205,6 +205,27 @@ pub(crate) async fn letters_of_a_dropped_endpoint_do_not_keep_others_from_being_
     assert!(matches!(refused, StoreError::Conflict(_)), "{refused:?}");
     assert_eq!(world.store().redrive(Redrive::All).await.unwrap(), 1);
     assert_eq!(world.state(id).await, State::Pending);
+}
+
+pub(crate) async fn letters_of_a_dropped_endpoint_are_found_by_its_name<H: Harness>(mut world: World<H>) {
+    let filter = DlqFilter { endpoint: Some("gone".into()), ..DlqFilter::default() };
+    let unknown = world.store().dlq(filter.clone()).await.unwrap_err();
+    assert_eq!(unknown, StoreError::unknown_endpoint("gone"));
+    let mut letters = Vec::new();
+    // The second one has the name that the first one left.
+    for _ in 0..2 {
+        let endpoint = world.endpoint("gone", json!({})).await;
+        world.send(to("gone")).await;
+        let ticket = world.claim(endpoint, 1).await[0];
+        world.die(ticket).await;
+        letters.push(world.letter_of(ticket.id).await);
+        world.store().drop_endpoint("gone", true).await.unwrap();
+        assert_eq!(world.store().dlq(filter.clone()).await.unwrap(), letters);
+    }
+    let other = world.send_to_death(to("a")).await;
+    let swept = world.store().sweep(SweepAction::Discard, filter, None).await.unwrap();
+    assert_eq!((swept.total, swept.done), (2, 2));
+    assert_eq!(world.letter_of(other.message).await.status, DlqStatus::Failed);
 }
 
 pub(crate) async fn a_redriven_message_that_was_delivered_is_not_told_as_dead<H: Harness>(

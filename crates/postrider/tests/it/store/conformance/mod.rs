@@ -185,6 +185,7 @@ macro_rules! conformance {
                 redriving_twice_yields_one_message,
                 a_filter_redrives_what_it_selects_and_nothing_else,
                 letters_of_a_dropped_endpoint_do_not_keep_others_from_being_redriven,
+                letters_of_a_dropped_endpoint_are_found_by_its_name,
                 a_redriven_message_that_was_delivered_is_not_told_as_dead,
                 racing_redrives_yield_one_message,
                 each_selection_redrives_what_it_names,
@@ -339,6 +340,7 @@ macro_rules! conformance {
                 a_token_opens_its_scope_and_nothing_else_does,
                 a_token_is_listed_by_its_prefix_and_never_shown_again,
                 a_revoked_token_opens_nothing,
+                the_last_token_is_revoked_only_by_whoever_says_so,
                 tokens_that_come_and_go_are_logged,
                 a_token_has_a_name_for_people,
             }

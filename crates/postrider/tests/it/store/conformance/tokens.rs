@@ -40,18 +40,34 @@ pub(crate) async fn a_token_is_listed_by_its_prefix_and_never_shown_again<H: Har
 
 pub(crate) async fn a_revoked_token_opens_nothing<H: Harness>(mut world: World<H>) {
     let (gone, stays) = (issue(&world, "a", Scope::Admin).await, issue(&world, "b", Scope::Admin).await);
-    world.store().revoke_token(&gone.record.prefix).await.unwrap();
+    world.store().revoke_token(&gone.record.prefix, false).await.unwrap();
     world.crash().await;
     assert_eq!(scope_of(&world, &gone.token).await, None);
     assert_eq!(scope_of(&world, &stays.token).await, Some(Scope::Admin));
     assert_eq!(world.store().tokens().await.unwrap(), [stays.record]);
-    let again = world.store().revoke_token(&gone.record.prefix).await.unwrap_err();
+    let again = world.store().revoke_token(&gone.record.prefix, false).await.unwrap_err();
     assert!(matches!(again, StoreError::Unknown { what: "token", .. }), "{again:?}");
+}
+
+pub(crate) async fn the_last_token_is_revoked_only_by_whoever_says_so<H: Harness>(world: World<H>) {
+    let (first, last) = (issue(&world, "a", Scope::Admin).await, issue(&world, "b", Scope::Monitor).await);
+    world.store().revoke_token(&first.record.prefix, false).await.unwrap();
+    let refused = world.store().revoke_token(&last.record.prefix, false).await.unwrap_err();
+    let why = format!(
+        "token {} is the last one; without any, whoever reaches a node on loopback may do everything",
+        last.record.prefix
+    );
+    assert_eq!(refused, StoreError::Conflict(why));
+    assert_eq!(scope_of(&world, &last.token).await, Some(Scope::Monitor));
+    let unknown = world.store().revoke_token("pr_nobody", false).await.unwrap_err();
+    assert!(matches!(unknown, StoreError::Unknown { what: "token", .. }), "{unknown:?}");
+    world.store().revoke_token(&last.record.prefix, true).await.unwrap();
+    assert_eq!(world.store().tokens().await.unwrap(), []);
 }
 
 pub(crate) async fn tokens_that_come_and_go_are_logged<H: Harness>(world: World<H>) {
     let issued = issue(&world, "shop", Scope::Application).await;
-    world.store().revoke_token(&issued.record.prefix).await.unwrap();
+    world.store().revoke_token(&issued.record.prefix, true).await.unwrap();
     let logged = world.events().await;
     let kinds: Vec<(&str, Option<&str>)> =
         logged.iter().take(2).map(|event| (event.kind.as_str(), event.subject.as_deref())).collect();
