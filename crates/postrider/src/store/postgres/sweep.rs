@@ -2,18 +2,15 @@
 
 use async_trait::async_trait;
 use deadpool_postgres::{ClientWrapper, Transaction};
-use jiff::Timestamp;
 use postgres_types::Json;
 use serde_json::json;
 
-use super::dlq::{Matching, REDRIVABLE};
+use super::dlq::{Matching, REDRIVABLE, STEP_LETTERS};
 use super::errors::store_error;
 use super::row::{big_count, count};
 use super::{PostgresStore, Shared};
 use crate::store::{DlqFilter, Result, Sweep, SweepAction, SweepCursor, Sweeps, check_sweep};
 
-/// Letters in one step, and what else there is of their keys: a few milliseconds.
-const STEP_LETTERS: i64 = 250;
 /// What can be discarded: also what was erased, or has no endpoint any more.
 const DISCARDABLE: &str = "d.status = 'failed'";
 
@@ -87,7 +84,7 @@ async fn next(
     let mut matching = Matching::new(shared, filter).await?;
     let newest = matching.parameter(from.newest);
     let position = matching.parameter(from.position);
-    let limit = matching.parameter(STEP_LETTERS);
+    let limit = matching.parameter(STEP_LETTERS as i64);
     let (possible, conditions) = (possible(action), &matching.conditions);
     let selected = format!("d.id <= {newest} AND {possible} AND {conditions}");
     let sql = format!(
@@ -112,20 +109,13 @@ async fn next(
 
 /// As far as they are still `failed`: whoever is first has a letter.
 async fn take(transaction: &Transaction<'_>, action: SweepAction, letters: &Vec<i64>) -> Result<u32> {
-    let row = match action {
-        SweepAction::Redrive => {
-            let room = "SELECT postrider._redrive_room($1)";
-            transaction.query(room, &[letters]).await.map_err(store_error)?;
-            let due_at: Timestamp =
-                transaction.query_one("SELECT postrider._now()", &[]).await.map_err(store_error)?.get(0);
-            let step = "SELECT postrider._redrive_step($1, $2)";
-            transaction.query_one(step, &[letters, &due_at]).await
-        }
-        SweepAction::Discard => {
-            transaction.query_one("SELECT postrider._discard_letters($1)", &[letters]).await
-        }
-    };
-    Ok(count(&row.map_err(store_error)?, 0))
+    if let SweepAction::Redrive = action {
+        let room = "SELECT postrider._redrive_room($1)";
+        transaction.query(room, &[letters]).await.map_err(store_error)?;
+    }
+    let take = "SELECT postrider._take_letters($1, $2, postrider._now())";
+    let row = transaction.query_one(take, &[&action.as_str(), letters]).await.map_err(store_error)?;
+    Ok(count(&row, 0))
 }
 
 /// One line for all steps; the one that a cursor names may be gone, or another's.
