@@ -176,6 +176,25 @@ BEGIN
   END LOOP;
 END $$;
 
+-- For how many more there is room in the whole queue (endpoint_id is null), and at those of these endpoints that have a
+-- limit of their own, as far as it may be too little for p_more.
+CREATE FUNCTION postrider._room_left(p_endpoints bigint[], p_more bigint)
+RETURNS TABLE (endpoint_id bigint, room bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_queued bigint := postrider._queued();
+  v_limit bigint := (SELECT max_queue_size FROM postrider._limits);
+BEGIN
+  RETURN QUERY
+    SELECT NULL::bigint, greatest(v_limit - v_queued, 0) WHERE v_limit > 0
+    UNION ALL
+    SELECT e.id, e.queue_max - (
+      SELECT count(*) FROM (SELECT FROM postrider.queue q WHERE q.endpoint_id = e.id LIMIT e.queue_max) AS queued)
+    FROM (SELECT id, (options->>'max_queue_size')::bigint AS queue_max FROM postrider.endpoints
+          WHERE id = ANY (p_endpoints)) AS e
+    WHERE e.queue_max > 0 AND v_queued + p_more > e.queue_max;
+END $$;
+
 -- Puts one letter of an ordering key before everything of the key that is queued. The key is locked: no sender
 -- and no other redrive is at work on it, but nodes are.
 CREATE FUNCTION postrider._put_before(l postrider.dlq, p_due_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$
