@@ -35,7 +35,7 @@ impl Sweeps for PostgresStore {
         filter: DlqFilter,
         from: Option<SweepCursor>,
     ) -> Result<Sweep> {
-        let swept = step(&self.shared, action, &filter, from).await;
+        let swept = self.shared.refusals.noted(step(&self.shared, action, &filter, from).await);
         self.shared.cursors.all_returned();
         swept
     }
