@@ -75,7 +75,11 @@ async fn sweep(api: &Api, action: SweepAction, request: Request<Body>) -> Result
         sweep = match api.operate.sweep(action, filter.clone(), Some(next)).await {
             Ok(further) => further,
             // What was done is told; whoever goes on is told what is in the way.
-            Err(StoreError::QueueFull { .. }) if sweep.done > cursor.map_or(0, |cursor| cursor.done) => break,
+            Err(StoreError::QueueFull { .. } | StoreError::Conflict(_))
+                if sweep.done > cursor.map_or(0, |cursor| cursor.done) =>
+            {
+                break;
+            }
             Err(error) => return Err(error.into()),
         };
     }

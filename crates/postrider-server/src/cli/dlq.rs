@@ -210,27 +210,32 @@ async fn all_steps(
     while let Some(next) = sweep.next {
         progress.show(sweep.done, Some(sweep.total), "");
         let step = store.sweep(action, filter.clone(), Some(next)).await;
-        sweep = step.map_err(|error| interrupted(error, action, sweep))?;
+        let rest = "asking again goes on with the rest";
+        sweep = step.map_err(|error| interrupted(error, action, sweep.done, sweep.total).hint(rest))?;
     }
     Ok(sweep)
 }
 
 /// What was done before stays done.
-fn interrupted(error: StoreError, action: SweepAction, sweep: Sweep) -> Failure {
+fn interrupted(error: StoreError, action: SweepAction, done: u64, total: u64) -> Failure {
     let mut failure = Failure::from(error);
-    let (done, total) = (sweep.done, sweep.total);
     failure.error = format!("{} of {total} were {}; then: {}", done, done_word(action), failure.error);
-    failure.hint("asking again goes on with the rest")
+    failure
 }
 
 async fn by_id(store: &dyn Operate, action: SweepAction, ids: &[i64], output: Output) -> Result<(), Failure> {
-    for id in ids {
-        match action {
-            SweepAction::Redrive => store.redrive(Redrive::One(*id)).await.map(drop)?,
-            SweepAction::Discard => store.discard(*id).await?,
-        }
+    let total = ids.len() as u64;
+    for (done, id) in (0..).zip(ids) {
+        let one = match action {
+            SweepAction::Redrive => store.redrive(Redrive::One(*id)).await.map(drop),
+            SweepAction::Discard => store.discard(*id).await,
+        };
+        one.map_err(|error| match done {
+            0 => Failure::from(error),
+            _ => interrupted(error, action, done, total),
+        })?;
     }
-    tell(action, ids.len() as u64, ids.len() as u64, output);
+    tell(action, total, total, output);
     Ok(())
 }
 

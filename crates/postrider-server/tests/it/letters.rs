@@ -153,6 +153,14 @@ fn dead_letters_are_found_shown_and_dealt_with() {
 }
 
 #[test]
+fn letters_that_were_dealt_with_before_an_error_are_told() {
+    let shop = Shop::with_letters();
+    let said = told(&shop.home.run(&["dlq", "discard", "1", "99", "2"]));
+    assert!(said.contains("1 of 3 were discarded; then: there is no dead letter \"99\""), "{said}");
+    assert_eq!(shop.home.json(&["dlq", "show", "2"])["status"], "failed");
+}
+
+#[test]
 fn messages_are_replayed_by_command() {
     let shop = Shop::with_letters();
     shop.fixed.store(true, SeqCst);

@@ -173,8 +173,6 @@ impl Pager {
         let Some(from) = window.from else { return self.walk.narrow(ids) };
         let items = &mut self.page.items;
         items.extend(window.found);
-        // A late delivery of a message that is dead leaves it in two places.
-        items.dedup_by_key(|item| item.id);
         if items.len() > self.limit {
             items.truncate(self.limit);
             self.page.next = items.last().map(|item| item.id);

@@ -16,8 +16,9 @@ use crate::store::{AttemptError, DeadLetter, DlqFilter, DlqStatus, DlqSummary, R
 use crate::verdict::Class;
 
 const LIST_DEFAULT: usize = 100;
-/// Letters in one step, unless a single key has more: a few milliseconds.
-const STEP_LETTERS: usize = 250;
+/// Letters in one step, unless a single key has more. So few that their keys are locked one by one (`sql/keys.sql`): whole
+/// stripes of them would keep senders of others waiting.
+pub(super) const STEP_LETTERS: usize = 64;
 /// What can be put back at all; `d` is the letter.
 pub(super) const REDRIVABLE: &str = "d.status = 'failed' AND d.payload IS NOT NULL
   AND EXISTS (SELECT FROM postrider.endpoints e WHERE e.id = d.endpoint_id AND e.dropped_at IS NULL)";
@@ -197,7 +198,7 @@ impl Plan {
                 let room = "SELECT postrider._redrive_room($1)";
                 transaction.query(room, &[&all]).await.map_err(store_error)?;
             }
-            let step = "SELECT postrider._redrive_step($1, $2)";
+            let step = "SELECT postrider._take_letters('redrive', $1, $2)";
             let row = transaction.query_one(step, &[&ids, &self.due_at]).await.map_err(store_error)?;
             let redriven = progress.redriven + u64::from(count(&row, 0));
             let event = self.log(&transaction, progress.event, redriven).await?;

@@ -36,7 +36,8 @@ const SELECT: &str = "SELECT r.id, r.state, e.name, r.event_type, r.ordering_key
 impl Replays for PostgresStore {
     async fn replay_message(&self, id: MessageId, to: Option<&str>) -> Result<MessageId> {
         let replay = "SELECT postrider._replay_message($1, $2)";
-        Ok(MessageId(self.shared.pool.query_one(replay, &[&id.0, &to]).await?.get(0)))
+        let replayed = self.shared.pool.query_one(replay, &[&id.0, &to]).await;
+        Ok(MessageId(self.shared.refusals.noted(replayed)?.get(0)))
     }
 
     async fn preview_replay(&self, replay: NewReplay) -> Result<ReplayPreview> {

@@ -1,21 +1,31 @@
 //! A step of a sweep: the next letters of a filter are looked up, then redriven or discarded in one transaction.
 
+use std::collections::BTreeSet;
+
 use async_trait::async_trait;
 use deadpool_postgres::{ClientWrapper, Transaction};
-use jiff::Timestamp;
 use postgres_types::Json;
 use serde_json::json;
+use tokio_postgres::Row;
 
-use super::dlq::{Matching, REDRIVABLE};
+use super::dlq::{Matching, REDRIVABLE, STEP_LETTERS};
 use super::errors::store_error;
 use super::row::{big_count, count};
 use super::{PostgresStore, Shared};
-use crate::store::{DlqFilter, Result, Sweep, SweepAction, SweepCursor, Sweeps, check_sweep};
+use crate::endpoint::EndpointId;
+use crate::store::{
+    DlqFilter, Result, Room, Sweep, SweepAction, SweepCursor, Sweeps, check_sweep, never_fits,
+};
 
-/// Letters in one step, and what else there is of their keys: a few milliseconds.
-const STEP_LETTERS: i64 = 250;
 /// What can be discarded: also what was erased, or has no endpoint any more.
 const DISCARDABLE: &str = "d.status = 'failed'";
+
+struct Letter {
+    id: i64,
+    endpoint: EndpointId,
+    /// The first message of its key, or its own.
+    group: i64,
+}
 
 #[async_trait]
 impl Sweeps for PostgresStore {
@@ -25,7 +35,7 @@ impl Sweeps for PostgresStore {
         filter: DlqFilter,
         from: Option<SweepCursor>,
     ) -> Result<Sweep> {
-        let swept = step(&self.shared, action, &filter, from).await;
+        let swept = self.shared.refusals.noted(step(&self.shared, action, &filter, from).await);
         self.shared.cursors.all_returned();
         swept
     }
@@ -48,12 +58,16 @@ async fn step(
     }
     let take_them = async |client: &mut ClientWrapper| {
         let transaction = client.transaction().await.map_err(store_error)?;
-        // A cursor comes from outside, with whatever is in it.
+        let (letters, cut) = match action {
+            SweepAction::Redrive => fitting(&transaction, letters).await?,
+            SweepAction::Discard => (letters, None),
+        };
         let taken = take(&transaction, action, &letters).await?;
+        // A cursor comes from outside, with whatever is in it.
         let done = cursor.done.saturating_add(u64::from(taken));
         let event = log(&transaction, action, filter, cursor.event, done).await?;
         transaction.commit().await.map_err(store_error)?;
-        Ok(cursor.after(position, done, event))
+        Ok(cursor.after(cut.or(position), done, event))
     };
     shared.pool.with(take_them).await
 }
@@ -83,49 +97,60 @@ async fn next(
     action: SweepAction,
     filter: &DlqFilter,
     from: SweepCursor,
-) -> Result<(Vec<i64>, Option<i64>)> {
+) -> Result<(Vec<Letter>, Option<i64>)> {
     let mut matching = Matching::new(shared, filter).await?;
     let newest = matching.parameter(from.newest);
     let position = matching.parameter(from.position);
-    let limit = matching.parameter(STEP_LETTERS);
+    let limit = matching.parameter(STEP_LETTERS as i64);
     let (possible, conditions) = (possible(action), &matching.conditions);
     let selected = format!("d.id <= {newest} AND {possible} AND {conditions}");
     let sql = format!(
         "WITH first AS MATERIALIZED (
-           SELECT d.id, d.message_id, d.key_scope, d.ordering_key FROM postrider.dlq d
+           SELECT d.id, d.message_id, d.endpoint_id, d.key_scope, d.ordering_key FROM postrider.dlq d
            WHERE d.message_id > {position} AND {selected} ORDER BY d.message_id, d.id LIMIT {limit}
          ), last AS (
            SELECT max(message_id) AS message_id, count(*) = {limit} AS there_is_more FROM first
          ), rest AS (
-           SELECT d.id, d.message_id
+           SELECT d.id, d.message_id, d.endpoint_id, d.key_scope, d.ordering_key
            FROM (SELECT DISTINCT key_scope, ordering_key FROM first WHERE ordering_key IS NOT NULL) AS k, last,
              LATERAL (SELECT d.* FROM postrider.dlq d WHERE d.key_scope = k.key_scope AND d.ordering_key = k.ordering_key
                         AND d.ordering_key IS NOT NULL AND d.message_id > last.message_id AND {selected}) AS d
          )
-         SELECT l.id, CASE WHEN last.there_is_more THEN last.message_id END
-         FROM (SELECT id, message_id FROM first UNION ALL SELECT id, message_id FROM rest) AS l, last
+         SELECT l.id, l.endpoint_id, CASE WHEN l.ordering_key IS NULL THEN l.message_id
+                  ELSE min(l.message_id) OVER (PARTITION BY l.key_scope, l.ordering_key) END,
+           CASE WHEN last.there_is_more THEN last.message_id END
+         FROM (SELECT * FROM first UNION ALL SELECT * FROM rest) AS l, last
          ORDER BY l.message_id, l.id"
     );
     let rows = shared.pool.query(&sql, &matching.parameters()).await?;
-    Ok((rows.iter().map(|row| row.get(0)).collect(), rows.first().and_then(|row| row.get(1))))
+    let letter = |row: &Row| Letter { id: row.get(0), endpoint: EndpointId(row.get(1)), group: row.get(2) };
+    Ok((rows.iter().map(letter).collect(), rows.first().and_then(|row| row.get(3))))
+}
+
+/// Those that there is room for, and up to which message that is when not for all.
+async fn fitting(transaction: &Transaction<'_>, letters: Vec<Letter>) -> Result<(Vec<Letter>, Option<i64>)> {
+    let endpoints: BTreeSet<i64> = letters.iter().map(|letter| letter.endpoint.0).collect();
+    let (endpoints, more) = (Vec::from_iter(endpoints), letters.len() as i64);
+    let left = "SELECT endpoint_id, room FROM postrider._room_left($1, $2)";
+    let left = transaction.query(left, &[&endpoints, &more]).await.map_err(store_error)?;
+    let room = |row: &Row| (row.get::<_, Option<i64>>(0).map(EndpointId), big_count(row, 1));
+    let room: Room = left.iter().map(room).collect();
+    let (letters, cut) = room.fitting(letters, |letter| (letter.group, letter.endpoint));
+    let refuse = "SELECT postrider._redrive_room($1)";
+    let refused = transaction.query(refuse, &[&ids(&letters)]).await.map_err(store_error);
+    refused.map_err(|refused| never_fits(refused, letters.len()))?;
+    Ok((letters, cut))
+}
+
+fn ids(letters: &[Letter]) -> Vec<i64> {
+    letters.iter().map(|letter| letter.id).collect()
 }
 
 /// As far as they are still `failed`: whoever is first has a letter.
-async fn take(transaction: &Transaction<'_>, action: SweepAction, letters: &Vec<i64>) -> Result<u32> {
-    let row = match action {
-        SweepAction::Redrive => {
-            let room = "SELECT postrider._redrive_room($1)";
-            transaction.query(room, &[letters]).await.map_err(store_error)?;
-            let due_at: Timestamp =
-                transaction.query_one("SELECT postrider._now()", &[]).await.map_err(store_error)?.get(0);
-            let step = "SELECT postrider._redrive_step($1, $2)";
-            transaction.query_one(step, &[letters, &due_at]).await
-        }
-        SweepAction::Discard => {
-            transaction.query_one("SELECT postrider._discard_letters($1)", &[letters]).await
-        }
-    };
-    Ok(count(&row.map_err(store_error)?, 0))
+async fn take(transaction: &Transaction<'_>, action: SweepAction, letters: &[Letter]) -> Result<u32> {
+    let take = "SELECT postrider._take_letters($1, $2, postrider._now())";
+    let row = transaction.query_one(take, &[&action.as_str(), &ids(letters)]).await.map_err(store_error)?;
+    Ok(count(&row, 0))
 }
 
 /// One line for all steps; the one that a cursor names may be gone, or another's.

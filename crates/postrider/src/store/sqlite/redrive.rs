@@ -3,7 +3,7 @@
 //! What is selected is looked up once, beside the writer, and fixed from then on. A step takes whole ordering
 //! keys: a key whose letters came back by halves would go on with what was sent later.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
@@ -17,7 +17,7 @@ use super::writer::Write;
 use super::{events, send, storage_error};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
-use crate::store::{DlqFilter, DlqStatus, INVALID_EVENT, Redrive, Result};
+use crate::store::{DlqFilter, DlqStatus, INVALID_EVENT, Redrive, Result, Room};
 
 /// Letters in one step, unless a single key has more: about 4 ms.
 const STEP_LETTERS: usize = 100;
@@ -125,6 +125,22 @@ pub(super) fn room_for(
         }
     }
     Ok(())
+}
+
+/// How many letters could go back, as far as limits of the queue or of these endpoints say.
+pub(super) fn room_left(write: &mut Write<'_>, endpoints: impl Iterator<Item = EndpointId>) -> Result<Room> {
+    let mut room = Vec::new();
+    let mut put = |of, limit: u64, queued: u64| {
+        if limit > 0 {
+            room.push((of, limit.saturating_sub(queued)));
+        }
+    };
+    put(None, write.known.settings().max_queue_size, write.counts.all_queued(write.conn)?);
+    for endpoint in BTreeSet::from_iter(endpoints) {
+        let limit = write.known.by_id(endpoint).and_then(|endpoint| endpoint.options.max_queue_size);
+        put(Some(endpoint), limit.unwrap_or(0), write.counts.endpoint_queued(write.conn, endpoint)?);
+    }
+    Ok(room.into_iter().collect())
 }
 
 /// By its own id, so it is said why it cannot be.

@@ -29,14 +29,22 @@ pub(super) async fn advance(store: &SqliteStore, limit: usize) -> Result<ReplayT
             Ok(running) => running,
             Err(next_at) => return Ok(ReplayTurn::Idle(next_at)),
         };
+    let id = running.id;
+    if let Err(error) = go_on(store, running, now, limit).await {
+        // Whatever keeps it from going on, it says so and lets the others have their turn.
+        store.write(Commit::Soon, move |write| wait(write, id, &error.to_string())).await?;
+    }
+    Ok(ReplayTurn::Worked)
+}
+
+async fn go_on(store: &SqliteStore, running: Running, now: Timestamp, limit: usize) -> Result<()> {
     if running.counted_to < running.last_id {
         return count(store, running).await;
     }
     let wanted = limit.min(STEP_MESSAGES);
     let granted = grant(&running, now, wanted as u32);
     if let Some(Grant { granted: 0, next_at, .. }) = granted {
-        store.write(Commit::Soon, move |write| wait_until(write, &running, next_at)).await?;
-        return Ok(ReplayTurn::Worked);
+        return store.write(Commit::Soon, move |write| wait_until(write, &running, next_at)).await;
     }
     let wanted = granted.map_or(wanted, |grant| grant.granted as usize);
     let (looked, at) = (running.clone(), running.position);
@@ -44,8 +52,7 @@ pub(super) async fn advance(store: &SqliteStore, limit: usize) -> Result<ReplayT
         .read(move |conn| looked.selected.next(conn, at, looked.last_id, wanted).map_err(storage_error))
         .await?;
     let (found, reached) = (look.found, look.reached);
-    store.write(Commit::Durable, move |write| step(write, &running, &found, reached)).await?;
-    Ok(ReplayTurn::Worked)
+    store.write(Commit::Durable, move |write| step(write, &running, &found, reached)).await
 }
 
 /// None when it has no limit of its own.
@@ -53,7 +60,7 @@ fn grant(running: &Running, now: Timestamp, wanted: u32) -> Option<Grant> {
     running.rate_limit.map(|limit| limit.grant(running.rate_position, now, wanted))
 }
 
-async fn count(store: &SqliteStore, running: Running) -> Result<ReplayTurn> {
+async fn count(store: &SqliteStore, running: Running) -> Result<()> {
     let looked = running.clone();
     let (count, reached) = store
         .read(move |conn| {
@@ -62,14 +69,19 @@ async fn count(store: &SqliteStore, running: Running) -> Result<ReplayTurn> {
         .await?;
     store
         .write(Commit::Soon, move |write| {
-            let sql = "UPDATE _postrider_replays SET counted = counted + ?3, counted_to = ?4, next_at = ?5
+            let sql = "UPDATE _postrider_replays SET counted = counted + ?3, counted_to = ?4, waiting = NULL, next_at = ?5
                        WHERE id = ?1 AND counted_to = ?2 AND state = 'running'";
             let now = micros_of(write.now);
             let values = params![running.id, running.counted_to, count, reached, now];
             write.conn.execute(sql, values).map(|_| ()).map_err(storage_error)
         })
-        .await?;
-    Ok(ReplayTurn::Worked)
+        .await
+}
+
+fn wait(write: &mut Write<'_>, id: i64, why: &str) -> Result<()> {
+    let sql = "UPDATE _postrider_replays SET waiting = ?2, next_at = ?3 WHERE id = ?1 AND state = 'running'";
+    let next_at = write.now + Duration::from_secs(PATIENCE_SECONDS);
+    write.conn.execute(sql, params![id, why, micros_of(next_at)]).map(|_| ()).map_err(storage_error)
 }
 
 fn wait_until(write: &mut Write<'_>, running: &Running, next_at: Timestamp) -> Result<()> {

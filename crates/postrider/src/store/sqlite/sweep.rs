@@ -1,6 +1,6 @@
 //! A step of a sweep: the next letters of a filter are looked up beside the writer, then redriven or discarded.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use async_trait::async_trait;
 use rusqlite::types::Value;
@@ -12,7 +12,7 @@ use super::redrive::{self, REDRIVABLE, Redrivable};
 use super::writer::{Commit, Write};
 use super::{SqliteStore, dlq, events, storage_error};
 use crate::endpoint::EndpointId;
-use crate::store::{DlqFilter, Result, Sweep, SweepAction, SweepCursor, Sweeps, check_sweep};
+use crate::store::{DlqFilter, Result, Sweep, SweepAction, SweepCursor, Sweeps, check_sweep, never_fits};
 
 /// Letters in one step, and what else there is of their keys: about 4 ms.
 const STEP_LETTERS: usize = 100;
@@ -144,14 +144,14 @@ fn take(
     filter: &DlqFilter,
     cursor: SweepCursor,
     letters: &[Letter],
-    position: Option<i64>,
+    mut position: Option<i64>,
 ) -> Result<Sweep> {
     let mut taken = 0;
     match action {
         SweepAction::Redrive => {
-            redrive::room_for(write, letters.iter().map(|letter| letter.dead.endpoint))?;
-            let dead: Vec<Redrivable> = letters.iter().map(|letter| letter.dead).collect();
+            let (dead, cut) = fitting(write, letters)?;
             taken += redrive::put_back(write, &dead, write.now, false)?;
+            position = cut.or(position);
         }
         SweepAction::Discard => {
             for letter in letters {
@@ -168,6 +168,21 @@ fn take(
         None => None,
     };
     Ok(cursor.after(position, done, event))
+}
+
+/// Those that there is room for, and up to which message that is when not for all.
+fn fitting(write: &mut Write<'_>, letters: &[Letter]) -> Result<(Vec<Redrivable>, Option<i64>)> {
+    let mut firsts: HashMap<&Key, i64> = HashMap::new();
+    let mut grouped = Vec::with_capacity(letters.len());
+    for Letter { dead, message, key } in letters {
+        let group = key.as_ref().map_or(*message, |key| *firsts.entry(key).or_insert(*message));
+        grouped.push((*dead, group));
+    }
+    let room = redrive::room_left(write, letters.iter().map(|letter| letter.dead.endpoint))?;
+    let (fitting, cut) = room.fitting(grouped, |(dead, group)| (*group, dead.endpoint));
+    redrive::room_for(write, fitting.iter().map(|(dead, _)| dead.endpoint))
+        .map_err(|refused| never_fits(refused, fitting.len()))?;
+    Ok((fitting.into_iter().map(|(dead, _)| dead).collect(), cut))
 }
 
 /// Its line in the log, if it has one and that is still there.

@@ -11,7 +11,7 @@ use futures_util::poll;
 use postrider::message::NodeId;
 use postrider::rusqlite::Connection;
 use postrider::store::sqlite::SqliteOptions;
-use postrider::store::{Arrival, ClaimRequest};
+use postrider::store::{Arrival, ClaimRequest, NewReplay, ReplaySelection, ReplayState, ReplayTurn, Replays};
 use postrider::{
     MessageId, NewEventType, NewMessage, NewSubscription, Operate, PubSub, SqliteStore, State, Store,
     StoreError,
@@ -20,7 +20,8 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::world::{Slots, due, join, new_endpoint, to};
+use super::sqlite::Sqlite;
+use super::world::{Slots, World, due, join, new_endpoint, to};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -304,4 +305,36 @@ async fn a_node_that_joins_anew_loses_no_slot_to_a_message_on_its_way_to_disk() 
     assert_eq!(shaky.store.story(id).await.unwrap().state, State::Pending);
     shaky.node = anew;
     assert_eq!(shaky.claim(1).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_replay_that_meets_a_damaged_message_says_so_and_leaves_the_others_alone() {
+    let world = World::<Sqlite>::start().await;
+    world.endpoint("b", json!({})).await;
+    for endpoint in ["a", "b"] {
+        let id = world.send(to(endpoint)).await;
+        world.store().cancel(id).await.unwrap();
+    }
+    let shell = Connection::open(world.harness().path()).unwrap();
+    shell.execute_batch("DROP TRIGGER _postrider_archive_2026_01_final").unwrap();
+    let set_headers = |text: &str| {
+        let sql = format!("UPDATE _postrider_archive_2026_01 SET headers = {text} WHERE endpoint_id = 1");
+        assert_eq!(shell.execute(&sql, []).unwrap(), 1);
+    };
+    set_headers("'{'");
+    let of = |endpoint: &str| {
+        let selection = ReplaySelection { endpoint: Some(endpoint.into()), ..ReplaySelection::default() };
+        NewReplay { selection, ..NewReplay::default() }
+    };
+    let damaged = world.store().start_replay(of("a")).await.unwrap().id;
+    let other = world.store().start_replay(of("b")).await.unwrap().id;
+    while let ReplayTurn::Worked = world.store().advance_replays(100).await.unwrap() {}
+    assert_eq!(world.store().replay(other).await.unwrap().state, ReplayState::Completed);
+    let waiting = world.store().replay(damaged).await.unwrap();
+    assert!(waiting.waiting.is_some_and(|says| says.contains("EOF while parsing")));
+    set_headers("NULL");
+    world.advance(3);
+    while let ReplayTurn::Worked = world.store().advance_replays(100).await.unwrap() {}
+    let done = world.store().replay(damaged).await.unwrap();
+    assert_eq!((done.state, done.done, done.waiting), (ReplayState::Completed, 1, None));
 }

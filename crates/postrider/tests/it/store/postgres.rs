@@ -26,6 +26,7 @@ mod captures;
 mod publishing;
 mod event_rules;
 mod replays;
+mod letters;
 mod rules;
 mod roles;
 mod looking;

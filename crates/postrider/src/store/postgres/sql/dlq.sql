@@ -82,9 +82,8 @@ DECLARE
   v postrider.dlq := postrider._failed_letter(dlq_id);
 BEGIN
   UPDATE postrider.dlq SET status = 'discarded', holds_key = false WHERE id = v.id;
-  IF v.ordering_key IS NOT NULL THEN
-    PERFORM postrider._lock_key(v.key_scope, v.ordering_key);
-    PERFORM postrider._tell_unblocked(postrider._advance_key(v.key_scope, v.ordering_key));
+  IF v.holds_key THEN
+    PERFORM postrider._let_key_go(v.key_scope, v.ordering_key);
   END IF;
 END $$;
 
@@ -93,13 +92,13 @@ CREATE FUNCTION postrider._discard_letters(p_ids bigint[]) RETURNS integer LANGU
 DECLARE
   v_ids bigint[] := ARRAY(
     SELECT d.id FROM postrider.dlq d WHERE d.id = ANY (p_ids) AND d.status = 'failed' ORDER BY d.id FOR UPDATE);
+  v_scopes bigint[];
+  v_keys text[];
 BEGIN
-  PERFORM postrider._lock_keys(array_agg(key_scope), array_agg(ordering_key)) FROM postrider.dlq
-  WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL HAVING count(*) > 0;
+  SELECT array_agg(h.key_scope), array_agg(h.ordering_key) INTO v_scopes, v_keys
+  FROM (SELECT DISTINCT key_scope, ordering_key FROM postrider.dlq WHERE id = ANY (v_ids) AND holds_key) AS h;
   UPDATE postrider.dlq SET status = 'discarded', holds_key = false WHERE id = ANY (v_ids);
-  PERFORM postrider._tell_unblocked(postrider._advance_key(k.key_scope, k.ordering_key))
-  FROM (SELECT DISTINCT key_scope, ordering_key FROM postrider.dlq
-        WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL ORDER BY key_scope, ordering_key) AS k;
+  PERFORM postrider._let_key_go(k.scope, k.key) FROM unnest(v_scopes, v_keys) AS k (scope, key);
   RETURN cardinality(v_ids);
 END $$;
 
@@ -125,8 +124,7 @@ BEGIN
     ORDER BY d.id FOR UPDATE
   LOOP
     UPDATE postrider.dlq d SET holds_key = false WHERE d.id = v_held.id;
-    PERFORM postrider._lock_key(v_held.key_scope, release_key.key);
-    PERFORM postrider._tell_unblocked(postrider._advance_key(v_held.key_scope, release_key.key));
+    PERFORM postrider._let_key_go(v_held.key_scope, release_key.key);
     v_count := v_count + 1;
   END LOOP;
   IF v_count > 0 THEN
@@ -176,6 +174,25 @@ BEGIN
     d.queued := greatest(d.queued, v_endpoint.queue_max);
     PERFORM postrider._make_room(d, v_endpoint.more);
   END LOOP;
+END $$;
+
+-- For how many more there is room in the whole queue (endpoint_id is null), and at those of these endpoints that have a
+-- limit of their own, as far as it may be too little for p_more.
+CREATE FUNCTION postrider._room_left(p_endpoints bigint[], p_more bigint)
+RETURNS TABLE (endpoint_id bigint, room bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_queued bigint := postrider._queued();
+  v_limit bigint := (SELECT max_queue_size FROM postrider._limits);
+BEGIN
+  RETURN QUERY
+    SELECT NULL::bigint, greatest(v_limit - v_queued, 0) WHERE v_limit > 0
+    UNION ALL
+    SELECT e.id, e.queue_max - (
+      SELECT count(*) FROM (SELECT FROM postrider.queue q WHERE q.endpoint_id = e.id LIMIT e.queue_max) AS queued)
+    FROM (SELECT id, (options->>'max_queue_size')::bigint AS queue_max FROM postrider.endpoints
+          WHERE id = ANY (p_endpoints)) AS e
+    WHERE e.queue_max > 0 AND v_queued + p_more > e.queue_max;
 END $$;
 
 -- Puts one letter of an ordering key before everything of the key that is queued. The key is locked: no sender
@@ -235,39 +252,46 @@ END $$;
 -- Puts back what of these is still failed, in their order; how many. The budget restarts while attempt numbers go
 -- on; expiry and idempotency key are cleared. All of one redrive have the same due time, so that among them the
 -- order is that of their ids. A step takes whole keys.
-CREATE FUNCTION postrider._redrive_step(p_ids bigint[], p_due_at timestamptz) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._redrive_letters(p_ids bigint[], p_due_at timestamptz) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
-  v_ids bigint[];
-  v_patience text := current_setting('lock_timeout');
-BEGIN
-  v_ids := ARRAY(
+  v_ids bigint[] := ARRAY(
     SELECT d.id FROM postrider.dlq d
     WHERE d.id = ANY (p_ids) AND d.status = 'failed' AND d.payload IS NOT NULL
       AND EXISTS (SELECT FROM postrider.endpoints e WHERE e.id = d.endpoint_id AND e.dropped_at IS NULL)
     ORDER BY d.id FOR UPDATE OF d);
+BEGIN
   IF cardinality(v_ids) = 0 THEN
     RETURN 0;
   END IF;
-  PERFORM postrider._lock_keys(array_agg(key_scope), array_agg(ordering_key)) FROM postrider.dlq
-  WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL;
-  -- A node that settles several of these keys could wait for us while we wait for it: we give way, and long before the
-  -- server would choose one of the two.
-  FOR attempt IN 1 .. 100 LOOP
-    BEGIN
-      PERFORM set_config('lock_timeout', '200ms', true);
-      PERFORM postrider._put_letters_back(v_ids, p_due_at);
-      PERFORM set_config('lock_timeout', v_patience, true);
-      EXIT;
-    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-      IF attempt = 100 THEN
-        RAISE;
-      END IF;
-    END;
-  END LOOP;
+  PERFORM postrider._lock_keys_within(interval '200 milliseconds', array_agg(key_scope), array_agg(ordering_key))
+  FROM postrider.dlq WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL;
+  PERFORM postrider._put_letters_back(v_ids, p_due_at);
   PERFORM postrider._departed(-cardinality(v_ids));
   PERFORM pg_notify('postrider', endpoint_id::text)
   FROM (SELECT DISTINCT endpoint_id FROM postrider.dlq WHERE id = ANY (v_ids)) AS put_back;
   RETURN cardinality(v_ids);
+END $$;
+
+-- Redrives or discards these; how many. Senders, nodes and whoever else has one of these letters could wait for us while
+-- we wait for them: we give way, and long before the server would choose one of the two.
+CREATE FUNCTION postrider._take_letters(p_action text, p_ids bigint[], p_due_at timestamptz) RETURNS integer
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
+DECLARE
+  v_until timestamptz := clock_timestamp() + interval '10 seconds';
+  v_why text;
+BEGIN
+  LOOP
+    BEGIN
+      RETURN CASE p_action WHEN 'redrive' THEN postrider._redrive_letters(p_ids, p_due_at)
+                           WHEN 'discard' THEN postrider._discard_letters(p_ids) END;
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+      v_why := SQLERRM;
+    END;
+    EXIT WHEN clock_timestamp() > v_until;
+    -- With nothing in hand.
+    PERFORM pg_sleep(0.1);
+  END LOOP;
+  PERFORM postrider._conflict(format('could not %s these dead letters: %s; try again later', p_action, v_why));
 END $$;
 
 CREATE FUNCTION postrider._redrive(p_ids bigint[], p_selection jsonb) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -275,7 +299,7 @@ DECLARE
   v_count bigint;
 BEGIN
   PERFORM postrider._redrive_room(p_ids);
-  v_count := postrider._redrive_step(p_ids, postrider._now());
+  v_count := postrider._take_letters('redrive', p_ids, postrider._now());
   IF v_count > 0 THEN
     PERFORM postrider._log_event('redrive', NULL, jsonb_build_object('messages', v_count, 'selection', p_selection));
   END IF;

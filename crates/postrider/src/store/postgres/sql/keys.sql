@@ -41,6 +41,36 @@ BEGIN
   PERFORM postrider._lock_sorted(1886548336, p_scopes, p_keys);
 END $$;
 
+-- For what no application asked for: waits for senders so long in all, and then says for whom. Who waits for us meanwhile
+-- goes on long before the server would look for a circle, and end one of the two.
+CREATE FUNCTION postrider._lock_keys_within(p_patience interval, p_scopes bigint[], p_keys text[]) RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
+DECLARE
+  v_until timestamptz := clock_timestamp() + p_patience;
+  v record;
+BEGIN
+  IF (SELECT count(DISTINCT (k.scope, k.key)) FROM unnest(p_scopes, p_keys) AS k (scope, key)
+      WHERE k.key IS NOT NULL) > 64 THEN
+    PERFORM set_config('lock_timeout', ceil(extract(epoch FROM p_patience) * 1000)::text, true);
+    PERFORM postrider._lock_keys(p_scopes, p_keys);
+    RETURN;
+  END IF;
+  FOR v IN
+    SELECT DISTINCT k.scope, k.key, hashtextextended(k.key, k.scope) AS hash
+    FROM unnest(p_scopes, p_keys) AS k (scope, key) WHERE k.key IS NOT NULL ORDER BY hash
+  LOOP
+    CONTINUE WHEN postrider._try_lock_key(v.scope, v.key);
+    BEGIN
+      PERFORM set_config('lock_timeout',
+        greatest(ceil(extract(epoch FROM v_until - clock_timestamp()) * 1000), 1)::text, true);
+      PERFORM postrider._lock_key(v.scope, v.key);
+    EXCEPTION WHEN lock_not_available THEN
+      RAISE EXCEPTION USING ERRCODE = '55P03',
+        MESSAGE = format('a sender of ordering key "%s" is in the middle of its transaction', v.key);
+    END;
+  END LOOP;
+END $$;
+
 CREATE FUNCTION postrider._is_read_committed() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
   RETURN current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
@@ -119,6 +149,17 @@ END $$;
 CREATE FUNCTION postrider._advance_key(p_scope bigint, p_key text) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
   RETURN (SELECT endpoint_id FROM postrider._advance_keys(ARRAY[p_scope], ARRAY[p_key]));
+END $$;
+
+-- A dead letter of this key holds it no more. Does not wait for senders, nor for others who let it go: a node looks again
+-- when they have ended.
+CREATE FUNCTION postrider._let_key_go(p_scope bigint, p_key text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF postrider._try_lock_key(p_scope, p_key) THEN
+    PERFORM postrider._tell_unblocked(postrider._advance_key(p_scope, p_key));
+  ELSE
+    INSERT INTO postrider._stalled_keys (key_scope, ordering_key) VALUES (p_scope, p_key);
+  END IF;
 END $$;
 
 -- Looks at keys that had to be left alone. Returns the endpoints that have something to do now.

@@ -187,14 +187,25 @@ BEGIN
   END LOOP;
 END $$;
 
--- Sends these again. What cannot be sent is counted by its reason; `waiting` says why none of them could be sent yet.
+-- How many of these, from the first on, have so few keys that each is locked by itself, and not whole stripes of them.
+CREATE FUNCTION postrider._replay_keys(p_originals postrider._original[]) RETURNS integer LANGUAGE sql STABLE AS $$
+  SELECT coalesce(min(k.first)::integer - 1, cardinality(p_originals))
+  FROM (SELECT min(o.n) AS first, row_number() OVER (ORDER BY min(o.n)) AS number
+        FROM unnest(p_originals) WITH ORDINALITY AS o (id, endpoint_id, status, created_at, priority, correlation_id,
+               content_type, ordering_key, event_type, headers, options, payload, n)
+        WHERE o.ordering_key IS NOT NULL GROUP BY o.endpoint_id, o.ordering_key) AS k
+  WHERE k.number > 64
+$$;
+
+-- Sends these again. What cannot be sent is counted by its reason.
 CREATE FUNCTION postrider._replay_originals(
-  p_originals postrider._original[], p_to bigint, OUT sent integer, OUT skipped jsonb, OUT waiting text
+  p_originals postrider._original[], p_to bigint, OUT sent integer, OUT skipped jsonb
 ) LANGUAGE plpgsql AS $$
 DECLARE
   v_now timestamptz := postrider._now();
   b postrider._batch;
   v_names text[];
+  v_scopes bigint[];
   v_ids bigint[];
   v_no_payload integer;
   v_dropped integer;
@@ -206,46 +217,39 @@ BEGIN
   INTO v_dropped, v_no_payload
   FROM unnest(p_originals) AS o
     LEFT JOIN postrider.endpoints e ON e.id = coalesce(p_to, o.endpoint_id) AND e.dropped_at IS NULL;
-  SELECT array_agg(o.id ORDER BY o.id), array_agg(e.name ORDER BY o.id), array_agg(o.payload ORDER BY o.id),
-    array_agg(o.content_type ORDER BY o.id), array_agg(o.priority ORDER BY o.id),
+  SELECT array_agg(o.id ORDER BY o.id), array_agg(e.name ORDER BY o.id),
+    array_agg(CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END ORDER BY o.id),
+    array_agg(o.payload ORDER BY o.id), array_agg(o.content_type ORDER BY o.id), array_agg(o.priority ORDER BY o.id),
     array_agg(o.correlation_id ORDER BY o.id), array_agg(o.ordering_key ORDER BY o.id),
     array_agg(o.headers ORDER BY o.id), array_agg(o.options ORDER BY o.id), array_agg(o.event_type ORDER BY o.id)
-  INTO v_ids, v_names, b.payloads, b.content_types, b.priorities, b.correlation_ids, b.ordering_keys, b.headers,
-    b.options, b.event_types
+  INTO v_ids, v_names, v_scopes, b.payloads, b.content_types, b.priorities, b.correlation_ids, b.ordering_keys,
+    b.headers, b.options, b.event_types
   FROM unnest(p_originals) AS o
     JOIN postrider.endpoints e ON e.id = coalesce(p_to, o.endpoint_id) AND e.dropped_at IS NULL
   WHERE o.payload IS NOT NULL;
   sent := coalesce(cardinality(v_ids), 0);
+  PERFORM postrider._lock_keys_within(interval '100 milliseconds', v_scopes, b.ordering_keys);
   BEGIN
     INSERT INTO postrider._replayed (id, original_id, at)
     SELECT s.id, v_ids[s.n], v_now
     FROM postrider._send_batch(NULL, v_names, b.payloads, b.content_types, b.priorities, NULL, NULL, b.correlation_ids,
       NULL, b.ordering_keys, b.headers, b.options, b.event_types) WITH ORDINALITY AS s (id, duplicate, n);
-  EXCEPTION
-    WHEN lock_not_available THEN
-      sent := 0;
-      waiting := 'a sender of one of its ordering keys is in the middle of its transaction';
-      RETURN;
-    WHEN object_not_in_prerequisite_state OR configuration_limit_exceeded THEN
-      sent := 0;
-      waiting := SQLERRM;
-      RETURN;
-    WHEN invalid_parameter_value OR program_limit_exceeded THEN
-      -- Some cannot be sent any more: to each its own.
-      sent := 0;
-      FOR n IN 1 .. cardinality(v_ids) LOOP
-        BEGIN
-          v_id := (postrider._send(v_names[n], b.payloads[n], b.content_types[n], b.priorities[n], NULL, NULL,
-            b.correlation_ids[n], NULL, b.ordering_keys[n], b.headers[n], b.options[n], b.event_types[n])).id;
-          INSERT INTO postrider._replayed (id, original_id, at) VALUES (v_id, v_ids[n], v_now);
-          sent := sent + 1;
-        EXCEPTION
-          WHEN invalid_parameter_value THEN
-            v_invalid := v_invalid + 1;
-          WHEN program_limit_exceeded THEN
-            v_too_large := v_too_large + 1;
-        END;
-      END LOOP;
+  EXCEPTION WHEN invalid_parameter_value OR program_limit_exceeded THEN
+    -- Some cannot be sent any more: to each its own.
+    sent := 0;
+    FOR n IN 1 .. cardinality(v_ids) LOOP
+      BEGIN
+        v_id := (postrider._send(v_names[n], b.payloads[n], b.content_types[n], b.priorities[n], NULL, NULL,
+          b.correlation_ids[n], NULL, b.ordering_keys[n], b.headers[n], b.options[n], b.event_types[n])).id;
+        INSERT INTO postrider._replayed (id, original_id, at) VALUES (v_id, v_ids[n], v_now);
+        sent := sent + 1;
+      EXCEPTION
+        WHEN invalid_parameter_value THEN
+          v_invalid := v_invalid + 1;
+        WHEN program_limit_exceeded THEN
+          v_too_large := v_too_large + 1;
+      END;
+    END LOOP;
   END;
   skipped := jsonb_strip_nulls(jsonb_build_object('no_payload', nullif(v_no_payload, 0),
     'endpoint_dropped', nullif(v_dropped, 0), 'invalid', nullif(v_invalid, 0), 'too_large', nullif(v_too_large, 0)));
@@ -327,36 +331,29 @@ BEGIN
   END LOOP;
 END $$;
 
--- Takes one replay a step further. `worked` when there may be more to do at once, else `next_at` says when.
-CREATE FUNCTION postrider._advance_replay(
-  p_limit integer, p_bytes_max bigint, p_patience interval, OUT worked boolean, OUT next_at timestamptz
-) LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
+-- One step of this replay, whose row is locked.
+CREATE FUNCTION postrider._step_replay(
+  r postrider.replays, p_limit integer, p_bytes_max bigint, p_patience interval
+) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   v_now timestamptz := postrider._now();
   v_until timestamptz := clock_timestamp() + interval '20 milliseconds';
-  r postrider.replays;
   v_limit integer := least(p_limit, (SELECT max_batch_messages FROM postrider._limits));
   v_grant record;
   v_next record;
+  v_count integer;
   v_room record;
   v_done record;
 BEGIN
-  SELECT * INTO r FROM postrider.replays p WHERE p.state = 'running' AND p.next_at <= v_now
-  ORDER BY p.next_at, p.id LIMIT 1 FOR UPDATE SKIP LOCKED;
-  IF NOT FOUND THEN
-    worked := false;
-    next_at := (SELECT min(p.next_at) FROM postrider.replays p WHERE p.state = 'running' AND p.next_at > v_now);
-    RETURN;
-  END IF;
-  worked := true;
   IF r.counted_to < r.last_id THEN
     WHILE r.counted_to < r.last_id AND clock_timestamp() < v_until LOOP
       r.counted := r.counted + (SELECT c.messages
         FROM postrider._replay_count(r, r.counted_to, least(r.counted_to + 10000, r.last_id)) c);
       r.counted_to := least(r.counted_to + 10000, r.last_id);
     END LOOP;
-    UPDATE postrider.replays p SET counted = r.counted, counted_to = r.counted_to, next_at = v_now WHERE p.id = r.id;
+    UPDATE postrider.replays p SET counted = r.counted, counted_to = r.counted_to, waiting = NULL, next_at = v_now
+    WHERE p.id = r.id;
     RETURN;
   END IF;
   IF r.rate_limit IS NOT NULL THEN
@@ -368,16 +365,13 @@ BEGIN
     END IF;
   END IF;
   SELECT * INTO v_next FROM postrider._replay_next(r, v_limit, p_bytes_max);
-  SELECT * INTO v_room FROM postrider._replay_room(v_next.originals, r.to_endpoint_id);
+  v_count := postrider._replay_keys(v_next.originals);
+  SELECT * INTO v_room FROM postrider._replay_room(v_next.originals[1 : v_count], r.to_endpoint_id);
   IF v_room.room < cardinality(v_next.originals) THEN
     v_next.originals := v_next.originals[1 : v_room.room];
     v_next.reached := CASE WHEN v_room.room > 0 THEN v_next.originals[v_room.room].id ELSE r.position END;
   END IF;
   SELECT * INTO v_done FROM postrider._replay_originals(v_next.originals, r.to_endpoint_id);
-  IF v_done.waiting IS NOT NULL THEN
-    UPDATE postrider.replays p SET waiting = v_done.waiting, next_at = v_now + p_patience WHERE p.id = r.id;
-    RETURN;
-  END IF;
   IF r.rate_limit IS NOT NULL THEN
     SELECT * INTO v_grant FROM postrider._rate_grant(r.rate_limit, r.rate_position, v_now, v_done.sent);
     r.rate_position := v_grant.new_position;
@@ -393,6 +387,30 @@ BEGIN
   IF v_next.reached >= r.last_id THEN
     PERFORM postrider._complete_replay(r.id);
   END IF;
+END $$;
+
+-- Takes one replay a step further. `worked` when there may be more to do at once, else `next_at` says when. Whatever keeps
+-- it from going on, it says so and lets the others have their turn.
+CREATE FUNCTION postrider._advance_replay(
+  p_limit integer, p_bytes_max bigint, p_patience interval, OUT worked boolean, OUT next_at timestamptz
+) LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+#variable_conflict use_column
+DECLARE
+  v_now timestamptz := postrider._now();
+  r postrider.replays;
+BEGIN
+  SELECT * INTO r FROM postrider.replays p WHERE p.state = 'running' AND p.next_at <= v_now
+  ORDER BY p.next_at, p.id LIMIT 1 FOR UPDATE SKIP LOCKED;
+  worked := FOUND;
+  IF NOT worked THEN
+    next_at := (SELECT min(p.next_at) FROM postrider.replays p WHERE p.state = 'running' AND p.next_at > v_now);
+    RETURN;
+  END IF;
+  BEGIN
+    PERFORM postrider._step_replay(r, p_limit, p_bytes_max, p_patience);
+  EXCEPTION WHEN OTHERS THEN
+    UPDATE postrider.replays p SET waiting = SQLERRM, next_at = v_now + p_patience WHERE p.id = r.id;
+  END;
 END $$;
 
 -- Retention may have taken some since they were counted.

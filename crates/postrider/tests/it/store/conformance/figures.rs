@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use postrider::store::figures::{ENDPOINTS_MAX, OTHERS};
-use postrider::store::{Figures, Redrive};
+use postrider::store::{DlqFilter, Figures, Redrive, Replays, SweepAction, Sweeps};
 use postrider::{NewMessage, Operate, Store};
 use serde_json::json;
 
@@ -110,7 +110,7 @@ pub(crate) async fn endpoints_beyond_the_first_hundred_are_summed<H: Harness>(mu
 }
 
 pub(crate) async fn refusals_of_a_full_queue_are_counted<H: Harness>(mut world: World<H>) {
-    world.send_to_death(to("a")).await;
+    let letter = world.send_to_death(to("a")).await;
     world.configure("max_queue_size", 20).await;
     world.store().send_batch(vec![to("a"); 19]).await.expect("never refused below 95 %");
     world.live(2).await;
@@ -119,7 +119,9 @@ pub(crate) async fn refusals_of_a_full_queue_are_counted<H: Harness>(mut world: 
     }
     while world.store().send(to("a")).await.is_ok() {}
     world.store().redrive(Redrive::All).await.unwrap_err();
-    assert_eq!(figures(&world).await["postrider_backpressure_rejections_total{}"], 4.0);
+    world.store().sweep(SweepAction::Redrive, DlqFilter::default(), None).await.unwrap_err();
+    world.store().replay_message(letter.message, None).await.unwrap_err();
+    assert_eq!(figures(&world).await["postrider_backpressure_rejections_total{}"], 6.0);
 }
 
 pub(crate) async fn evictions_are_counted_and_survive_a_crash<H: Harness>(mut world: World<H>) {

@@ -213,6 +213,8 @@ macro_rules! conformance {
                 racing_sweeps_yield_one_message_each,
                 a_sweep_is_logged_once,
                 a_sweep_that_finds_no_room_stops_between_steps,
+                a_redriving_sweep_fills_what_room_there_is,
+                a_key_with_more_letters_than_the_limit_says_so,
                 a_sweep_has_no_pages,
             }
             replaying {

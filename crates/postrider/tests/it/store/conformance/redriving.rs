@@ -13,7 +13,10 @@ use crate::store::world::{DEAD, Harness, World, to};
 const MANY: usize = 1500;
 
 /// All of them die, one after the other of each key.
-pub(super) async fn kill_all<H: Harness>(world: &mut World<H>, messages: Vec<NewMessage>) -> Vec<MessageId> {
+pub(in crate::store) async fn kill_all<H: Harness>(
+    world: &mut World<H>,
+    messages: Vec<NewMessage>,
+) -> Vec<MessageId> {
     let sent = world.store().send_batch(messages).await.unwrap();
     let mut left = sent.len();
     while left > 0 {

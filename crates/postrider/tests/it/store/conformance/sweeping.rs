@@ -23,6 +23,15 @@ impl<H: Harness> World<H> {
         sweep
     }
 
+    /// Of endpoint `a` itself, or of the whole queue.
+    async fn limit_queue(&self, own: bool, limit: usize) {
+        let (of_a, of_all) = if own { (limit, 0) } else { (0, limit) };
+        let options = Some(json!({"max_queue_size": of_a}));
+        let change = postrider::endpoint::EndpointChange { options, ..Default::default() };
+        self.store().alter_endpoint("a", change).await.unwrap();
+        self.configure("max_queue_size", of_all).await;
+    }
+
     async fn fails_with(&mut self, message: NewMessage, class: Class, error: &str) -> i64 {
         let id = self.send(message).await;
         let ticket = self.claim_one().await;
@@ -220,6 +229,59 @@ pub(crate) async fn a_sweep_that_finds_no_room_stops_between_steps<H: Harness>(m
     world.configure("max_queue_size", 0).await;
     let rest = world.store().sweep(SweepAction::Redrive, all, sweep.next).await.unwrap();
     assert!(rest.done > sweep.done);
+}
+
+/// However small the limit is beside a step.
+pub(crate) async fn a_redriving_sweep_fills_what_room_there_is<H: Harness>(mut world: World<H>) {
+    let key = |at: usize| (at % 10 < 2).then(|| format!("k{}", at % 30));
+    let message = |at: usize| NewMessage { ordering_key: key(at), ..to("a") };
+    kill_all(&mut world, (0..80).map(message).collect()).await;
+    let of_a = DlqFilter { endpoint: Some("a".into()), ..DlqFilter::default() };
+    for own in [true, false] {
+        world.limit_queue(own, 31).await;
+        let sweep = world.store().sweep(SweepAction::Redrive, of_a.clone(), None).await.unwrap();
+        // All that there is of a key goes back together.
+        assert!((28..=31).contains(&sweep.done), "{sweep:?}");
+        let mut sweep = sweep;
+        let refused = loop {
+            let next = sweep.next.expect("it is not done");
+            match world.store().sweep(SweepAction::Redrive, of_a.clone(), Some(next)).await {
+                Ok(more) => sweep = more,
+                Err(refused) => break refused,
+            }
+        };
+        let is_full = |error: &StoreError| {
+            matches!(error, StoreError::QueueFull { queued, limit: 31, endpoint }
+                if (28..=31).contains(queued) && endpoint.is_some() == own)
+        };
+        assert!(is_full(&refused), "{refused:?}");
+        assert_eq!(world.queued().await, sweep.done);
+        let mut done = 0;
+        while world.queued().await > 0 {
+            for ticket in world.claim(world.a, 100).await {
+                world.complete(ticket).await;
+                done += 1;
+            }
+        }
+        assert_eq!(done, sweep.done);
+        world.live(2).await;
+    }
+    world.limit_queue(false, 0).await;
+    let rest = world.swept(SweepAction::Redrive, of_a).await;
+    assert_eq!(rest.done, rest.total, "none was passed over");
+}
+
+pub(crate) async fn a_key_with_more_letters_than_the_limit_says_so<H: Harness>(mut world: World<H>) {
+    kill_all(&mut world, vec![to("a").ordering_key("k"); 8]).await;
+    for own in [true, false] {
+        world.limit_queue(own, 7).await;
+        let all = DlqFilter::default();
+        let refused = world.store().sweep(SweepAction::Redrive, all, None).await.unwrap_err();
+        let says = "8 dead letters of one ordering key go back together";
+        assert!(matches!(&refused, StoreError::Conflict(why) if why.contains(says)), "{refused:?}");
+    }
+    world.limit_queue(false, 8).await;
+    assert_eq!(world.swept(SweepAction::Redrive, DlqFilter::default()).await.done, 8);
 }
 
 pub(crate) async fn a_sweep_has_no_pages<H: Harness>(world: World<H>) {

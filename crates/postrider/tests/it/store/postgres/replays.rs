@@ -237,6 +237,65 @@ async fn a_replay_waits_for_a_sender_of_its_key_and_can_be_stopped_meanwhile() {
     assert_eq!(originals_of(&owner).await, [id]);
 }
 
+/// A replay of very many keys beside somebody who sends quite another one.
+#[tokio::test]
+async fn a_replay_of_many_keys_waits_for_nobody_who_sends_others() {
+    let (world, owner) = prompt::start().await;
+    world.endpoint("b", json!({})).await;
+    let send = "postrider.send_with_options('a', to_jsonb(n), p_ordering_key => 'k' || n)";
+    owner.run(&format!("SELECT postrider.cancel_message({send}) FROM generate_series(1, 250) AS n")).await;
+    let sender = Prompt::of(&world).await;
+    sender.run("BEGIN").await;
+    sender.run("SELECT postrider.send_with_options('b', '1', p_ordering_key => 'mine')").await;
+    let replay = world.store().start_replay(of_a()).await.unwrap().id;
+    while let ReplayTurn::Worked = world.store().advance_replays(250).await.unwrap() {}
+    let done = world.store().replay(replay).await.unwrap();
+    assert_eq!((done.state, done.done, done.waiting), (ReplayState::Completed, 250, None));
+    let payloads =
+        owner.column("SELECT convert_from(payload, 'UTF8') FROM postrider.queue ORDER BY id").await;
+    assert_eq!(payloads, (1..=250).map(|n| n.to_string()).collect::<Vec<_>>(), "in their order");
+}
+
+/// One of them cannot be sent any more, so that each is tried by itself, and of another somebody sends the key.
+#[tokio::test]
+async fn a_replay_that_cannot_go_on_says_why_and_leaves_the_others_alone() {
+    let (world, owner) = prompt::start().await;
+    world.endpoint("b", json!({})).await;
+    let large = NewMessage::new("a", vec![b'1'; 5000]);
+    let small = NewMessage::new("b", "1");
+    for message in [large, to("a").ordering_key("k"), small] {
+        let id = world.send(message).await;
+        world.store().cancel(id).await.unwrap();
+    }
+    world.configure("max_payload_bytes", 2048).await;
+    let sender = Prompt::of(&world).await;
+    sender.run("BEGIN").await;
+    sender.run("SELECT postrider.send_with_options('a', '1', p_ordering_key => 'k')").await;
+    let stuck = world.store().start_replay(of_a()).await.unwrap().id;
+    let mut of_b = of_a();
+    of_b.selection.endpoint = Some("b".into());
+    let other = world.store().start_replay(of_b).await.unwrap().id;
+    advance(world.store()).await;
+    let waiting = world.store().replay(stuck).await.unwrap();
+    let says = waiting.waiting.expect("it says what it waits for");
+    assert!(says.contains("a sender of ordering key \"k\" is in the middle of its transaction"), "{says}");
+    assert_eq!(world.store().replay(other).await.unwrap().state, ReplayState::Completed);
+
+    // Whatever else it is.
+    owner.run("ALTER TABLE postrider._replayed ADD CONSTRAINT broken CHECK (false) NOT VALID").await;
+    sender.run("COMMIT").await;
+    world.advance(3);
+    advance(world.store()).await;
+    let waiting = world.store().replay(stuck).await.unwrap();
+    assert!(waiting.waiting.as_ref().is_some_and(|says| says.contains("broken")), "{waiting:?}");
+    owner.run("ALTER TABLE postrider._replayed DROP CONSTRAINT broken").await;
+    world.advance(3);
+    advance(world.store()).await;
+    let done = world.store().replay(stuck).await.unwrap();
+    assert_eq!((done.state, done.done, done.waiting), (ReplayState::Completed, 1, None));
+    assert_eq!(done.skipped, [("too_large".to_owned(), 1)].into());
+}
+
 async fn originals_of(owner: &Prompt) -> Vec<MessageId> {
     let replayed = "SELECT original_id FROM postrider._replayed ORDER BY id";
     owner.column(replayed).await.iter().map(|id| MessageId(id.parse().expect("an id"))).collect()
