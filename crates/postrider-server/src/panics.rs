@@ -47,7 +47,9 @@ mod tests {
         tracing::subscriber::with_default(subscriber, || {
             let secret = String::from("leak-panic-18");
             let _ = std::panic::catch_unwind(|| panic!("cannot use {secret}"));
-            let _ = std::panic::catch_unwind(|| Err::<(), _>(secret.clone()).expect("a secret that is none"));
+            let _ = std::panic::catch_unwind(|| {
+                "x".parse::<u8>().map_err(|_| &secret).expect("a secret that is none")
+            });
             let _ = std::panic::catch_unwind(|| panic!("a constant"));
         });
         std::panic::set_hook(before);

@@ -427,6 +427,10 @@ async fn a_bad_value_is_22023_wherever_it_is_given() {
         (r#"create_endpoint('b c', 'http', '{"url": "https://b.c/"}')"#, "name: must be 1 to 128 letters"),
         ("create_endpoint('b', 'smoke', '{}')", "protocol"),
         (r#"validate_endpoint_config('http', '{"url": 1}')"#, "config.url: must be "),
+        (
+            r#"validate_endpoint_config('http', '{"url": "https://b.c/", "tls": {"ca": "-----BEGIN PRIVATE KEY-----"}}')"#,
+            "config.tls.ca: must hold certificates only, and no private key",
+        ),
         (r#"alter_endpoint('a', options => '{"max_in_flight": 0}')"#, "options.max_in_flight: must be "),
         (r#"alter_endpoint('a', retry_policy => '{"jitter": 2}')"#, "retry_policy.jitter: must be "),
         ("configure('node_lease', '1')", "node_lease: must be a whole number from 5 to 300"),
