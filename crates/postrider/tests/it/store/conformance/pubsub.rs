@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use postrider::store::Redrive;
+use postrider::store::{Figures, Redrive};
 use postrider::{
     Json, MessageId, NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, StoreError,
 };
