@@ -42,6 +42,13 @@ pub(crate) struct RemoteArgs {
     token_env: String,
 }
 
+impl RemoteArgs {
+    /// One on this machine that asks for no token.
+    pub(crate) fn of_node(authority: &str) -> Self {
+        Self { url: format!("http://{authority}"), token_env: String::new() }
+    }
+}
+
 pub(crate) struct Remote {
     client: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
     url: Url,

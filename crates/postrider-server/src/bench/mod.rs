@@ -15,6 +15,7 @@ mod footprint;
 mod lab;
 mod latency;
 mod load;
+mod looking;
 mod neighbours;
 mod node;
 mod other_process;
@@ -24,6 +25,7 @@ mod postgres;
 mod publish;
 mod receiver;
 mod report;
+mod scrape;
 mod send;
 
 pub(crate) use receiver::run as receiver;
@@ -62,6 +64,8 @@ enum Scenario {
     IdleEndpoints,
     Idle,
     Memory,
+    Looking,
+    Scrape,
     SqlSend,
     SqlSendDeep,
     SqlBatch,
@@ -85,6 +89,8 @@ const ON_SQLITE: &[Scenario] = &[
     Scenario::IdleEndpoints,
     Scenario::Idle,
     Scenario::Memory,
+    Scenario::Looking,
+    Scenario::Scrape,
 ];
 
 const ON_POSTGRES: &[Scenario] = &[
@@ -101,6 +107,8 @@ const ON_POSTGRES: &[Scenario] = &[
     Scenario::OpenTransaction,
     Scenario::TwoNodes,
     Scenario::Idle,
+    Scenario::Looking,
+    Scenario::Scrape,
 ];
 
 impl Scenario {
@@ -125,6 +133,8 @@ impl Scenario {
             Self::Idle if lab.is_on_a_server() => postgres::idle(lab).await,
             Self::Idle => footprint::idle(lab).await,
             Self::Memory => footprint::under_load(lab).await,
+            Self::Looking => looking::run(lab).await,
+            Self::Scrape => scrape::run(lab).await,
             Self::SqlSend => postgres::single(lab).await,
             Self::SqlSendDeep => postgres::deep(lab).await,
             Self::SqlBatch => postgres::batch(lab).await,

@@ -23,6 +23,8 @@ pub(super) enum Target {
     Below(f64),
     /// Measured minus the yardstick.
     AboveYardstickBelow(f64),
+    /// Told, and never missed.
+    None,
 }
 
 impl Row {
@@ -39,6 +41,15 @@ impl Row {
             Target::AboveYardstickBelow(most) => {
                 self.yardstick.is_some_and(|(_, yardstick)| self.measured - yardstick < most)
             }
+            Target::None => true,
+        }
+    }
+
+    fn verdict(&self) -> &'static str {
+        match (self.target, self.passes()) {
+            (Target::None, _) => "",
+            (_, true) => "pass",
+            (_, false) => "MISS",
         }
     }
 
@@ -48,6 +59,7 @@ impl Row {
             Target::AtLeast(least) => format!("≥ {} {}", figure(least), self.unit),
             Target::Below(most) => format!("< {} {}", figure(most), self.unit),
             Target::AboveYardstickBelow(most) => format!("< {} {} above", figure(most), self.unit),
+            Target::None => "-".to_owned(),
         }
     }
 
@@ -75,7 +87,7 @@ impl Row {
                 .map_or("-".to_owned(), |(name, value)| format!("{} {} {name}", figure(value), self.unit)),
             self.ratio().map_or("-".to_owned(), |ratio| format!("{:.0} %", ratio * 100.0)),
             self.target_text(),
-            if self.passes() { "pass" } else { "MISS" }.to_owned(),
+            self.verdict().to_owned(),
             self.note.clone(),
         ]
     }
@@ -175,5 +187,6 @@ mod tests {
         assert!(row(Target::AtLeast(50.0)).passes() && !row(Target::AtLeast(51.0)).passes());
         assert!(row(Target::Below(51.0)).passes() && !row(Target::Below(50.0)).passes());
         assert!(row(Target::AboveYardstickBelow(1.0)).passes());
+        assert!(row(Target::None).passes() && row(Target::None).verdict().is_empty());
     }
 }

@@ -35,14 +35,14 @@ pub(super) async fn connect(url: &PostgresUrl) -> Result<Client, Failure> {
     Ok(PostgresStore::connect(url.as_str()).await?)
 }
 
-pub(super) async fn connect_to(store: &StoreUrl) -> Result<Client, Failure> {
+pub(in crate::bench) async fn connect_to(store: &StoreUrl) -> Result<Client, Failure> {
     match store {
         StoreUrl::Postgres(url) => connect(url).await,
         StoreUrl::Sqlite(_) => Err(Failure::usage("this scenario needs --store postgres://…")),
     }
 }
 
-pub(super) fn failed(error: tokio_postgres::Error) -> Failure {
+pub(in crate::bench) fn failed(error: tokio_postgres::Error) -> Failure {
     Failure::failed(format!(
         "the database: {}",
         error.as_db_error().map_or(error.to_string(), |error| error.to_string())

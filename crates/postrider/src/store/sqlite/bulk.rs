@@ -13,25 +13,33 @@ use crate::endpoint::{Endpoint, EndpointId};
 use crate::message::{MessageId, NewMessage, Sent};
 use crate::store::{Arrival, Result};
 
-/// Messages in one statement. More gain little and make the statement long.
-const CHUNK: usize = 16;
+/// Messages in one statement: the rest of a batch goes by the smaller one. More gain little and make the statement long.
+const CHUNKS: [usize; 2] = [16, 4];
 const SHARED_PARAMETERS: usize = 1;
 const ROW_PARAMETERS: usize = 9;
 
-static INSERT: LazyLock<String> = LazyLock::new(|| {
+static INSERTS: LazyLock<[String; 2]> = LazyLock::new(|| CHUNKS.map(insert_of));
+
+fn insert_of(rows: usize) -> String {
     // FAIL, not ABORT: no journal to undo the rows before, the transaction ends anyway.
     let mut sql =
         "INSERT OR FAIL INTO _postrider_queue (place, due_at, created_at, endpoint_id, priority, expires_at,
          correlation_id, event_type, content_type, headers, options, payload) VALUES "
             .to_owned();
-    for row in 0..CHUNK {
+    for row in 0..rows {
         let first = SHARED_PARAMETERS + row * ROW_PARAMETERS + 1;
         let parameters: Vec<String> = (first..first + ROW_PARAMETERS).map(|n| format!("?{n}")).collect();
         let comma = if row == 0 { "" } else { ", " };
         let _ = write!(sql, "{comma}(0, ?1, ?1, {})", parameters.join(", "));
     }
     sql
-});
+}
+
+/// As many as the largest statement takes.
+fn next_chunk<T>(rest: &[T], fits: impl Fn(&T) -> bool) -> Option<&[T]> {
+    let fitting = rest.iter().take(CHUNKS[0]).take_while(|one| fits(one)).count();
+    CHUNKS.into_iter().find(|size| *size <= fitting).map(|size| &rest[..size])
+}
 
 /// The next messages from `at` on, when they are plain and wait behind the one just inserted: none of them can
 /// be claimed in the same breath, because that one is due before them.
@@ -41,19 +49,17 @@ pub(super) fn behind_the_last<'a>(
     at: usize,
 ) -> Option<&'a [NewMessage]> {
     let last = messages.get(at.checked_sub(1)?)?;
-    let chunk = messages.get(at..at + CHUNK)?;
     let endpoint = write.known.by_name(&last.endpoint).ok()?.id;
     let waits = matches!(write.news.last(), Some(Arrival::Pending(pending)) if *pending == endpoint);
     let alike = |message: &NewMessage| is_plain(message) && message.endpoint == last.endpoint;
-    (waits && is_plain(last) && chunk.iter().all(alike)).then_some(chunk)
+    if waits && is_plain(last) { next_chunk(&messages[at..], alike) } else { None }
 }
 
 /// The next messages of a fan-out, when they are plain and no node would claim one of them as it is inserted.
 pub(super) fn waiting<'a>(write: &Write<'_>, outgoing: &'a [Outgoing]) -> Option<&'a [Outgoing]> {
     let waits =
         |endpoint: &Endpoint| write.listeners.is_empty() || claim::not_before(write, endpoint).is_some();
-    let chunk = outgoing.get(..CHUNK)?;
-    chunk.iter().all(|one| is_plain(&one.message) && waits(&one.endpoint)).then_some(chunk)
+    next_chunk(outgoing, |one| is_plain(&one.message) && waits(&one.endpoint))
 }
 
 /// A chunk that [`waiting`] found; all of it was checked, and has room.
@@ -90,9 +96,10 @@ pub(super) fn send(write: &mut Write<'_>, chunk: &[NewMessage]) -> Result<Vec<Se
 /// The id of the last one.
 fn insert<'a>(
     write: &Write<'_>,
-    rows: impl Iterator<Item = (EndpointId, &'a NewMessage)>,
+    rows: impl ExactSizeIterator<Item = (EndpointId, &'a NewMessage)>,
 ) -> rusqlite::Result<i64> {
-    let mut statement = write.conn.prepare_cached(&INSERT)?;
+    let size = CHUNKS.iter().position(|size| *size == rows.len()).expect("a chunk has one of the sizes");
+    let mut statement = write.conn.prepare_cached(&INSERTS[size])?;
     statement.raw_bind_parameter(1, micros_of(write.now))?;
     for (row, (endpoint, message)) in rows.enumerate() {
         let at = SHARED_PARAMETERS + row * ROW_PARAMETERS;

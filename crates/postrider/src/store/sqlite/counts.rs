@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, params, params_from_iter};
 
 use super::storage_error;
 use crate::endpoint::EndpointId;
 use crate::store::Result;
 
 const ALL: i64 = 0;
+/// Endpoints in one statement; the rest of them have one each. An event may change the counts of very many.
+const CHUNK: usize = 32;
 
 /// What one transaction changes; written once at its end.
 #[derive(Default)]
@@ -46,17 +48,10 @@ impl Counts {
     }
 
     pub(super) fn write(&mut self, conn: &Connection) -> Result<()> {
-        for (endpoint, change) in self.changes.drain() {
-            conn.prepare_cached(
-                "INSERT INTO _postrider_counts (endpoint_id, queued, dead, dlq_bytes) VALUES (?1, ?2, ?3, ?4)
-                 ON CONFLICT (endpoint_id) DO UPDATE SET queued = queued + excluded.queued,
-                   dead = dead + excluded.dead, dlq_bytes = dlq_bytes + excluded.dlq_bytes",
-            )
-            .and_then(|mut statement| {
-                statement.execute(params![endpoint, change.queued, change.dead, change.dlq_bytes])
-            })
-            .map_err(storage_error)?;
-        }
+        let changes: Vec<(i64, Change)> = self.changes.drain().collect();
+        let chunks = changes.chunks_exact(CHUNK);
+        let rest = chunks.remainder().chunks(1);
+        chunks.chain(rest).try_for_each(|some| add(conn, some)).map_err(storage_error)?;
         self.queued_before.clear();
         Ok(())
     }
@@ -82,6 +77,19 @@ impl Counts {
         let change = self.changes.get(&id).map_or(0, |change| change.queued);
         Ok((before + change).max(0) as u64)
     }
+}
+
+fn add(conn: &Connection, changes: &[(i64, Change)]) -> rusqlite::Result<()> {
+    let rows = vec!["(?, ?, ?, ?)"; changes.len()].join(", ");
+    let mut statement = conn.prepare_cached(&format!(
+        "INSERT INTO _postrider_counts (endpoint_id, queued, dead, dlq_bytes) VALUES {rows}
+         ON CONFLICT (endpoint_id) DO UPDATE SET queued = queued + excluded.queued,
+           dead = dead + excluded.dead, dlq_bytes = dlq_bytes + excluded.dlq_bytes"
+    ))?;
+    let values = changes
+        .iter()
+        .flat_map(|(endpoint, change)| [*endpoint, change.queued, change.dead, change.dlq_bytes]);
+    statement.execute(params_from_iter(values)).map(|_| ())
 }
 
 fn read(conn: &Connection, id: i64) -> Result<i64> {

@@ -32,7 +32,7 @@ pub(super) fn count(write: &Write<'_>, name: &str, by: usize) -> Result<()> {
     write
         .conn
         .prepare_cached(
-            "INSERT INTO _postrider_meta (name, value) VALUES ('counted_' || ?1, ?2)
+            "INSERT INTO _postrider_totals (name, value) VALUES (?1, ?2)
              ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
         )
         .and_then(|mut statement| statement.execute(params![name, by as i64]))
@@ -47,7 +47,8 @@ pub(super) fn figures(conn: &Connection, store: &str, now: Timestamp) -> Result<
     figures.push(Figure::new("postrider_nodes", &[("state", "live")], live_nodes(conn, now)?));
     for name in COUNTED {
         let name_of_figure = format!("postrider_{name}_total");
-        figures.push(Figure::new(&name_of_figure, &[], counted(conn, name).map_err(storage_error)?));
+        let value = counted(conn, name).map_err(storage_error)?;
+        figures.push(Figure::new(&name_of_figure, &[], value as f64));
     }
     for endpoint in bounded(status.endpoints, &oldest_endpoints(conn).map_err(storage_error)?) {
         figures.extend(of_endpoint(&endpoint, now));
@@ -177,10 +178,12 @@ fn live_nodes(conn: &Connection, now: Timestamp) -> Result<f64> {
         .map_err(storage_error)
 }
 
-fn counted(conn: &Connection, name: &str) -> rusqlite::Result<f64> {
-    let counted: Option<i64> = conn
-        .prepare_cached("SELECT value FROM _postrider_meta WHERE name = 'counted_' || ?1")?
-        .query_row([name], |row| row.get(0))
-        .optional()?;
-    Ok(counted.unwrap_or(0) as f64)
+/// Evictions were counted elsewhere at first.
+pub(super) fn counted(conn: &Connection, name: &str) -> rusqlite::Result<u64> {
+    conn.prepare_cached(
+        "SELECT coalesce(sum(value), 0) FROM (
+           SELECT value FROM _postrider_totals WHERE name = ?1
+           UNION ALL SELECT value FROM _postrider_meta WHERE name = 'counted_' || ?1)",
+    )?
+    .query_row([name], |row| row.get(0))
 }

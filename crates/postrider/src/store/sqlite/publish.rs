@@ -5,11 +5,10 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use rusqlite::{Connection, OptionalExtension, params};
 
 use super::subscriptions::{self, Fitting};
 use super::writer::{Commit, Write};
-use super::{SqliteStore, bulk, event_types, send, storage_error};
+use super::{SqliteStore, bulk, event_types, figures, send, storage_error};
 use crate::endpoint::{DisabledBy, Endpoint, EndpointId};
 use crate::error::StoreError;
 use crate::event::{
@@ -73,10 +72,11 @@ impl PubSub for SqliteStore {
     }
 
     async fn publish_skipped(&self) -> Result<u64> {
-        self.read(|conn| skipped(conn).map_err(storage_error)).await
+        self.read(|conn| figures::counted(conn, SKIPPED).map_err(storage_error)).await
     }
 }
 
+/// Under this name it is on `/metrics`.
 const SKIPPED: &str = "publish_skipped";
 
 /// Events whose payloads were read. That takes a moment, so it is done before anybody has to wait for it.
@@ -112,7 +112,7 @@ pub(super) fn publish(write: &mut Write<'_>, publication: &Publication) -> Resul
     }
     check(write, publication)?;
     let mut outgoing = Vec::new();
-    let (mut widest, mut skipped) = (0, 0);
+    let (mut widest, mut skipped) = (0, 0_usize);
     for (event, payload) in &publication.events {
         let before = outgoing.len();
         skipped += fan_out(write, event, payload, &mut outgoing)?;
@@ -125,7 +125,9 @@ pub(super) fn publish(write: &mut Write<'_>, publication: &Publication) -> Resul
     }
     make_room(write, &outgoing)?;
     let made = send_all(write, &outgoing)?;
-    count_skipped(write, skipped)?;
+    if skipped > 0 {
+        figures::count(write, SKIPPED, skipped)?;
+    }
     Ok(made)
 }
 
@@ -165,7 +167,12 @@ fn check(write: &Write<'_>, publication: &Publication) -> Result<()> {
 
 /// Adds what its subscribers get. How many were skipped because an operator disabled their endpoint; what is gone is
 /// kept.
-fn fan_out(write: &Write<'_>, event: &NewEvent, payload: &Json, outgoing: &mut Vec<Outgoing>) -> Result<u64> {
+fn fan_out(
+    write: &Write<'_>,
+    event: &NewEvent,
+    payload: &Json,
+    outgoing: &mut Vec<Outgoing>,
+) -> Result<usize> {
     let mut skipped = 0;
     let fitting = subscriptions::fitting(write.conn, &event.event_type).map_err(storage_error)?;
     let wants = |one: &Fitting| one.filter.as_ref().is_none_or(|filter| pubsub::contains(payload, filter));
@@ -225,26 +232,4 @@ fn send_all(write: &mut Write<'_>, outgoing: &[Outgoing]) -> Result<u64> {
         }
     }
     Ok(made)
-}
-
-fn count_skipped(write: &Write<'_>, skipped: u64) -> Result<()> {
-    if skipped == 0 {
-        return Ok(());
-    }
-    write
-        .conn
-        .prepare_cached(
-            "INSERT INTO _postrider_totals (name, value) VALUES (?1, ?2)
-             ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
-        )
-        .and_then(|mut statement| statement.execute(params![SKIPPED, skipped]))
-        .map(|_| ())
-        .map_err(storage_error)
-}
-
-pub(super) fn skipped(conn: &Connection) -> rusqlite::Result<u64> {
-    conn.prepare_cached("SELECT value FROM _postrider_totals WHERE name = ?1")?
-        .query_row([SKIPPED], |row| row.get(0))
-        .optional()
-        .map(Option::unwrap_or_default)
 }

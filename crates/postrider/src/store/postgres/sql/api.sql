@@ -76,8 +76,12 @@ DECLARE
   v_now timestamptz := postrider._now();
   v_names text[] := CASE WHEN p_endpoints IS NULL THEN ARRAY[p_endpoint]
                          ELSE ARRAY(SELECT DISTINCT n FROM unnest(p_endpoints) AS n ORDER BY n) END;
-  v_destinations postrider._destination[] := '{}';
+  v_destinations postrider._destination[];
   d postrider._destination;
+  -- Of each message the place of its destination, its endpoint and its scope of keys; null where all have the first.
+  v_at integer[];
+  v_endpoints bigint[];
+  v_scopes bigint[];
   m record;
   v_known bigint[];
   v_first integer[];
@@ -86,20 +90,23 @@ BEGIN
   IF v_count = 0 THEN
     RETURN;
   END IF;
-  SELECT array_agg(postrider._destination(n) ORDER BY o) INTO v_destinations
-  FROM unnest(v_names) WITH ORDINALITY AS u (n, o);
+  v_destinations := postrider._destinations(v_names);
   d := v_destinations[1];
   IF v_count > d.max_batch_messages THEN
     PERFORM postrider._too_large('messages', v_count, d.max_batch_messages, 'max_batch_messages');
   END IF;
+  IF cardinality(v_names) > 1 THEN
+    SELECT array_agg(o.ordinality::integer ORDER BY m.ord), array_agg(o.id ORDER BY m.ord), array_agg(o.key_scope ORDER BY m.ord)
+    INTO v_at, v_endpoints, v_scopes
+    FROM unnest(p_endpoints) WITH ORDINALITY AS m (name, ord) JOIN unnest(v_destinations) WITH ORDINALITY AS o ON o.name = m.name;
+  END IF;
   -- One look at all of them; only what has something to be checked is checked one by one.
   FOR m IN
-    SELECT t.*, coalesce(o.n, 1) AS destination
+    SELECT t.*
     FROM unnest(p_payloads, p_content_types, p_priorities, p_scheduled_at, p_expires_at, p_idempotency_keys,
-                p_ordering_keys, p_event_types, p_headers, p_options, p_endpoints)
+                p_ordering_keys, p_event_types, p_headers, p_options, v_at)
            WITH ORDINALITY AS t (payload, content_type, priority, scheduled_at, expires_at, idempotency_key, ordering_key,
-                                 event_type, headers, options, endpoint, ord)
-      LEFT JOIN unnest(v_names) WITH ORDINALITY AS o (name, n) ON o.name = t.endpoint
+                                 event_type, headers, options, destination, ord)
     WHERE t.payload IS NULL OR octet_length(t.payload) > d.max_payload_bytes
        OR (p_content_types IS NOT NULL AND t.content_type IS DISTINCT FROM 'application/json')
        OR (p_priorities IS NOT NULL AND t.priority IS DISTINCT FROM 0) OR t.scheduled_at IS NOT NULL
@@ -109,23 +116,19 @@ BEGIN
        OR octet_length(t.event_type) > d.max_key_bytes OR t.event_type = '' OR t.event_type ~ '[\u0001-\u001f\u007f-\u009f]'
     ORDER BY t.ord
   LOOP
-    PERFORM postrider._check_message(v_destinations[m.destination], octet_length(m.payload),
+    PERFORM postrider._check_message(v_destinations[coalesce(m.destination, 1)], octet_length(m.payload),
       CASE WHEN p_content_types IS NULL THEN 'application/json' ELSE m.content_type END,
       CASE WHEN p_priorities IS NULL THEN 0::smallint ELSE m.priority END, m.scheduled_at, m.expires_at,
       m.idempotency_key, m.ordering_key, m.event_type, m.headers, m.options);
   END LOOP;
   -- All locks, in order, before anything is looked up: expiring a holder lets its own key go.
   IF p_idempotency_keys IS NOT NULL THEN
-    PERFORM postrider._lock_idempotency_keys(array_agg(coalesce(o.id, d.id)), array_agg(k.key))
-    FROM unnest(p_idempotency_keys, p_endpoints) AS k (key, endpoint)
-      LEFT JOIN unnest(v_destinations) AS o ON p_endpoints IS NOT NULL AND o.name = k.endpoint
-    WHERE k.key IS NOT NULL;
+    PERFORM postrider._lock_idempotency_keys(array_agg(coalesce(k.endpoint_id, d.id)), array_agg(k.key))
+    FROM unnest(p_idempotency_keys, v_endpoints) AS k (key, endpoint_id) WHERE k.key IS NOT NULL;
   END IF;
   IF p_ordering_keys IS NOT NULL THEN
-    PERFORM postrider._lock_keys(array_agg(coalesce(o.key_scope, d.key_scope)), array_agg(k.key))
-    FROM unnest(p_ordering_keys, p_endpoints) AS k (key, endpoint)
-      LEFT JOIN unnest(v_destinations) AS o ON p_endpoints IS NOT NULL AND o.name = k.endpoint
-    WHERE k.key IS NOT NULL;
+    PERFORM postrider._lock_keys(array_agg(coalesce(k.key_scope, d.key_scope)), array_agg(k.key))
+    FROM unnest(p_ordering_keys, v_scopes) AS k (key, key_scope) WHERE k.key IS NOT NULL;
   END IF;
   IF p_idempotency_keys IS NOT NULL THEN
     SELECT f.known, f.first INTO v_known, v_first
@@ -136,19 +139,35 @@ BEGIN
   IF v_new > 0 THEN
     PERFORM postrider._make_room_for_batch(v_destinations, p_endpoints, v_known, v_first, v_new);
   END IF;
+  -- Nearly all have no keys: nothing can be there already, and nothing is before them.
+  IF p_idempotency_keys IS NULL AND p_ordering_keys IS NULL THEN
+    RETURN QUERY
+      INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, priority, scheduled_at, expires_at, correlation_id,
+        content_type, event_type, headers, options, payload)
+      SELECT nextval('postrider.message_ids'), greatest(v_now, t.scheduled_at), v_now, coalesce(t.endpoint_id, d.id),
+        coalesce(t.priority, 0), t.scheduled_at, t.expires_at, t.correlation_id,
+        coalesce(t.content_type, 'application/json'), t.event_type, nullif(t.headers, '{}'), nullif(t.options, '{}'),
+        t.payload
+      FROM unnest(p_payloads, p_content_types, p_priorities, p_scheduled_at, p_expires_at, p_event_types, p_headers,
+                  p_options, p_correlation_ids, v_endpoints)
+             AS t (payload, content_type, priority, scheduled_at, expires_at, event_type, headers, options, correlation_id,
+                   endpoint_id)
+      RETURNING queue.id, false;
+    PERFORM postrider._ring(o.id, clock_timestamp()) FROM unnest(v_destinations) AS o WHERE NOT o.paused;
+    RETURN;
+  END IF;
   BEGIN
     RETURN QUERY
       WITH message AS MATERIALIZED (
         SELECT t.ord, t.payload, t.content_type, t.priority, t.scheduled_at, t.expires_at, t.idempotency_key,
-               t.ordering_key, t.event_type, t.headers, t.options, t.correlation_id, coalesce(o.id, d.id) AS endpoint_id,
-               CASE WHEN t.ordering_key IS NOT NULL THEN coalesce(o.key_scope, d.key_scope) END AS key_scope,
+               t.ordering_key, t.event_type, t.headers, t.options, t.correlation_id, coalesce(t.endpoint_id, d.id) AS endpoint_id,
+               CASE WHEN t.ordering_key IS NOT NULL THEN coalesce(t.key_scope, d.key_scope) END AS key_scope,
                v_known[t.ord] AS known, v_first[t.ord] AS first,
                CASE WHEN v_known[t.ord] IS NULL AND v_first[t.ord] IS NULL THEN nextval('postrider.message_ids') END AS id
         FROM unnest(p_payloads, p_content_types, p_priorities, p_scheduled_at, p_expires_at, p_idempotency_keys,
-                    p_ordering_keys, p_event_types, p_headers, p_options, p_correlation_ids, p_endpoints)
+                    p_ordering_keys, p_event_types, p_headers, p_options, p_correlation_ids, v_endpoints, v_scopes)
                WITH ORDINALITY AS t (payload, content_type, priority, scheduled_at, expires_at, idempotency_key, ordering_key,
-                                     event_type, headers, options, correlation_id, endpoint, ord)
-          LEFT JOIN unnest(v_destinations) AS o ON p_endpoints IS NOT NULL AND o.name = t.endpoint
+                                     event_type, headers, options, correlation_id, endpoint_id, key_scope, ord)
         ORDER BY t.ord
       ), place AS (
         SELECT k.key_scope, k.ordering_key, postrider._place_of_new(k.key_scope, k.ordering_key) AS place, k.first_id
@@ -178,7 +197,7 @@ BEGIN
       MESSAGE = 'could not serialize access: another transaction sent with the same idempotency key; try again';
   END;
   IF v_new > 0 THEN
-    PERFORM postrider._tell_nodes(t) FROM unnest(v_destinations) AS t;
+    PERFORM postrider._ring(o.id, clock_timestamp()) FROM unnest(v_destinations) AS o WHERE NOT o.paused;
   END IF;
 END $$;
 
@@ -225,8 +244,7 @@ DECLARE
 BEGIN
   d.queue_max := NULL;
   PERFORM postrider._make_room(d, p_new);
-  FOREACH d IN ARRAY p_destinations LOOP
-    CONTINUE WHEN coalesce(d.queue_max, 0) = 0;
+  FOR d IN SELECT * FROM unnest(p_destinations) WHERE queue_max > 0 LOOP
     d.max_queue_size := 0;
     PERFORM postrider._make_room(d, CASE WHEN p_endpoints IS NULL THEN p_new ELSE (
       SELECT count(*) FROM unnest(p_endpoints, p_known, p_first) AS m (endpoint, known, first)

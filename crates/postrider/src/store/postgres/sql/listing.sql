@@ -40,6 +40,8 @@ LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
   v_claimed bigint[] := postrider._claimed_ids();
+  -- Names are compared before and told after: there may be thousands of messages between.
+  v_endpoints bigint[] := ARRAY(SELECT e.id FROM postrider.endpoints e WHERE e.name = p_endpoint);
   v_after timestamptz := coalesce(p_created_after, '-infinity');
   v_before timestamptz := coalesce(p_created_before, 'infinity');
 BEGIN
@@ -52,14 +54,14 @@ BEGIN
       SELECT q.*, true FROM postrider.queue q
       WHERE p_state = 'processing' AND q.id = ANY (v_claimed) AND q.id >= p_from AND q.id < p_to
     ), w AS MATERIALIZED (
-      SELECT 'queue' AS source, q.id, q.endpoint_id, CASE WHEN q.claimed OR q.id = ANY (v_claimed) THEN 'processing' ELSE 'pending' END AS state,
+      SELECT 1 AS source, q.id, q.endpoint_id, CASE WHEN q.claimed OR q.id = ANY (v_claimed) THEN 'processing' ELSE 'pending' END AS state,
         q.priority, q.due_at, q.attempts, q.last_error, q.content_type, q.idempotency_key, q.correlation_id,
         q.ordering_key, q.event_type, q.created_at, q.scheduled_at, q.expires_at, NULL::timestamptz AS finished_at,
         NULL::bigint AS dlq_id
       FROM queued q
       UNION ALL
       -- Months that cannot hold any of it are not opened.
-      (SELECT 'archive', a.id, a.endpoint_id, a.status, a.priority, NULL, a.attempts, a.last_error, a.content_type,
+      (SELECT 2, a.id, a.endpoint_id, a.status, a.priority, NULL, a.attempts, a.last_error, a.content_type,
         a.idempotency_key, a.correlation_id, a.ordering_key, a.event_type, a.created_at, a.scheduled_at, a.expires_at,
         a.finished_at, NULL
        FROM postrider.archive a
@@ -67,7 +69,7 @@ BEGIN
          AND a.created_at >= v_after AND a.created_at < v_before
        LIMIT p_rows_max + 1)
       UNION ALL
-      (SELECT 'dlq', d.message_id, d.endpoint_id, 'dead', d.priority, NULL, d.attempts, d.last_error, d.content_type,
+      (SELECT 3, d.message_id, d.endpoint_id, 'dead', d.priority, NULL, d.attempts, d.last_error, d.content_type,
         d.idempotency_key, d.correlation_id, d.ordering_key, d.event_type, d.created_at, d.scheduled_at, d.expires_at,
         d.died_at, d.id
        FROM postrider.dlq d
@@ -78,19 +80,19 @@ BEGIN
       SELECT source, count(*) AS rows, min(w.id) AS lowest, max(w.created_at) AS newest FROM w GROUP BY source
     ), counted AS (
       SELECT coalesce(sum(s.rows), 0)::bigint AS rows, max(s.newest) AS newest,
-        CASE WHEN bool_or(s.source = 'archive' AND s.rows > p_rows_max) THEN NULL
-             ELSE greatest(p_from, max(s.lowest) FILTER (WHERE s.source <> 'archive' AND s.rows >= p_rows_max)) END AS from_id
+        CASE WHEN bool_or(s.source = 2 AND s.rows > p_rows_max) THEN NULL
+             ELSE greatest(p_from, max(s.lowest) FILTER (WHERE s.source <> 2 AND s.rows >= p_rows_max)) END AS from_id
       FROM source s
     ), matching AS (
-      SELECT w.*, e.name AS endpoint FROM w JOIN postrider.endpoints e ON e.id = w.endpoint_id
-      WHERE (p_state IS NULL OR w.state = p_state) AND (p_endpoint IS NULL OR e.name = p_endpoint)
+      SELECT w.* FROM w
+      WHERE (p_state IS NULL OR w.state = p_state) AND (p_endpoint IS NULL OR w.endpoint_id = ANY (v_endpoints))
         AND (p_ordering_key IS NULL OR w.ordering_key = p_ordering_key)
         AND (p_event_type IS NULL OR w.event_type = p_event_type)
         AND (p_correlation_id IS NULL OR w.correlation_id = p_correlation_id)
         AND w.created_at >= v_after AND w.created_at < v_before
       ORDER BY w.id DESC LIMIT p_limit
     )
-    SELECT c.rows, c.newest, c.from_id, m.id, m.endpoint, m.state, m.priority, CASE WHEN m.state = 'pending' THEN m.due_at END,
+    SELECT c.rows, c.newest, c.from_id, m.id, (SELECT e.name FROM postrider.endpoints e WHERE e.id = m.endpoint_id), m.state, m.priority, CASE WHEN m.state = 'pending' THEN m.due_at END,
       m.attempts + (m.state = 'processing')::integer, m.last_error, m.content_type, m.idempotency_key,
       m.correlation_id, m.ordering_key, m.event_type, m.created_at, m.scheduled_at, m.expires_at, m.finished_at, m.dlq_id
     FROM counted c LEFT JOIN matching m ON m.id >= c.from_id ORDER BY m.id DESC;

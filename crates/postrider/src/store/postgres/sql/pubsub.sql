@@ -278,11 +278,56 @@ BEGIN
   END CASE;
 END $$;
 
+-- What subscribers get of events: one message for each entry of p_events, which are places in the other lists. Where no event
+-- has an option, none of the messages has.
+CREATE FUNCTION postrider._fanned_out(
+  p_event_types text[], p_payloads jsonb[], b postrider._batch, p_events bigint[], p_subscriptions bigint[],
+  p_templates jsonb[]
+) RETURNS postrider._batch LANGUAGE plpgsql AS $$
+DECLARE
+  t postrider._batch;
+  v_bytes bytea[] := coalesce(b.payloads, ARRAY(
+    SELECT convert_to(p::text, 'UTF8') FROM unnest(p_payloads) WITH ORDINALITY AS a (p, n) ORDER BY n));
+BEGIN
+  t.payloads := ARRAY(
+    SELECT CASE WHEN w.template IS NULL THEN v_bytes[w.n]
+                ELSE convert_to(postrider._filled(w.template, p_payloads[w.n])::text, 'UTF8') END
+    FROM unnest(p_events, p_templates) AS w (n, template));
+  t.event_types := ARRAY(SELECT p_event_types[n] FROM unnest(p_events) AS n);
+  IF b.priorities IS NOT NULL THEN
+    t.priorities := ARRAY(SELECT b.priorities[n] FROM unnest(p_events) AS n);
+  END IF;
+  IF b.scheduled_at IS NOT NULL THEN
+    t.scheduled_at := ARRAY(SELECT b.scheduled_at[n] FROM unnest(p_events) AS n);
+  END IF;
+  IF b.idempotency_keys IS NOT NULL THEN
+    t.idempotency_keys := ARRAY(SELECT b.idempotency_keys[w.n] || '#' || w.id
+                                FROM unnest(p_events, p_subscriptions) AS w (n, id));
+  END IF;
+  IF b.correlation_ids IS NOT NULL THEN
+    t.correlation_ids := ARRAY(SELECT b.correlation_ids[n] FROM unnest(p_events) AS n);
+  END IF;
+  IF b.expires_at IS NOT NULL THEN
+    t.expires_at := ARRAY(SELECT b.expires_at[n] FROM unnest(p_events) AS n);
+  END IF;
+  IF b.ordering_keys IS NOT NULL THEN
+    t.ordering_keys := ARRAY(SELECT b.ordering_keys[n] FROM unnest(p_events) AS n);
+  END IF;
+  IF b.headers IS NOT NULL THEN
+    t.headers := ARRAY(SELECT b.headers[n] FROM unnest(p_events) AS n);
+  END IF;
+  IF b.options IS NOT NULL THEN
+    t.options := ARRAY(SELECT b.options[n] FROM unnest(p_events) AS n);
+  END IF;
+  RETURN t;
+END $$;
+
 -- Several events, all or nothing: what each of their subscribers gets, as one batch. Returns how many messages were made.
 -- Where b has payloads, they are the bytes as they came. Two subscriptions may make different messages of one event for one
--- endpoint, so each has an idempotency key of its own: `key#subscription`.
+-- endpoint, so each has an idempotency key of its own: `key#subscription`. A session keeps its plans: the planner would
+-- rather make a new one for every list of another length, and takes longer for that than the fan-out does.
 CREATE FUNCTION postrider._publish(p_field text, p_event_types text[], p_payloads jsonb[], b postrider._batch)
-RETURNS integer LANGUAGE plpgsql AS $$
+RETURNS integer LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
   v_event record;
   v_broken text;
@@ -292,7 +337,11 @@ DECLARE
   v_made integer := 0;
   d postrider._destination;
   t postrider._batch;
+  -- What is to be made: of which event, for which subscription.
+  v_events bigint[];
+  v_subscriptions bigint[];
   v_endpoints text[];
+  v_templates jsonb[];
   -- The limit of a batch is about what callers write, not about what it becomes.
   v_chunk integer := (SELECT least(max_batch_messages, 10000) FROM postrider._limits);
 BEGIN
@@ -325,52 +374,34 @@ BEGIN
   PERFORM postrider._check_key('idempotency_key', k || '#9223372036854775807', d.max_key_bytes)
   FROM unnest(b.idempotency_keys) AS k WHERE k IS NOT NULL;
   -- What an operator disabled is skipped and counted; what is gone is kept.
-  SELECT coalesce(sum(f.skipped), 0), coalesce(max(f.wanted), 0) INTO v_skipped, v_widest
-  FROM (SELECT count(*) FILTER (WHERE o.disabled_by = 'operator') AS skipped,
-               count(*) FILTER (WHERE o.disabled_by IS DISTINCT FROM 'operator') AS wanted
+  SELECT count(*) FILTER (WHERE f.skipped), array_agg(f.n) FILTER (WHERE NOT f.skipped),
+    array_agg(f.id) FILTER (WHERE NOT f.skipped), array_agg(f.endpoint) FILTER (WHERE NOT f.skipped),
+    array_agg(f.template) FILTER (WHERE NOT f.skipped)
+  INTO v_skipped, v_events, v_subscriptions, v_endpoints, v_templates
+  FROM (SELECT e.n, s.id, o.name AS endpoint, s.template, o.disabled_by IS NOT DISTINCT FROM 'operator' AS skipped
         FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n)
           -- Once for each event, not for each subscription.
           CROSS JOIN LATERAL (SELECT postrider._patterns_for(e.event_type) AS fitting OFFSET 0) AS p
           JOIN postrider.subscriptions s ON s.pattern = ANY (p.fitting) AND s.enabled
             AND (s.filter IS NULL OR e.payload @> s.filter)
           JOIN postrider.endpoints o ON o.id = s.endpoint_id AND o.dropped_at IS NULL
-        GROUP BY e.n) AS f;
+        ORDER BY e.n, s.id) AS f;
   IF v_skipped > 0 THEN
     PERFORM postrider._count('publish_skipped', v_skipped);
   END IF;
-  IF v_widest = 0 THEN
+  IF v_events IS NULL THEN
     RETURN 0;
   END IF;
+  SELECT max(f.wanted) INTO v_widest FROM (SELECT count(*) AS wanted FROM unnest(v_events) AS n GROUP BY n) AS f;
   IF v_widest > v_limit THEN
     PERFORM postrider._too_large('event_type', v_widest, v_limit, 'max_fanout');
   END IF;
-  SELECT array_agg(f.endpoint ORDER BY f.n, f.id), array_agg(f.payload ORDER BY f.n, f.id),
-    array_agg(b.priorities[f.n] ORDER BY f.n, f.id), array_agg(b.scheduled_at[f.n] ORDER BY f.n, f.id),
-    array_agg(b.idempotency_keys[f.n] || '#' || f.id ORDER BY f.n, f.id), array_agg(b.correlation_ids[f.n] ORDER BY f.n, f.id),
-    array_agg(b.expires_at[f.n] ORDER BY f.n, f.id), array_agg(b.ordering_keys[f.n] ORDER BY f.n, f.id),
-    array_agg(b.headers[f.n] ORDER BY f.n, f.id), array_agg(b.options[f.n] ORDER BY f.n, f.id),
-    array_agg(f.event_type ORDER BY f.n, f.id)
-  INTO v_endpoints, t.payloads, t.priorities, t.scheduled_at, t.idempotency_keys, t.correlation_ids, t.expires_at,
-    t.ordering_keys, t.headers, t.options, t.event_types
-  FROM (SELECT o.name AS endpoint, s.id, e.event_type, e.n,
-               CASE WHEN s.template IS NOT NULL THEN convert_to(postrider._filled(s.template, e.payload)::text, 'UTF8')
-                    ELSE coalesce(b.payloads[e.n], convert_to(e.payload::text, 'UTF8')) END AS payload
-        FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n)
-          -- Once for each event, not for each subscription.
-          CROSS JOIN LATERAL (SELECT postrider._patterns_for(e.event_type) AS fitting OFFSET 0) AS p
-          JOIN postrider.subscriptions s ON s.pattern = ANY (p.fitting) AND s.enabled
-            AND (s.filter IS NULL OR e.payload @> s.filter)
-          JOIN postrider.endpoints o ON o.id = s.endpoint_id AND o.dropped_at IS NULL
-            AND o.disabled_by IS DISTINCT FROM 'operator') AS f;
-  FOR a IN 1 .. cardinality(v_endpoints) BY v_chunk LOOP
+  FOR a IN 1 .. cardinality(v_events) BY v_chunk LOOP
+    t := postrider._fanned_out(p_event_types, p_payloads, b, v_events[a : a + v_chunk - 1],
+      v_subscriptions[a : a + v_chunk - 1], v_templates[a : a + v_chunk - 1]);
     SELECT v_made + count(*) FILTER (WHERE NOT s.duplicate) INTO v_made FROM postrider._send_batch(NULL,
-      v_endpoints[a : a + v_chunk - 1], t.payloads[a : a + v_chunk - 1], NULL,
-      t.priorities[a : a + v_chunk - 1], t.scheduled_at[a : a + v_chunk - 1],
-      CASE WHEN b.idempotency_keys IS NOT NULL THEN t.idempotency_keys[a : a + v_chunk - 1] END,
-      t.correlation_ids[a : a + v_chunk - 1], t.expires_at[a : a + v_chunk - 1],
-      CASE WHEN b.ordering_keys IS NOT NULL THEN t.ordering_keys[a : a + v_chunk - 1] END,
-      t.headers[a : a + v_chunk - 1], t.options[a : a + v_chunk - 1],
-      t.event_types[a : a + v_chunk - 1]) s;
+      v_endpoints[a : a + v_chunk - 1], t.payloads, NULL, t.priorities, t.scheduled_at, t.idempotency_keys,
+      t.correlation_ids, t.expires_at, t.ordering_keys, t.headers, t.options, t.event_types) s;
   END LOOP;
   RETURN v_made;
 END $$;

@@ -44,6 +44,26 @@ BEGIN
   RETURN v;
 END $$;
 
+-- Those of all these names, in one read.
+CREATE FUNCTION postrider._destinations(p_names text[]) RETURNS postrider._destination[] LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  v postrider._destination[];
+BEGIN
+  SELECT array_agg(ROW(e.id, e.name, e.protocol, CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END,
+           (e.options->>'max_queue_size')::bigint, e.disabled_by, e.paused, e.config,
+           l.max_queue_size, l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes, l.max_batch_messages,
+           l.stale_recovery_timeout, g.queued + (m.last_value - g.at_id), g.departed, g.counted_at)::postrider._destination)
+  INTO v
+  FROM postrider.endpoints e, postrider._limits l, postrider._gauge g, postrider.message_ids m
+  WHERE e.name = ANY (p_names) AND e.dropped_at IS NULL AND e.disabled_by IS DISTINCT FROM 'operator'
+    AND l.single AND g.single;
+  IF cardinality(v) IS DISTINCT FROM cardinality(p_names) THEN
+    -- One of them says why not.
+    PERFORM postrider._destination(n) FROM unnest(p_names) AS n;
+  END IF;
+  RETURN v;
+END $$;
+
 CREATE FUNCTION postrider._queue_full(p_queued bigint, p_limit bigint, p_endpoint text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
