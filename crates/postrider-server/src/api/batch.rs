@@ -74,14 +74,14 @@ fn lines(body: &Bytes) -> Result<(Vec<usize>, Vec<NewMessage>), Problem> {
 
 fn message(body: &Bytes, line: &[u8]) -> Result<NewMessage, Problem> {
     let given = Fields::<&RawValue>::read(line)?;
-    let endpoint = fields::known(given.keys(), &["endpoint", "payload", "options"])
+    let endpoint = fields::known(given.keys(), &["endpoint", "payload", "payload_base64", "options"])
         .and_then(|()| fields::required("endpoint", given.get("endpoint")))
         .and_then(|endpoint| {
             fields::string("endpoint", serde_json::from_str(endpoint.get()).unwrap_or_default())
         })
         .map_err(StoreError::from)?;
-    let (payload, options) = payload_and_options(&given).map_err(StoreError::from)?;
-    let mut message = NewMessage::new(endpoint, body.slice_ref(payload.get().as_bytes()));
+    let (payload, options) = payload_and_options(body, &given).map_err(StoreError::from)?;
+    let mut message = NewMessage::new(endpoint, payload);
     send_options::from_json(&mut message, options)?;
     Ok(message)
 }
@@ -98,7 +98,10 @@ async fn guilty(operate: &dyn Operate, messages: &[NewMessage], error: &StoreErr
         | StoreError::Conflict(_)
         | StoreError::QueueFull { .. }
         | StoreError::Unavailable(_)
-        | StoreError::Unusable(_) => return None,
+        | StoreError::Unusable(_)
+        | StoreError::Denied(_)
+        | StoreError::Unreachable(_)
+        | StoreError::Uncertain(_) => return None,
     }
     let settings = operate.settings().await.ok()?;
     let mut known: HashMap<&str, Option<Endpoint>> = HashMap::new();

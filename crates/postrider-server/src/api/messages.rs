@@ -7,6 +7,8 @@ use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, Response, StatusCode};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap};
 use postrider::{Invalid, MessageId, NewMessage, StoreError};
@@ -73,8 +75,9 @@ pub(super) async fn read(
     let (parts, body) = request.into_parts();
     let content_type = content_type(&parts.headers)?;
     let is_envelope = content_type.is_some_and(is_envelope);
-    let extra = if is_envelope { ENVELOPE_BYTES_EXTRA } else { 0 };
-    let limit = Limit { bytes: max_payload_bytes + extra, setting: "max_payload_bytes" };
+    // In base64 a payload is longer by a third.
+    let room = if is_envelope { max_payload_bytes / 3 + ENVELOPE_BYTES_EXTRA } else { 0 };
+    let limit = Limit { bytes: max_payload_bytes + room, setting: "max_payload_bytes" };
     let body = body::read(&parts.headers, body, limit).await?;
     let message = if is_envelope {
         from_envelope(endpoint, &parts.headers, &body)?
@@ -185,22 +188,33 @@ pub(super) fn from_body(
 fn from_envelope(endpoint: String, headers: &HeaderMap, body: &Bytes) -> Result<NewMessage, Problem> {
     send_options::refuse_headers(headers, "the body's options")?;
     let envelope = Fields::<&RawValue>::read(body)?;
-    fields::known(envelope.keys(), &["payload", "options"]).map_err(StoreError::from)?;
-    let (payload, options) = payload_and_options(&envelope).map_err(StoreError::from)?;
-    let mut message = NewMessage::new(endpoint, body.slice_ref(payload.get().as_bytes()));
+    fields::known(envelope.keys(), &["payload", "payload_base64", "options"]).map_err(StoreError::from)?;
+    let (payload, options) = payload_and_options(body, &envelope).map_err(StoreError::from)?;
+    let mut message = NewMessage::new(endpoint, payload);
     send_options::from_json(&mut message, options)?;
     Ok(message)
 }
 
-pub(super) fn payload_and_options<'a>(
-    envelope: &BTreeMap<String, &'a RawValue>,
-) -> Result<(&'a RawValue, Map<String, Value>), Invalid> {
-    let payload = fields::required("payload", envelope.get("payload").copied())?;
+pub(super) fn payload_and_options(
+    body: &Bytes,
+    envelope: &BTreeMap<String, &RawValue>,
+) -> Result<(Bytes, Map<String, Value>), Invalid> {
+    let json = envelope.get("payload").map(|json| body.slice_ref(json.get().as_bytes()));
+    let payload = match (json, envelope.get("payload_base64").copied()) {
+        (Some(_), Some(_)) => return Err(Invalid::new("payload_base64", "cannot be given beside payload")),
+        (None, Some(encoded)) => decoded("payload_base64", encoded)?,
+        (json, None) => fields::required("payload", json)?,
+    };
     let options = match envelope.get("options").map_or("null", |options| options.get()) {
         "null" => Map::new(),
         text => serde_json::from_str(text).map_err(|_| Invalid::new("options", "must be an object"))?,
     };
     Ok((payload, options))
+}
+
+fn decoded(field: &str, encoded: &RawValue) -> Result<Bytes, Invalid> {
+    let bytes = fields::raw_string(field, Some(encoded))?.and_then(|text| STANDARD.decode(text).ok());
+    bytes.map(Bytes::from).ok_or_else(|| Invalid::new(field, "must be base64"))
 }
 
 pub(super) fn content_type(headers: &HeaderMap) -> Result<Option<&str>, Problem> {

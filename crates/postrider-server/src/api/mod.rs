@@ -32,6 +32,7 @@ mod endpoints;
 mod event_types;
 mod events;
 mod fields;
+mod figures;
 mod gate;
 mod health;
 mod keys;
@@ -57,6 +58,7 @@ mod wanted;
 pub(crate) use gate::Gate;
 pub(crate) use metrics::with_metrics;
 pub(crate) use node::Node;
+pub(crate) use page::PAGE_MAX;
 pub(crate) use server::serve;
 
 /// What every handler holds. It can send and look; it cannot claim.
@@ -124,6 +126,7 @@ fn documented() -> OpenApiRouter<Arc<Api>> {
         .route("/v1/replays/{id}", post(replays::act))
         .routes(routes!(config::show, config::change))
         .routes(routes!(system::status))
+        .routes(routes!(figures::list))
         .routes(routes!(system::event_log))
         .routes(routes!(system::nodes))
         .routes(routes!(system::pause))

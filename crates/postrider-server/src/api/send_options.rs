@@ -24,7 +24,8 @@ const KNOWN_HEADERS: [&str; 9] = [
     "postrider-header-<name>",
 ];
 
-const KNOWN_OPTIONS: [&str; 9] = [
+const KNOWN_OPTIONS: [&str; 10] = [
+    "content_type",
     "priority",
     "scheduled_at",
     "expires_at",
@@ -109,6 +110,7 @@ pub(super) fn from_json(message: &mut NewMessage, options: Map<String, Value>) -
 
 fn apply_json(message: &mut NewMessage, key: &str, field: &str, value: Value) -> Result<(), Invalid> {
     match key {
+        "content_type" => message.content_type = string(field, value)?,
         "priority" => message.priority = send_values::priority(field, &value.to_string())?,
         "scheduled_at" => message.scheduled_at = Some(send_values::timestamp(field, &string(field, value)?)?),
         "expires_at" => message.expires_at = Some(send_values::timestamp(field, &string(field, value)?)?),

@@ -1,4 +1,4 @@
-//! `postrider send`: one message, straight into the store.
+//! `postrider send`: one message.
 
 use std::io::{IsTerminal, Read};
 
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::store_url::StoreUrl;
+use crate::place::Place;
 use crate::{send_values, view};
 
 #[derive(clap::Args)]
@@ -69,10 +69,10 @@ pub(super) struct OptionArgs {
     options: Option<String>,
 }
 
-pub(super) async fn run(arguments: SendArgs, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(arguments: SendArgs, place: &Place, output: Output) -> Result<(), Failure> {
     let message = message(arguments, Timestamp::now())?;
     let endpoint = message.endpoint.clone();
-    let sent = url.open_tool().await?.send(message).await?;
+    let sent = place.open_tool().await?.send(message).await?;
     output.document(
         || json!({ "id": sent.id, "duplicate": sent.duplicate }).to_string(),
         || {
