@@ -77,8 +77,8 @@ pub(super) async fn read(
     let is_envelope = content_type.is_some_and(is_envelope);
     // In base64 a payload is longer by a third.
     let room = if is_envelope { max_payload_bytes / 3 + ENVELOPE_BYTES_EXTRA } else { 0 };
-    let limit = Limit { bytes: max_payload_bytes + room, setting: "max_payload_bytes" };
-    let body = body::read(&parts.headers, body, limit).await?;
+    let limit = Limit { bytes: max_payload_bytes, setting: "max_payload_bytes" };
+    let body = body::read_with_room(&parts.headers, body, limit, room).await?;
     let message = if is_envelope {
         from_envelope(endpoint, &parts.headers, &body)?
     } else {

@@ -15,7 +15,7 @@ use crate::remote::Remote;
 
 pub(super) const HELP: &str = "\
 One line an event on a terminal, one JSON object a line elsewhere. Ctrl-C ends it. When the node goes away, it waits
-for it to come back; what happens in between is not told.
+for it to come back; what happens in between is not told. Without --url it asks http://127.0.0.1:7171.
 
 Examples:
   postrider tail --endpoint shop

@@ -27,6 +27,10 @@ impl Remote {
             "unauthorized" => {
                 StoreError::Denied(format!("{self} does not take the token in {}", self.token_env))
             }
+            "forbidden" if self.authorization.is_some() => {
+                let why = problem.detail.unwrap_or_default();
+                StoreError::Denied(format!("the token in {} is not for this: {why}", self.token_env))
+            }
             "forbidden" => StoreError::Denied(said),
             "too-large" => StoreError::TooLarge {
                 field: "payload",

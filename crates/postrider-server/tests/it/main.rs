@@ -2,6 +2,7 @@
 
 mod any_language;
 mod api;
+mod both_ways;
 mod chaos;
 mod chaos_postgres;
 mod cli;
@@ -27,6 +28,7 @@ mod secrets;
 mod serve;
 mod sql_load;
 mod tailing;
+mod through_a_node;
 mod tokens;
 mod traces;
 
