@@ -58,6 +58,8 @@ mod wanted;
 pub(crate) use gate::Gate;
 pub(crate) use metrics::with_metrics;
 pub(crate) use node::Node;
+#[cfg(test)]
+pub(crate) use node::tests::Stopped;
 pub(crate) use page::PAGE_MAX;
 pub(crate) use server::serve;
 

@@ -41,7 +41,7 @@ pub(crate) const EVERYWHERE: &str = "For every command";
 const AFTER_HELP: &str = "\
 Try `postrider demo` first: it needs nothing and cleans up after itself.
 
-Exit codes: 0 done, 1 failed, 2 asked for wrongly, 3 the store cannot be reached or used,
+Exit codes: 0 done, 1 failed, 2 asked for wrongly, 3 the store or node cannot be reached or used,
 4 refused (unknown, conflict, bad value, full). With --json, errors are JSON on stderr.";
 
 const BENCH_HELP: &str = "\

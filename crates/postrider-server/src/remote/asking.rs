@@ -20,6 +20,8 @@ use crate::api::PAGE_MAX;
 
 /// How long a node may take to begin an answer, and to end it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same where it has to look at everything there is.
+const LONG_WORK_TIMEOUT: Duration = Duration::from_secs(600);
 /// A line that is slower than this is taken for broken.
 const BYTES_PER_SECOND_MIN: u64 = 256 * 1024;
 /// The largest payload that there can be, in base64, with room around it.
@@ -35,6 +37,7 @@ pub(super) struct Asked {
     query: String,
     content_type: &'static str,
     body: Bytes,
+    timeout: Duration,
     /// Asking twice does what asking once does.
     repeatable: bool,
 }
@@ -42,7 +45,8 @@ pub(super) struct Asked {
 impl Asked {
     pub(super) fn new(method: Method, path: impl Into<String>) -> Self {
         let (path, query, body) = (path.into(), String::new(), Bytes::new());
-        Self { method, path, query, content_type: "application/json", body, repeatable: false }
+        let (content_type, timeout) = ("application/json", ANSWER_TIMEOUT);
+        Self { method, path, query, content_type, body, timeout, repeatable: false }
     }
 
     pub(super) fn get(path: impl Into<String>) -> Self {
@@ -73,6 +77,11 @@ impl Asked {
 
     pub(super) fn body(self, content_type: &'static str, body: impl Into<Bytes>) -> Self {
         Self { content_type, body: body.into(), ..self }
+    }
+
+    /// It may take its time.
+    pub(super) fn patiently(self) -> Self {
+        Self { timeout: LONG_WORK_TIMEOUT, ..self }
     }
 
     pub(super) fn repeatable(self, repeatable: bool) -> Self {
@@ -194,7 +203,7 @@ impl Remote {
     async fn begin(&self, asked: &Asked) -> Result<Response<Incoming>, Lost> {
         let request = self.request(asked).map_err(|error| Lost::Before(error.to_string()))?;
         let for_body = Duration::from_secs(asked.body.len() as u64 / BYTES_PER_SECOND_MIN);
-        match tokio::time::timeout(ANSWER_TIMEOUT + for_body, self.client.request(request)).await {
+        match tokio::time::timeout(asked.timeout + for_body, self.client.request(request)).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) if error.is_connect() => Err(Lost::Before(innermost(&error))),
             Ok(Err(error)) => Err(Lost::After(innermost(&error))),

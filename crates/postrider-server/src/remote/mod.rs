@@ -94,17 +94,4 @@ fn authorization(name: &str) -> Result<Option<HeaderValue>, Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::failure::Exit;
-
-    #[test]
-    fn an_address_is_refused_without_repeating_its_password() {
-        for bad in ["", "127.0.0.1:7171", "ftp://a/", "http://me:hush@a/", "http://a/?x=hush", "hush@a"] {
-            let failure = address(bad).expect_err(bad);
-            assert_eq!(failure.exit, Exit::Usage, "{bad}");
-            assert!(!failure.error.contains("hush"), "{}", failure.error);
-        }
-        assert!(address("https://example.org/postrider/").is_ok());
-    }
-}
+mod tests;

@@ -50,7 +50,7 @@ impl Operate for Remote {
     }
 
     async fn drop_endpoint(&self, name: &str, force: bool) -> Result<()> {
-        self.done(Asked::delete(endpoint_path(name)?).query("force", Some(force))).await
+        self.done(Asked::delete(endpoint_path(name)?).query("force", Some(force)).patiently()).await
     }
 
     async fn endpoint(&self, name: &str) -> Result<Endpoint> {

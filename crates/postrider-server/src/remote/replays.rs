@@ -20,7 +20,7 @@ struct Wanted {
 
 impl Wanted {
     fn asked(replay: NewReplay, dry_run: bool) -> Asked {
-        Asked::post("/v1/replays").json(&Self { replay, dry_run })
+        Asked::post("/v1/replays").json(&Self { replay, dry_run }).patiently()
     }
 }
 
