@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::archive::Month;
 use super::row::micros_of;
 use super::writer::Write;
-use super::{SqliteStore, inspect, known, retention, storage_error};
+use super::{SqliteStore, inspect, known, publish, retention, storage_error};
 use crate::breaker::CircuitName;
 use crate::store::figures::{ENDPOINTS_MAX, OTHERS};
 use crate::store::{EndpointStatus, Figure, Figures, Result, Store, StoreStatus};
@@ -23,9 +23,6 @@ impl Figures for SqliteStore {
         Ok(figures)
     }
 }
-
-/// What is counted for good, and is 0 until then.
-const COUNTED: [&str; 2] = ["evictions", "publish_skipped"];
 
 /// Adds to what `postrider_<name>_total` says.
 pub(super) fn count(write: &Write<'_>, name: &str, by: usize) -> Result<()> {
@@ -45,10 +42,11 @@ pub(super) fn figures(conn: &Connection, store: &str, now: Timestamp) -> Result<
     let mut figures = of_the_store(&status, now);
     figures.extend(lags(conn, now)?);
     figures.push(Figure::new("postrider_nodes", &[("state", "live")], live_nodes(conn, now)?));
-    for name in COUNTED {
-        let name_of_figure = format!("postrider_{name}_total");
-        figures.push(Figure::new(&name_of_figure, &[], counted(conn, name).map_err(storage_error)?));
-    }
+    // What is counted for good, and is 0 until then.
+    let evictions = counted(conn, "evictions").map_err(storage_error)?;
+    let publish_skipped = publish::skipped(conn).map_err(storage_error)?;
+    figures.push(Figure::new("postrider_evictions_total", &[], evictions));
+    figures.push(Figure::new("postrider_publish_skipped_total", &[], publish_skipped as f64));
     for endpoint in bounded(status.endpoints, &oldest_endpoints(conn).map_err(storage_error)?) {
         figures.extend(of_endpoint(&endpoint, now));
     }

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use postrider::store::Redrive;
+use postrider::store::{Figures, Redrive};
 use postrider::{
     Json, MessageId, NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, StoreError,
 };
@@ -241,6 +241,9 @@ pub(crate) async fn what_is_disabled_is_skipped_and_counted_and_what_is_gone_is_
     world.store().set_endpoint_enabled("closed", true).await.unwrap();
     assert_eq!(world.publish(orders()).await, 5);
     assert_eq!(world.store().publish_skipped().await.unwrap(), 1);
+    let figures = world.store().figures().await.unwrap();
+    let skipped = figures.iter().find(|figure| figure.name == "postrider_publish_skipped_total");
+    assert_eq!(skipped.map(|figure| figure.value), Some(1.0), "metrics say the same");
 }
 
 pub(crate) async fn an_event_that_nobody_wants_is_not_an_error<H: Harness>(world: World<H>) {
