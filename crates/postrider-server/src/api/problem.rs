@@ -17,7 +17,7 @@ pub(super) const MEDIA_TYPE: &str = "application/problem+json";
 /// Why a request was refused, and what its answer's head says.
 #[derive(Debug)]
 pub(super) struct Problem {
-    document: ProblemView,
+    document: Box<ProblemView>,
     retry_after_seconds: Option<u32>,
     allow: Option<Allow>,
 }
@@ -88,7 +88,7 @@ impl Problem {
 
 impl From<ProblemView> for Problem {
     fn from(document: ProblemView) -> Self {
-        Self { document, retry_after_seconds: None, allow: None }
+        Self { document: Box::new(document), retry_after_seconds: None, allow: None }
     }
 }
 
