@@ -22,7 +22,10 @@ pub(crate) async fn guilty(
         | StoreError::Conflict(_)
         | StoreError::QueueFull { .. }
         | StoreError::Unavailable(_)
-        | StoreError::Unusable(_) => return None,
+        | StoreError::Unusable(_)
+        | StoreError::Denied(_)
+        | StoreError::Unreachable(_)
+        | StoreError::Uncertain(_) => return None,
     }
     let settings = operate.settings().await.ok()?;
     let mut known: HashMap<&str, Option<Endpoint>> = HashMap::new();

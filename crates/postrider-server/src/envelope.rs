@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use postrider::{Invalid, NewMessage};
 use serde_json::value::RawValue;
@@ -10,7 +12,8 @@ use serde_json::{Map, Value};
 use crate::fields::{self, Fields, object, string};
 use crate::send_values;
 
-const KNOWN_OPTIONS: [&str; 9] = [
+const KNOWN_OPTIONS: [&str; 10] = [
+    "content_type",
     "priority",
     "scheduled_at",
     "expires_at",
@@ -44,14 +47,14 @@ impl From<Invalid> for BadEnvelope {
 /// A message whose endpoint is known already.
 pub(crate) fn message(endpoint: String, document: &Bytes) -> Result<NewMessage, BadEnvelope> {
     let given = Fields::<&RawValue>::read(document)?;
-    fields::known(given.keys(), &["payload", "options"])?;
+    fields::known(given.keys(), &["payload", "payload_base64", "options"])?;
     Ok(made(endpoint, document, &given)?)
 }
 
 /// A message that names its endpoint.
 pub(crate) fn addressed(document: &Bytes) -> Result<NewMessage, BadEnvelope> {
     let given = Fields::<&RawValue>::read(document)?;
-    fields::known(given.keys(), &["endpoint", "payload", "options"])?;
+    fields::known(given.keys(), &["endpoint", "payload", "payload_base64", "options"])?;
     let endpoint = fields::required("endpoint", given.get("endpoint"))?;
     let endpoint = string("endpoint", serde_json::from_str(endpoint.get()).unwrap_or_default())?;
     Ok(made(endpoint, document, &given)?)
@@ -63,14 +66,24 @@ fn made(
     document: &Bytes,
     given: &BTreeMap<String, &RawValue>,
 ) -> Result<NewMessage, Invalid> {
-    let payload = fields::required("payload", given.get("payload"))?;
+    let json = given.get("payload").map(|json| document.slice_ref(json.get().as_bytes()));
+    let payload = match (json, given.get("payload_base64").copied()) {
+        (Some(_), Some(_)) => return Err(Invalid::new("payload_base64", "cannot be given beside payload")),
+        (None, Some(encoded)) => decoded("payload_base64", encoded)?,
+        (json, None) => fields::required("payload", json)?,
+    };
     let options = match given.get("options").map_or("null", |options| options.get()) {
         "null" => Map::new(),
         text => serde_json::from_str(text).map_err(|_| Invalid::new("options", "must be an object"))?,
     };
-    let mut message = NewMessage::new(endpoint, document.slice_ref(payload.get().as_bytes()));
+    let mut message = NewMessage::new(endpoint, payload);
     apply(&mut message, options)?;
     Ok(message)
+}
+
+fn decoded(field: &str, encoded: &RawValue) -> Result<Bytes, Invalid> {
+    let bytes = fields::raw_string(field, Some(encoded))?.and_then(|text| STANDARD.decode(text).ok());
+    bytes.map(Bytes::from).ok_or_else(|| Invalid::new(field, "must be base64"))
 }
 
 fn apply(message: &mut NewMessage, options: Map<String, Value>) -> Result<(), Invalid> {
@@ -89,6 +102,7 @@ fn apply(message: &mut NewMessage, options: Map<String, Value>) -> Result<(), In
 
 fn apply_one(message: &mut NewMessage, key: &str, field: &str, value: Value) -> Result<(), Invalid> {
     match key {
+        "content_type" => message.content_type = string(field, value)?,
         "priority" => message.priority = send_values::priority(field, &value.to_string())?,
         "scheduled_at" => message.scheduled_at = Some(send_values::timestamp(field, &string(field, value)?)?),
         "expires_at" => message.expires_at = Some(send_values::timestamp(field, &string(field, value)?)?),

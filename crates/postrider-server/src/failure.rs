@@ -124,6 +124,21 @@ impl From<StoreError> for Failure {
             StoreError::TooLarge { field, .. } => (Exit::Refused, Some((*field).to_owned()), None),
             StoreError::Unavailable(_) => (Exit::Store, None, Some("nothing was changed; try again")),
             StoreError::Unusable(_) => (Exit::Store, None, None),
+            StoreError::Denied(_) => (
+                Exit::Refused,
+                None,
+                Some(
+                    "`postrider token create` makes a token; put it into POSTRIDER_TOKEN, or name its variable with --token-env",
+                ),
+            ),
+            StoreError::Unreachable(_) => (
+                Exit::Store,
+                None,
+                Some("`postrider serve` runs one; --url or POSTRIDER_URL says where it answers"),
+            ),
+            StoreError::Uncertain(_) => {
+                (Exit::Failed, None, Some("look before you ask again: it may have been done"))
+            }
         };
         Self {
             exit,

@@ -54,15 +54,35 @@ pub struct CheckedEndpoint {
 }
 
 /// What of an endpoint may be changed; absent fields stay as they are.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointChange {
     #[serde(default)]
     pub config: Option<Map<String, Value>>,
+    /// Single keys of the config; its other keys stay, secrets too, and null takes one out.
+    #[serde(default)]
+    pub config_changes: Option<Map<String, Value>>,
     #[serde(default)]
     pub retry_policy: Option<Value>,
     #[serde(default)]
     pub options: Option<Value>,
+}
+
+impl EndpointChange {
+    pub(crate) fn touches_config(&self) -> bool {
+        self.config.is_some() || self.config_changes.is_some()
+    }
+
+    pub(crate) fn config_over(&self, current: Map<String, Value>) -> Map<String, Value> {
+        let mut config = self.config.clone().unwrap_or(current);
+        for (key, value) in self.config_changes.iter().flatten() {
+            match value {
+                Value::Null => config.remove(key),
+                value => config.insert(key.clone(), value.clone()),
+            };
+        }
+        config
+    }
 }
 
 #[derive(Clone, Debug)]

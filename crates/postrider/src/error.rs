@@ -53,6 +53,29 @@ pub enum StoreError {
     /// Needs a person: another version, another owner, a broken file.
     #[error("{0}")]
     Unusable(String),
+    /// Of a store behind a node: whoever asks may not.
+    #[error("{0}")]
+    Denied(String),
+    /// Of a store behind a node: nobody answers there, so nothing was asked for.
+    #[error("{0}")]
+    Unreachable(String),
+    /// Of a store behind a node: it was asked for, and then the answer did not come. It may have been done.
+    #[error("{0}")]
+    Uncertain(String),
+}
+
+/// What there can be none of, or one already.
+pub const THINGS: [&str; 7] =
+    ["endpoint", "message", "dead letter", "event type", "subscription", "replay", "token"];
+/// What can be too large, and the settings that say so.
+pub const FIELDS: [&str; 7] =
+    ["payload", "headers", "ordering_key", "idempotency_key", "event_type", "messages", "events"];
+pub const LIMITS: [&str; 5] =
+    ["max_payload_bytes", "max_headers_bytes", "max_key_bytes", "max_batch_messages", "max_fanout"];
+
+/// The program's own word for it; another version may have others.
+pub fn known_word(words: &[&'static str], word: Option<&str>) -> &'static str {
+    words.iter().copied().find(|known| Some(*known) == word).unwrap_or("thing")
 }
 
 impl StoreError {
@@ -75,6 +98,9 @@ impl StoreError {
             Self::QueueFull { .. } => "53400",
             Self::TooLarge { .. } => "54000",
             Self::Unavailable(_) => "57P03",
+            Self::Denied(_) => "42501",
+            Self::Unreachable(_) => "08001",
+            Self::Uncertain(_) => "08007",
         }
     }
 }

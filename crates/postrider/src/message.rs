@@ -83,7 +83,7 @@ impl NewMessage {
 }
 
 /// What became of a send: a new message, or the one that already holds the idempotency key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sent {
     pub id: MessageId,
     pub duplicate: bool,

@@ -117,6 +117,7 @@ mod tests {
             ("GET", "/v1/config", false, true),
             ("PUT", "/v1/config", false, false),
             ("GET", "/v1/tail", false, true),
+            ("GET", "/v1/figures", false, true),
             ("GET", "/metrics", false, true),
             ("GET", "/v1/tokens", false, false),
             ("POST", "/v1/tokens", false, false),

@@ -32,15 +32,26 @@ impl Limit {
     }
 }
 
-pub(super) async fn read(headers: &HeaderMap, mut body: Body, limit: Limit) -> Result<Bytes, Problem> {
-    if body.size_hint().lower() > limit.bytes {
+pub(super) async fn read(headers: &HeaderMap, body: Body, limit: Limit) -> Result<Bytes, Problem> {
+    read_with_room(headers, body, limit, 0).await
+}
+
+/// For a body that has more in it than what is limited.
+pub(super) async fn read_with_room(
+    headers: &HeaderMap,
+    mut body: Body,
+    limit: Limit,
+    room: u64,
+) -> Result<Bytes, Problem> {
+    let bytes_max = limit.bytes + room;
+    if body.size_hint().lower() > bytes_max {
         // Whoever asks first has sent nothing yet, and need not.
         if !headers.contains_key(EXPECT) {
             drain(body).await;
         }
         return Err(limit.exceeded());
     }
-    let reading = Limited::new(&mut body, limit.bytes as usize).collect();
+    let reading = Limited::new(&mut body, bytes_max as usize).collect();
     let read = match tokio::time::timeout(READ_TIME_MAX, reading).await {
         Ok(read) => read,
         Err(_elapsed) => {

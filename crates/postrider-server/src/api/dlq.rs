@@ -9,7 +9,6 @@ use axum::http::{Request, Response, StatusCode, Uri};
 use postrider::store::{DeadLetter, DlqFilter, DlqStatus, Redrive};
 use postrider::verdict::Class;
 use postrider::{MessageId, StoreError};
-use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::answers::{self, Clash, Common, Full, Named};
@@ -21,7 +20,7 @@ use super::problem::Problem;
 use super::wanted::KeyRelease;
 use super::{Api, body, fields, no_content, to_response, unknown_route, wrong_method};
 use crate::send_values;
-use crate::view::{DeadLetterView, DlqSummaryView, ListedDeadLetterView, schemas};
+use crate::view::{DeadLetterView, DlqSummaryView, ListedDeadLetterView, Redriven, Released, schemas};
 
 #[rustfmt::skip]
 const FILTERS: [&str; 12] = [
@@ -140,12 +139,6 @@ pub(super) async fn act(
     }
 }
 
-/// How many messages were put back.
-#[derive(Serialize, ToSchema)]
-struct Redriven {
-    redriven: u64,
-}
-
 /// Put a dead letter back into the queue, with a fresh budget of attempts.
 #[utoipa::path(post, path = "/v1/dlq/{id}:redrive", operation_id = "redrive_dead_letter", tag = "dead letters",
     params(("id" = i64, Path)),
@@ -162,12 +155,6 @@ async fn redrive(api: &Api, id: &str) -> Result<Response<Body>, Problem> {
 async fn discard(api: &Api, id: &str) -> Result<Response<Body>, Problem> {
     api.operate.discard(letter_id(id)?).await?;
     Ok(no_content())
-}
-
-/// How many dead heads were let go.
-#[derive(Serialize, ToSchema)]
-struct Released {
-    released: u64,
 }
 
 /// Let an ordering key go on that waits for its dead head (`on_dead: hold`). The dead letters stay.

@@ -9,8 +9,8 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement
 use utoipa::{Modify, OpenApi};
 
 use super::answers::Common;
-use super::problem::Problem;
 use super::{dlq, json_response, messages, metrics, replays};
+use crate::view::ProblemView;
 
 const ABOUT: &str = "Reliable delivery out of your database. Errors are problem documents (RFC 9457). Lists answer \
 `{\"items\": […], \"next\": cursor or null}` and go on with `?cursor=`. Without tokens a node listens on loopback only; \
@@ -21,7 +21,7 @@ with tokens every request but `/livez` and `/readyz` needs one.";
 #[openapi(
     info(title = "Postrider", description = ABOUT),
     paths(messages::reschedule, messages::erase, dlq::redrive, dlq::discard, replays::stop, replays::resume, metrics::show, show),
-    components(schemas(Problem)),
+    components(schemas(ProblemView)),
     modifiers(&Tokens),
     tags((name = "endpoints"), (name = "messages"), (name = "events"), (name = "dead letters"), (name = "replays"), (name = "system"), (name = "tokens"), (name = "health"))
 )]

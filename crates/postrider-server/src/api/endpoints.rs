@@ -77,7 +77,8 @@ pub(super) async fn show(
     Ok(to_response(StatusCode::OK, &viewer.endpoint(&endpoint)))
 }
 
-/// Change an endpoint: what is given is replaced as a whole, the rest stays.
+/// Change an endpoint: what is given is replaced as a whole, the rest stays. `config_changes` replaces single keys of the
+/// config.
 #[utoipa::path(patch, path = "/v1/endpoints/{name}", operation_id = "change_endpoint", tag = "endpoints",
     params(("name" = String, Path)), request_body = EndpointChanges,
     responses((status = 200, description = "The endpoint", body = EndpointView), Common, Named, answers::Body))]
@@ -95,10 +96,12 @@ pub(super) async fn change(
 }
 
 fn changes(mut body: BTreeMap<String, Value>) -> Result<EndpointChange, Invalid> {
-    fields::known(body.keys(), &["config", "retry_policy", "options"])?;
+    fields::known(body.keys(), &["config", "config_changes", "retry_policy", "options"])?;
     let mut given = |field| body.remove(field).filter(|value| !value.is_null());
-    let config = given("config").map(|value| fields::object("config", value)).transpose()?;
-    Ok(EndpointChange { config, retry_policy: given("retry_policy"), options: given("options") })
+    let (retry_policy, options) = (given("retry_policy"), given("options"));
+    let mut object = |field| given(field).map(|value| fields::object(field, value)).transpose();
+    let (config, config_changes) = (object("config")?, object("config_changes")?);
+    Ok(EndpointChange { config, config_changes, retry_policy, options })
 }
 
 /// Drop an endpoint. Refused while it has messages, unless forced: then they are cancelled.

@@ -8,21 +8,13 @@ use axum::extract::{Path, State};
 use axum::http::{Request, Response, StatusCode};
 use postrider::message::JSON;
 use postrider::{NewEvent, NewMessage};
-use serde::Serialize;
-use utoipa::ToSchema;
 
 use super::answers::{self, Clash, Common, Full, Named};
 use super::problem::Problem;
 use super::trace::SendSpan;
 use super::wanted::Envelope;
 use super::{Api, aside, event_types, messages, to_response};
-
-/// What became of an event.
-#[derive(Serialize, ToSchema)]
-struct Published {
-    /// How many it made: one for every subscription that wants it.
-    messages: u64,
-}
+use crate::view::Published;
 
 /// Publish an event: a message to every subscribed endpoint, all in one transaction. The body is the event; options are given as
 /// for a message, as headers or in one document. Nobody who wants it is not an error.

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 
 use super::problem::Problem;
 use super::{Api, json_response};
+use crate::view::ProblemView;
 
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "describes an answer")]
@@ -27,7 +28,7 @@ pub(super) async fn livez() -> Response<Body> {
 /// Does the engine get anything done?
 #[utoipa::path(get, path = "/readyz", operation_id = "readyz", tag = "health", security(),
     responses((status = 200, description = "It does", body = Health),
-        (status = 503, description = "The dispatcher does not turn, or the lease is not confirmed", body = Problem, content_type = "application/problem+json")))]
+        (status = 503, description = "The dispatcher does not turn, or the lease is not confirmed", body = ProblemView, content_type = "application/problem+json")))]
 pub(super) async fn readyz(State(api): State<Arc<Api>>) -> Result<Response<Body>, Problem> {
     if api.node.is_progressing() {
         return Ok(json_response(StatusCode::OK, r#"{"status":"ready"}"#));

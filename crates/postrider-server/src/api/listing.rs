@@ -10,8 +10,9 @@ use postrider::{MessageId, State as MessageState};
 
 use super::Api;
 use super::answers::{Common, Named};
-use super::page::{Page, Params, cursor};
+use super::page::{Page, Params};
 use super::problem::Problem;
+use crate::cursor;
 use crate::view::{ListedMessageView, schemas};
 
 /// List messages, newest first. A page looks at a bounded number of messages, so where few match it may have fewer items
@@ -32,7 +33,7 @@ use crate::view::{ListedMessageView, schemas};
 pub(super) async fn list(State(api): State<Arc<Api>>, uri: Uri) -> Result<Response<Body>, Problem> {
     let page = api.operate.messages(filter(&uri)?).await?;
     let items = page.items.into_iter().map(ListedMessageView::from).collect();
-    Ok(Page { items, next: page.next.map(|id| cursor(id.0)) }.into_response())
+    Ok(Page { items, next: page.next.map(cursor::written) }.into_response())
 }
 
 const KNOWN: [&str; 9] = [

@@ -70,9 +70,10 @@ pub(super) async fn read(
     let (parts, body) = request.into_parts();
     let content_type = content_type(&parts.headers)?;
     let is_envelope = content_type.is_some_and(is_envelope);
-    let extra = if is_envelope { ENVELOPE_BYTES_EXTRA } else { 0 };
-    let limit = Limit { bytes: max_payload_bytes + extra, setting: "max_payload_bytes" };
-    let body = body::read(&parts.headers, body, limit).await?;
+    // In base64 a payload is longer by a third.
+    let room = if is_envelope { max_payload_bytes / 3 + ENVELOPE_BYTES_EXTRA } else { 0 };
+    let limit = Limit { bytes: max_payload_bytes, setting: "max_payload_bytes" };
+    let body = body::read_with_room(&parts.headers, body, limit, room).await?;
     let message = if is_envelope {
         send_options::refuse_headers(&parts.headers, "the body's options")?;
         aside::run(body.len(), async move { envelope::message(endpoint, &body) }).await?

@@ -35,6 +35,7 @@ mod document;
 mod endpoints;
 mod event_types;
 mod events;
+mod figures;
 mod gate;
 mod health;
 mod keys;
@@ -61,6 +62,9 @@ mod wanted;
 pub(crate) use gate::Gate;
 pub(crate) use metrics::with_metrics;
 pub(crate) use node::Node;
+#[cfg(test)]
+pub(crate) use node::tests::Stopped;
+pub(crate) use page::PAGE_MAX;
 pub(crate) use server::serve;
 
 /// What every handler holds. It can send and look; it cannot claim.
@@ -130,6 +134,7 @@ fn documented() -> OpenApiRouter<Arc<Api>> {
         .route("/v1/replays/{id}", post(replays::act))
         .routes(routes!(config::show, config::change))
         .routes(routes!(system::status))
+        .routes(routes!(figures::list))
         .routes(routes!(system::event_log))
         .routes(routes!(system::nodes))
         .routes(routes!(system::pause))

@@ -17,11 +17,11 @@ pub(super) fn stopping() -> StoreError {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A node whose engine has stopped.
-    pub(in super::super) struct Stopped;
+    pub(crate) struct Stopped;
 
     impl Node for Stopped {
         fn is_progressing(&self) -> bool {

@@ -7,8 +7,6 @@ use std::str::FromStr;
 use axum::body::Body;
 use axum::extract::Query;
 use axum::http::{Response, StatusCode, Uri};
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use postrider::{Invalid, StoreError};
 use serde::Serialize;
@@ -16,10 +14,10 @@ use utoipa::ToSchema;
 
 use super::problem::Problem;
 use super::to_response;
-use crate::send_values;
+use crate::{cursor, send_values};
 
 const PAGE_DEFAULT: usize = 100;
-const PAGE_MAX: usize = 1000;
+pub(crate) const PAGE_MAX: usize = 1000;
 
 /// A page of a list.
 #[derive(Serialize, ToSchema)]
@@ -40,18 +38,13 @@ impl<T: ToSchema + Serialize> Page<T> {
     ) -> Self {
         let more = found.len() > limit;
         found.truncate(limit);
-        let next = found.last().filter(|_| more).map(|last| cursor(place(last)));
+        let next = found.last().filter(|_| more).map(|last| cursor::written(place(last)));
         Self { items: found.into_iter().map(view).collect(), next }
     }
 
     pub(super) fn into_response(self) -> Response<Body> {
         to_response(StatusCode::OK, &self)
     }
-}
-
-/// Opaque to clients: what is in it may change.
-pub(super) fn cursor(of: impl Display) -> String {
-    URL_SAFE_NO_PAD.encode(of.to_string())
 }
 
 /// The parameters behind the `?`, each known and given once.
@@ -93,11 +86,11 @@ impl Params {
         limit.ok_or_else(|| Problem::invalid("limit", format!("must be a whole number from 1 to {PAGE_MAX}")))
     }
 
-    /// What [`cursor`] made.
+    /// What [`cursor::written`] made.
     pub(super) fn cursor<T: FromStr>(&mut self) -> Result<Option<T>, Problem> {
         let Some(text) = self.text("cursor") else { return Ok(None) };
-        let read = URL_SAFE_NO_PAD.decode(&text).ok();
-        let read = read.and_then(|bytes| String::from_utf8(bytes).ok()).and_then(|text| text.parse().ok());
-        read.map(Some).ok_or_else(|| Problem::invalid("cursor", "must be the `next` of the page before"))
+        cursor::read(&text)
+            .map(Some)
+            .ok_or_else(|| Problem::invalid("cursor", "must be the `next` of the page before"))
     }
 }

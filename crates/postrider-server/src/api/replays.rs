@@ -21,7 +21,7 @@ use super::problem::Problem;
 use super::wanted::WantedReplay;
 use super::{Api, body, created, fields, messages, to_response, unknown_route, wrong_method};
 use crate::send_values;
-use crate::view::{ReplayPreviewView, ReplayView};
+use crate::view::{ReplayPreviewView, ReplayView, Replayed};
 
 #[rustfmt::skip]
 const FIELDS: [&str; 10] = [
@@ -32,13 +32,6 @@ const FIELDS: [&str; 10] = [
 enum Wanted {
     One { message: MessageId, to: Option<String> },
     Many { replay: NewReplay, dry_run: bool },
-}
-
-/// One message, sent again.
-#[derive(Serialize, ToSchema)]
-struct Replayed {
-    id: i64,
-    replay_of: i64,
 }
 
 /// A replay of many, or of one message.

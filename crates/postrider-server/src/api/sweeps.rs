@@ -7,20 +7,17 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode};
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use postrider::store::{DlqFilter, SweepAction, SweepCursor};
 use postrider::{Invalid, MessageId, StoreError};
-use serde::Serialize;
 use serde_json::Value;
-use utoipa::ToSchema;
 
 use super::answers::{self, Common, Full, Named};
 use super::fields::{Fields, optional, string, text_of};
 use super::problem::Problem;
 use super::wanted::SweptLetters;
 use super::{Api, body, fields, to_response};
-use crate::send_values;
+use crate::view::Swept;
+use crate::{cursor, send_values};
 
 /// A request that goes on for longer is answered with a cursor.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
@@ -28,20 +25,6 @@ const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
 const FIELDS: [&str; 11] = [
     "endpoint", "reason", "class", "error", "event_type", "ordering_key", "message_id", "from", "until", "all", "cursor",
 ];
-
-/// How far it has come.
-#[derive(Serialize, ToSchema)]
-struct Swept {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    redriven: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    discarded: Option<u64>,
-    /// How many were selected when it began.
-    total: u64,
-    /// The `cursor` of the next request; null when all is done.
-    #[schema(required)]
-    next: Option<String>,
-}
 
 /// Put dead letters back by filter, in the order in which they were sent. What dies meanwhile is not touched.
 #[utoipa::path(post, path = "/v1/dlq:redrive", operation_id = "redrive_dead_letters", tag = "dead letters",
@@ -88,7 +71,7 @@ async fn sweep(api: &Api, action: SweepAction, request: Request<Body>) -> Result
         redriven: done(SweepAction::Redrive),
         discarded: done(SweepAction::Discard),
         total: sweep.total,
-        next: sweep.next.map(|cursor| written(&cursor)),
+        next: sweep.next.map(|next| cursor::written_json(&next)),
     };
     Ok(to_response(StatusCode::OK, &swept))
 }
@@ -120,13 +103,6 @@ fn wanted(mut body: BTreeMap<String, Value>) -> Result<(DlqFilter, Option<SweepC
     Ok((filter, cursor))
 }
 
-/// Opaque to clients: what is in it may change.
-fn written(cursor: &SweepCursor) -> String {
-    URL_SAFE_NO_PAD.encode(serde_json::to_string(cursor).expect("numbers become JSON"))
-}
-
 fn read_cursor(field: &str, text: &str) -> Result<SweepCursor, Invalid> {
-    let read = URL_SAFE_NO_PAD.decode(text).ok();
-    read.and_then(|json| serde_json::from_slice(&json).ok())
-        .ok_or_else(|| Invalid::new(field, "must be the `next` of the request before"))
+    cursor::read_json(text).ok_or_else(|| Invalid::new(field, "must be the `next` of the request before"))
 }

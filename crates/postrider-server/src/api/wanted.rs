@@ -30,6 +30,8 @@ pub(super) struct WantedEndpoint {
 #[expect(dead_code, reason = "describes a body")]
 pub(super) struct EndpointChanges {
     config: Option<Map<String, Value>>,
+    /// Single keys of the config: the others stay, secrets too, and null takes one out.
+    config_changes: Option<Map<String, Value>>,
     retry_policy: Option<Map<String, Value>>,
     options: Option<Map<String, Value>>,
 }
@@ -39,8 +41,9 @@ pub(super) struct EndpointChanges {
 #[expect(dead_code, reason = "describes a body")]
 pub(super) struct Envelope {
     /// Delivered byte for byte as it stands here.
-    #[schema(required)]
-    payload: Value,
+    payload: Option<Value>,
+    /// Instead of `payload`: any bytes.
+    payload_base64: Option<String>,
     options: Option<SendOptions>,
 }
 
@@ -49,8 +52,9 @@ pub(super) struct Envelope {
 #[expect(dead_code, reason = "describes a body")]
 pub(super) struct BatchLine {
     endpoint: String,
-    #[schema(required)]
-    payload: Value,
+    payload: Option<Value>,
+    /// Instead of `payload`: any bytes.
+    payload_base64: Option<String>,
     options: Option<SendOptions>,
 }
 
@@ -58,6 +62,8 @@ pub(super) struct BatchLine {
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "describes a body")]
 struct SendOptions {
+    /// `application/json` unless said.
+    content_type: Option<String>,
     #[schema(minimum = 0, maximum = 10)]
     priority: Option<u8>,
     scheduled_at: Option<Timestamp>,

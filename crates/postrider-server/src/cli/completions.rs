@@ -1,9 +1,8 @@
 //! `postrider completions`: what a shell needs to complete commands and flags.
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 use clap_complete::Shell;
 
-use super::Cli;
 use crate::output::Output;
 
 pub(super) const HELP: &str = "\
@@ -14,7 +13,7 @@ Examples:
 
 pub(super) fn run(shell: Shell, output: Output) {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut visible(&Cli::command()), "postrider", &mut script);
+    clap_complete::generate(shell, &mut visible(&super::command()), "postrider", &mut script);
     output.line(&String::from_utf8_lossy(&script));
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::store_url::StoreUrl;
+use crate::place::Place;
 use crate::view;
 
 pub(super) const HELP: &str = "\
@@ -40,11 +40,11 @@ pub(crate) enum ConfigCommand {
     List,
 }
 
-pub(super) async fn run(command: ConfigCommand, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(command: ConfigCommand, place: &Place, output: Output) -> Result<(), Failure> {
     match command {
         ConfigCommand::Get { name } => {
             let setting = known(&name)?;
-            let settings = url.open_tool().await?.settings().await?;
+            let settings = place.open_tool().await?.settings().await?;
             output.document(
                 || shown(&[setting], &settings).to_string(),
                 || settings.value(&name).unwrap_or_default(),
@@ -54,13 +54,13 @@ pub(super) async fn run(command: ConfigCommand, url: &StoreUrl, output: Output) 
             let changes = parsed(&changes)?;
             let names: Vec<&Setting> = changes.iter().map(|(setting, _)| *setting).collect();
             let pairs = changes.into_iter().map(|(setting, value)| (setting.name.to_owned(), value));
-            let store = url.open_tool().await?;
+            let store = place.open_tool().await?;
             store.configure(pairs.collect()).await?;
             let settings = store.settings().await?;
             output.document(|| shown(&names, &settings).to_string(), || changed(&names, &settings));
         }
         ConfigCommand::List => {
-            let settings = url.open_tool().await?.settings().await?;
+            let settings = place.open_tool().await?.settings().await?;
             output.document(|| list_json(&settings).to_string(), || list_text(&settings, output));
         }
     }

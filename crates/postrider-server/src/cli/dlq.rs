@@ -10,7 +10,7 @@ use super::filter::FilterArgs;
 use super::progress::{Progress, plural};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::store_url::StoreUrl;
+use crate::place::Place;
 use crate::view;
 
 pub(super) const HELP: &str = "\
@@ -78,8 +78,8 @@ pub(crate) struct SweepArgs {
     all: bool,
 }
 
-pub(super) async fn run(command: DlqCommand, url: &StoreUrl, output: Output) -> Result<(), Failure> {
-    let store = url.open_tool().await?;
+pub(super) async fn run(command: DlqCommand, place: &Place, output: Output) -> Result<(), Failure> {
+    let store = place.open_tool().await?;
     match command {
         DlqCommand::List(arguments) => list(&*store, arguments, output).await,
         DlqCommand::Show { id } => show(&*store, id, output).await,

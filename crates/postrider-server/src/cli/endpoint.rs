@@ -7,8 +7,10 @@ use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::store_url::StoreUrl;
+use crate::place::Place;
 use crate::{send_values, view};
+
+type Config = Option<Map<String, Value>>;
 
 /// How many endpoints are read at a time when all are listed.
 const PAGE: usize = 500;
@@ -61,7 +63,8 @@ pub(crate) struct AlterArgs {
 
 #[derive(Args)]
 struct PolicyArgs {
-    /// Where an http endpoint's messages go; short for --endpoint-config '{"url":…}'
+    /// Where an http endpoint's messages go; short for --endpoint-config '{"url":…}'. A node to work through is named
+    /// before: postrider --url http://NODE endpoint …
     #[arg(long)]
     url: Option<String>,
     /// File a file endpoint appends to; short for --endpoint-config '{"path":…}'
@@ -78,11 +81,11 @@ struct PolicyArgs {
     options: Option<String>,
 }
 
-pub(super) async fn run(command: EndpointCommand, url: &StoreUrl, output: Output) -> Result<(), Failure> {
-    let store = url.open_tool().await?;
+pub(super) async fn run(command: EndpointCommand, place: &Place, output: Output) -> Result<(), Failure> {
+    let store = place.open_tool().await?;
     match command {
         EndpointCommand::Create(arguments) => {
-            let config = arguments.policy.config(None)?.unwrap_or_default();
+            let config = arguments.policy.config()?;
             let endpoint = store
                 .create_endpoint(NewEndpoint {
                     name: arguments.name,
@@ -101,13 +104,14 @@ pub(super) async fn run(command: EndpointCommand, url: &StoreUrl, output: Output
             show(&endpoint, &text, output);
         }
         EndpointCommand::Alter(arguments) => {
-            let current = store.endpoint(&arguments.name).await?;
+            let (config, config_changes) = arguments.policy.config_change()?;
             let change = EndpointChange {
-                config: arguments.policy.config(Some(current.config))?,
+                config,
+                config_changes,
                 retry_policy: arguments.policy.retry_policy()?,
                 options: arguments.policy.options()?,
             };
-            if change.config.is_none() && change.retry_policy.is_none() && change.options.is_none() {
+            if change == EndpointChange::default() {
                 return Err(Failure::usage("nothing to change was given; see --help"));
             }
             let endpoint = store.alter_endpoint(&arguments.name, change).await?;
@@ -197,22 +201,26 @@ fn done(name: &str, what: &str, output: Output) {
 }
 
 impl PolicyArgs {
-    /// `--url` and `--path` change one key of what is there; `--endpoint-config` replaces all of it.
-    fn config(&self, current: Option<Map<String, Value>>) -> Result<Option<Map<String, Value>>, Failure> {
+    fn config(&self) -> Result<Map<String, Value>, Failure> {
+        let (whole, single) = self.config_change()?;
+        let mut config = whole.unwrap_or_default();
+        config.extend(single.into_iter().flatten());
+        Ok(config)
+    }
+
+    /// `--endpoint-config` replaces all of it, `--url` and `--path` one key each.
+    fn config_change(&self) -> Result<(Config, Config), Failure> {
         let whole =
             self.endpoint_config.as_deref().map(|text| send_values::options("config", text)).transpose()?;
-        if whole.is_none() && self.url.is_none() && self.path.is_none() {
-            return Ok(None);
-        }
-        let replaces = whole.is_some();
-        let mut config = whole.or(current).unwrap_or_default();
+        let mut single = Map::new();
         for (key, value) in [("url", &self.url), ("path", &self.path)] {
             let Some(value) = value else { continue };
-            if config.insert(key.to_owned(), value.clone().into()).is_some() && replaces {
+            if whole.as_ref().is_some_and(|whole| whole.contains_key(key)) {
                 return Err(Invalid::new(format!("config.{key}"), "is given twice").into());
             }
+            single.insert(key.to_owned(), value.clone().into());
         }
-        Ok(Some(config))
+        Ok((whole, (!single.is_empty()).then_some(single)))
     }
 
     fn retry_policy(&self) -> Result<Option<Value>, Failure> {

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::store_url::StoreUrl;
+use crate::place::Place;
 
 /// How many are read at a time when all are listed.
 const PAGE: usize = 500;
@@ -60,8 +60,8 @@ pub(crate) struct SubscribeArgs {
     template: Option<String>,
 }
 
-pub(super) async fn run(command: EventCommand, url: &StoreUrl, output: Output) -> Result<(), Failure> {
-    let store = url.open_tool().await?;
+pub(super) async fn run(command: EventCommand, place: &Place, output: Output) -> Result<(), Failure> {
+    let store = place.open_tool().await?;
     match command {
         EventCommand::Create(CreateArgs { name, description, schema }) => {
             let schema = schema.map(|text| rule("schema", &text)).transpose()?;

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::listing;
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::store_url::StoreUrl;
+use crate::place::Place;
 use crate::{send_values, view};
 
 pub(super) const HELP: &str = "\
@@ -48,8 +48,8 @@ pub(crate) enum MessageCommand {
     },
 }
 
-pub(super) async fn run(command: MessageCommand, url: &StoreUrl, output: Output) -> Result<(), Failure> {
-    let store = &*url.open_tool().await?;
+pub(super) async fn run(command: MessageCommand, place: &Place, output: Output) -> Result<(), Failure> {
+    let store = &*place.open_tool().await?;
     match command {
         MessageCommand::List(arguments) => listing::run(store, arguments, output).await,
         MessageCommand::Show { id } => show(store, MessageId(id), output).await,

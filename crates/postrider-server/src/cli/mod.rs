@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{LogFormat, RawConfig};
 use crate::failure::{Exit, Failure};
 use crate::output::Output;
+use crate::remote::{Remote, RemoteArgs};
 use crate::store_url::StoreUrl;
 use crate::{bench, demo, logging, panics, serve};
+use whereto::Whereto;
 
 mod batch;
 mod completions;
@@ -38,8 +40,9 @@ mod status;
 mod tail;
 mod token;
 mod top;
+mod whereto;
 
-const EVERYWHERE: &str = "For every command";
+pub(crate) const EVERYWHERE: &str = "For every command";
 
 const AFTER_HELP: &str = "\
 Try `postrider demo` first: it needs nothing and cleans up after itself. Then, with a receiver of your own:
@@ -48,7 +51,7 @@ Try `postrider demo` first: it needs nothing and cleans up after itself. Then, w
   postrider send shop '{\"order\": 1}'                                send one
   postrider message show 1                                          what became of it; `dlq list` if it died
 
-Exit codes: 0 done, 1 failed, 2 asked for wrongly, 3 the store cannot be reached or used,
+Exit codes: 0 done, 1 failed, 2 asked for wrongly, 3 the store or node cannot be reached or used,
 4 refused (unknown, conflict, bad value, full). With --json, errors are JSON on stderr.";
 
 const BENCH_HELP: &str = "\
@@ -62,6 +65,9 @@ struct Cli {
     /// Where the messages are [default: sqlite:postrider.db]
     #[arg(long, global = true, env = "POSTRIDER_STORE", hide_env_values = true, value_name = "URL", help_heading = EVERYWHERE)]
     store: Option<String>,
+
+    #[command(flatten)]
+    remote: RemoteArgs,
 
     /// TOML file with the settings of `serve`; flags and environment win over it
     #[arg(long, global = true, env = "POSTRIDER_CONFIG", hide_env_values = true, value_name = "FILE", help_heading = EVERYWHERE)]
@@ -117,7 +123,7 @@ enum Command {
     Tail(tail::TailArgs),
     /// Watch what flows through a running node, on a screen of its own
     #[command(after_help = top::HELP)]
-    Top(top::TopArgs),
+    Top,
     /// Look at and change the settings of the store
     #[command(subcommand, after_help = config::HELP)]
     Config(config::ConfigCommand),
@@ -151,18 +157,28 @@ struct ServeArgs {
 }
 
 pub(crate) fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let (cli, matches) = match parse() {
+        Ok(parsed) => parsed,
         Err(error) => return refuse_arguments(&error),
     };
     let json = cli.json;
-    match run(cli) {
+    match run(cli, &matches) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.print(json);
             failure.exit.into()
         }
     }
+}
+
+fn parse() -> Result<(Cli, ArgMatches), clap::Error> {
+    let matches = command().try_get_matches()?;
+    let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command()))?;
+    Ok((cli, matches))
+}
+
+fn command() -> clap::Command {
+    whereto::with_node_flags(Cli::command())
 }
 
 /// Help and version are answers; anything else is a mistake, told in JSON if that was asked for.
@@ -176,7 +192,9 @@ fn refuse_arguments(error: &clap::Error) -> ExitCode {
     if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS }
 }
 
-fn run(cli: Cli) -> Result<(), Failure> {
+fn run(cli: Cli, matches: &ArgMatches) -> Result<(), Failure> {
+    let whereto = Whereto::of(matches);
+    whereto.refuse_node(matches)?;
     let file = match &cli.config {
         Some(path) => RawConfig::from_file(path)?,
         None => RawConfig::default(),
@@ -185,15 +203,16 @@ fn run(cli: Cli) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
-    let result = runtime.block_on(dispatch(cli, file));
+    let result = runtime.block_on(dispatch(cli, whereto, file));
     // What is still running (a stalled receiver of the demo) must not hold the process.
     runtime.shutdown_background();
     result
 }
 
-async fn dispatch(cli: Cli, file: RawConfig) -> Result<(), Failure> {
+async fn dispatch(cli: Cli, whereto: Whereto, file: RawConfig) -> Result<(), Failure> {
     let output = Output::new(cli.json);
     let store = || StoreUrl::or_default(cli.store.as_deref().or(file.store.as_deref()));
+    let place = || whereto.place(store);
     match cli.command {
         Command::Serve(arguments) => {
             let mut given = arguments.config;
@@ -214,25 +233,25 @@ async fn dispatch(cli: Cli, file: RawConfig) -> Result<(), Failure> {
                         cli.store.as_deref().map(|url| StoreUrl::or_default(Some(url))).transpose()?;
                     bench::run(arguments, place, output).await
                 }
-                Command::Send(arguments) => send::run(arguments, &store()?, output).await,
-                Command::Publish(arguments) => publish::run(arguments, &store()?, output).await,
-                Command::Event(command) => event::run(command, &store()?, output).await,
-                Command::Endpoint(command) => endpoint::run(command, &store()?, output).await,
-                Command::Message(command) => message::run(command, &store()?, output).await,
-                Command::Dlq(command) => dlq::run(command, &store()?, output).await,
-                Command::Replay(command) => replay::run(command, &store()?, output).await,
+                Command::Send(arguments) => send::run(arguments, &place()?, output).await,
+                Command::Publish(arguments) => publish::run(arguments, &place()?, output).await,
+                Command::Event(command) => event::run(command, &place()?, output).await,
+                Command::Endpoint(command) => endpoint::run(command, &place()?, output).await,
+                Command::Message(command) => message::run(command, &place()?, output).await,
+                Command::Dlq(command) => dlq::run(command, &place()?, output).await,
+                Command::Replay(command) => replay::run(command, &place()?, output).await,
                 Command::Export(arguments) => export::run(arguments, &store()?, output).await,
                 Command::Import(arguments) => import::run(arguments, &store()?, output).await,
-                Command::Status => status::run(&store()?, output).await,
-                Command::Tail(arguments) => tail::run(arguments, output).await,
-                Command::Top(arguments) => top::run(arguments, output).await,
-                Command::Config(command) => config::run(command, &store()?, output).await,
+                Command::Status => status::run(&place()?, output).await,
+                Command::Tail(arguments) => tail::run(arguments, Remote::new(whereto.node())?, output).await,
+                Command::Top => top::run(Remote::new(whereto.node())?, output).await,
+                Command::Config(command) => config::run(command, &place()?, output).await,
                 Command::Signature(command) => signature::run(command, output),
                 Command::Completions { shell } => {
                     completions::run(shell, output);
                     Ok(())
                 }
-                Command::Token(command) => token::run(command, &store()?, output).await,
+                Command::Token(command) => token::run(command, &place()?, output).await,
                 Command::Serve(_) | Command::BenchReceiver => unreachable!("handled above"),
             }
         }

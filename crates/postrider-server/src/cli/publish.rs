@@ -7,7 +7,7 @@ use serde_json::json;
 use super::send::{OptionArgs, payload};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::store_url::StoreUrl;
+use crate::place::Place;
 
 #[derive(clap::Args)]
 pub(crate) struct PublishArgs {
@@ -21,9 +21,9 @@ pub(crate) struct PublishArgs {
     options: OptionArgs,
 }
 
-pub(super) async fn run(arguments: PublishArgs, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(arguments: PublishArgs, place: &Place, output: Output) -> Result<(), Failure> {
     let event_type = arguments.event_type.clone();
-    let messages = url.open_tool().await?.publish(event(arguments, Timestamp::now())?).await?;
+    let messages = place.open_tool().await?.publish(event(arguments, Timestamp::now())?).await?;
     output.document(
         || json!({ "messages": messages }).to_string(),
         || match messages {

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::progress::{Progress, plural};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::store_url::StoreUrl;
+use crate::place::Place;
 use crate::{send_values, view};
 
 pub(super) const HELP: &str = "\
@@ -132,8 +132,8 @@ impl WaitArgs {
     }
 }
 
-pub(super) async fn run(command: ReplayCommand, url: &StoreUrl, output: Output) -> Result<(), Failure> {
-    let store = &*url.open_tool().await?;
+pub(super) async fn run(command: ReplayCommand, place: &Place, output: Output) -> Result<(), Failure> {
+    let store = &*place.open_tool().await?;
     match command {
         ReplayCommand::Start(arguments) => return start(store, arguments, output).await,
         ReplayCommand::List { before, limit } => {

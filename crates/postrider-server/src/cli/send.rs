@@ -1,4 +1,4 @@
-//! `postrider send`: one message, straight into the store; `--batch` sends many.
+//! `postrider send`: one message; `--batch` sends many.
 
 use std::io::{IsTerminal, Read};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 use super::batch;
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::store_url::StoreUrl;
+use crate::place::Place;
 use crate::{send_values, view};
 
 pub(super) const HELP: &str = "\
@@ -106,8 +106,8 @@ pub(super) struct OptionArgs {
     options: Option<String>,
 }
 
-pub(super) async fn run(arguments: SendArgs, url: &StoreUrl, output: Output) -> Result<(), Failure> {
-    let operate = url.open_tool().await?;
+pub(super) async fn run(arguments: SendArgs, place: &Place, output: Output) -> Result<(), Failure> {
+    let operate = place.open_tool().await?;
     if let Some(from) = &arguments.batch {
         return batch::run(from, arguments.skip, operate, output).await;
     }

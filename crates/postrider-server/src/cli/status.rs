@@ -5,21 +5,21 @@ use postrider::store::{EndpointStatus, StoreStatus};
 
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::store_url::StoreUrl;
+use crate::place::Place;
 use crate::view;
 
-pub(super) async fn run(url: &StoreUrl, output: Output) -> Result<(), Failure> {
-    let status = url.open_tool().await?.status().await?;
+pub(super) async fn run(place: &Place, output: Output) -> Result<(), Failure> {
+    let status = place.open_tool().await?.status().await?;
     output.document(
         || serde_json::to_string(&status).expect("figures become JSON"),
-        || text(url, &status, output, Timestamp::now()),
+        || text(place, &status, output, Timestamp::now()),
     );
     Ok(())
 }
 
-fn text(url: &StoreUrl, status: &StoreStatus, output: Output, now: Timestamp) -> String {
+fn text(place: &Place, status: &StoreStatus, output: Output, now: Timestamp) -> String {
     let mut lines = vec![format!(
-        "{url}: {} pending, {} processing, {} dead{}",
+        "{place}: {} pending, {} processing, {} dead{}",
         status.pending,
         status.processing,
         status.dead,

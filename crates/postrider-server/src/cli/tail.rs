@@ -5,16 +5,17 @@ use std::time::Duration;
 use clap::Args;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use postrider::StoreError;
 use serde_json::{Map, Value};
 
 use super::event_stream::{EventStream, ServerEvent, TooLong};
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 use crate::output::Output;
-use crate::remote::{Remote, RemoteArgs};
+use crate::remote::Remote;
 
 pub(super) const HELP: &str = "\
 One line an event on a terminal, one JSON object a line elsewhere. Ctrl-C ends it. When the node goes away, it waits
-for it to come back; what happens in between is not told.
+for it to come back; what happens in between is not told. Without --url it asks http://127.0.0.1:7171.
 
 Examples:
   postrider tail --endpoint shop
@@ -27,9 +28,6 @@ const AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Args)]
 pub(crate) struct TailArgs {
-    #[command(flatten)]
-    remote: RemoteArgs,
-
     /// Only of this endpoint
     #[arg(long, value_name = "NAME")]
     endpoint: Option<String>,
@@ -43,9 +41,9 @@ pub(crate) struct TailArgs {
     event_type: Option<String>,
 }
 
-pub(super) async fn run(arguments: TailArgs, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(arguments: TailArgs, remote: Remote, output: Output) -> Result<(), Failure> {
     tokio::select! {
-        ended = follow(arguments, output) => ended,
+        ended = follow(arguments, &remote, output) => ended,
         _ = tokio::signal::ctrl_c() => Ok(()),
     }
 }
@@ -58,7 +56,7 @@ enum Ended {
     NodeGone,
 }
 
-async fn follow(arguments: TailArgs, output: Output) -> Result<(), Failure> {
+async fn follow(arguments: TailArgs, remote: &Remote, output: Output) -> Result<(), Failure> {
     let given = [
         ("endpoint", &arguments.endpoint),
         ("state", &arguments.state),
@@ -66,7 +64,6 @@ async fn follow(arguments: TailArgs, output: Output) -> Result<(), Failure> {
     ];
     let query: Vec<(&str, &str)> =
         given.iter().filter_map(|(name, value)| Some((*name, value.as_deref()?))).collect();
-    let remote = Remote::new(arguments.remote)?;
     let mut body = remote.get("/v1/tail", &query).await?;
     say(output, &format!("listening to {remote}"));
     loop {
@@ -74,7 +71,7 @@ async fn follow(arguments: TailArgs, output: Output) -> Result<(), Failure> {
             Ended::Unread => return Ok(()),
             Ended::NodeGone => say(output, &format!("{remote} went away; waiting for it")),
         }
-        body = again(&remote, &query).await?;
+        body = again(remote, &query).await?;
         say(output, &format!("listening to {remote} again"));
     }
 }
@@ -83,8 +80,10 @@ async fn follow(arguments: TailArgs, output: Output) -> Result<(), Failure> {
 async fn again(remote: &Remote, query: &[(&str, &str)]) -> Result<Incoming, Failure> {
     loop {
         match remote.get("/v1/tail", query).await {
-            Err(failure) if failure.exit == Exit::Store => tokio::time::sleep(AGAIN_AFTER).await,
-            answer => return answer,
+            Err(StoreError::Unreachable(_) | StoreError::Unavailable(_)) => {
+                tokio::time::sleep(AGAIN_AFTER).await;
+            }
+            answer => return Ok(answer?),
         }
     }
 }

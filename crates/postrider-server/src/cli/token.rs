@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::store_url::StoreUrl;
+use crate::place::Place;
 use crate::view::{self, IssuedTokenView, TokenView};
 
 #[derive(Subcommand)]
@@ -52,8 +52,8 @@ impl From<ScopeName> for Scope {
     }
 }
 
-pub(super) async fn run(command: TokenCommand, url: &StoreUrl, output: Output) -> Result<(), Failure> {
-    let store = url.open_tool().await?;
+pub(super) async fn run(command: TokenCommand, place: &Place, output: Output) -> Result<(), Failure> {
+    let store = place.open_tool().await?;
     match command {
         TokenCommand::Create { name, scope } => {
             let issued = store.create_token(NewToken { name, scope: scope.into() }).await?;

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use clap::Args;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::signal::unix::{SignalKind, signal};
@@ -13,7 +12,7 @@ use super::picture::Picture;
 use super::screen::{self, Now};
 use crate::failure::{Exit, Failure};
 use crate::output::Output;
-use crate::remote::{Remote, RemoteArgs};
+use crate::remote::Remote;
 
 pub(super) const HELP: &str = "\
 Rates and times are over the last five seconds. Endpoints with the most to do stand first; those whose circuit is
@@ -30,13 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A key is seen within this time after the screen is gone.
 const KEY_WAIT: Duration = Duration::from_millis(100);
 
-#[derive(Args)]
-pub(crate) struct TopArgs {
-    #[command(flatten)]
-    remote: RemoteArgs,
-}
-
-pub(super) async fn run(arguments: TopArgs, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(remote: Remote, output: Output) -> Result<(), Failure> {
     if output.json {
         return Err(Failure::usage("top draws a screen, which is not JSON").hint(
             "`postrider status --json` says what is queued, `postrider tail --json` what happens, GET /metrics all figures",
@@ -46,7 +39,6 @@ pub(super) async fn run(arguments: TopArgs, output: Output) -> Result<(), Failur
         return Err(Failure::usage("top needs a terminal to draw on")
             .hint("`postrider status` says once what is queued, `postrider tail` tells what happens"));
     }
-    let remote = Remote::new(arguments.remote)?;
     // What is wrong from the beginning is said in words, not drawn.
     let first = Look::take(&remote).await?;
     let picture = Picture::new(remote.to_string(), first);

@@ -3,36 +3,29 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-/// A payload that is JSON keeps its own bytes.
-#[derive(Serialize, ToSchema)]
-pub(super) struct Payload {
-    /// The payload as JSON; null once it was erased, or where the archive keeps metadata only.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<serde_json::Value>)]
-    payload: Option<Box<RawValue>>,
-    /// A payload that is not JSON.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    payload_base64: Option<String>,
+/// A payload as JSON where it is JSON, and in base64 where that is not all of its bytes: it is no JSON, has blanks
+/// around it, or is the word `null`, which says here that there is none.
+pub(super) fn shown(payload: Option<&Bytes>, content_type: &str) -> (Option<Box<RawValue>>, Option<String>) {
+    let Some(payload) = payload else { return (serde_json::from_str("null").ok(), None) };
+    let json: Option<Box<RawValue>> =
+        is_json(content_type).then(|| serde_json::from_slice(payload).ok()).flatten();
+    let whole = json.as_ref().is_some_and(|json| json.get().as_bytes() == payload && json.get() != "null");
+    let encoded = (!whole).then(|| STANDARD.encode(payload));
+    (json, encoded)
 }
 
-impl Payload {
-    pub(super) fn of(payload: Option<&Bytes>, content_type: &str) -> Self {
-        let json = match payload {
-            None => serde_json::from_str("null").ok(),
-            Some(payload) if is_json(content_type) => serde_json::from_slice(payload).ok(),
-            Some(_) => None,
-        };
-        let encoded = payload.filter(|_| json.is_none()).map(|payload| STANDARD.encode(payload));
-        Self { payload: json, payload_base64: encoded }
-    }
+/// The bytes that were [`shown`].
+pub(super) fn read(payload: Option<Box<RawValue>>, encoded: Option<&str>) -> Option<Bytes> {
+    let json = || payload.map(|json| Bytes::from(String::from(Box::<str>::from(json))));
+    encoded.and_then(|text| STANDARD.decode(text).ok()).map(Bytes::from).or_else(json)
 }
 
 /// What a receiver answered, when that was kept.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 pub(crate) struct ResponseBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     response_body: Option<String>,
@@ -46,6 +39,11 @@ impl ResponseBody {
         let text = body.and_then(|body| std::str::from_utf8(body).ok()).map(str::to_owned);
         let encoded = body.filter(|_| text.is_none()).map(|body| STANDARD.encode(body));
         Self { response_body: text, response_body_base64: encoded }
+    }
+
+    pub(super) fn bytes(self) -> Option<Bytes> {
+        let decoded = self.response_body_base64.and_then(|text| STANDARD.decode(text).ok());
+        decoded.map(Bytes::from).or(self.response_body.map(Bytes::from))
     }
 }
 
@@ -66,6 +64,30 @@ pub(crate) fn payload_text(payload: Option<&Bytes>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_payload_that_was_shown_is_read_byte_for_byte() {
+        let payloads: [&[u8]; 9] = [
+            b"{\"a\": [1,  2]}",
+            b"{}\n",
+            b" 1.50",
+            b"null",
+            b"\"\xc3\xa9\"",
+            b"{oops",
+            b"",
+            b"\xff\x00",
+            b"7",
+        ];
+        for payload in payloads.map(Bytes::from_static) {
+            for content_type in ["application/json", "text/plain"] {
+                let (json, encoded) = shown(Some(&payload), content_type);
+                assert_eq!(read(json, encoded.as_deref()), Some(payload.clone()), "{payload:?}");
+            }
+        }
+        let (json, encoded) = shown(None, "application/json");
+        let null = json.map(|json| json.get().to_owned());
+        assert_eq!((null.as_deref(), encoded), (Some("null"), None), "what is not kept");
+    }
 
     #[test]
     fn json_is_told_by_its_content_type() {

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use postrider::MessageId;
 use postrider::store::{AttemptError, DeadLetter, DlqStatus, DlqSummary};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::content::Payload;
-use super::schemas;
+use super::{content, schemas};
 
 /// A dead letter in a list.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[schema(as = ListedDeadLetter)]
 pub(crate) struct ListedDeadLetterView {
     id: i64,
@@ -35,19 +36,24 @@ pub(crate) struct ListedDeadLetterView {
 }
 
 /// A dead letter with what it held.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[schema(as = DeadLetter)]
 pub(crate) struct DeadLetterView {
     #[serde(flatten)]
     listed: ListedDeadLetterView,
-    #[serde(flatten)]
-    payload: Payload,
+    /// The payload as JSON, where it is; null once it was erased, or where the archive keeps metadata only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    payload: Option<Box<RawValue>>,
+    /// The payload's bytes, where JSON does not say them all: it is not JSON, has blanks around it, or is `null`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    payload_base64: Option<String>,
     headers: BTreeMap<String, String>,
     /// Up to the last 100, oldest first.
     errors: Vec<AttemptErrorView>,
 }
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[schema(as = AttemptError)]
 struct AttemptErrorView {
     attempt: u32,
@@ -81,11 +87,52 @@ impl DeadLetterView {
             at: error.at,
             error: error.error.clone(),
         };
+        let (payload, payload_base64) = content::shown(letter.payload.as_ref(), &letter.content_type);
         Self {
             listed: ListedDeadLetterView::of(letter),
-            payload: Payload::of(letter.payload.as_ref(), &letter.content_type),
+            payload,
+            payload_base64,
             headers: letter.headers.clone(),
             errors: letter.errors.iter().map(error).collect(),
+        }
+    }
+}
+
+/// As much as a list tells of it.
+impl From<ListedDeadLetterView> for DeadLetter {
+    fn from(listed: ListedDeadLetterView) -> Self {
+        Self {
+            id: listed.id,
+            message: MessageId(listed.message_id),
+            endpoint: listed.endpoint,
+            status: listed.status,
+            reason: listed.reason,
+            died_at: listed.died_at,
+            attempt_count: listed.attempt_count,
+            last_error: listed.last_error,
+            errors: Vec::new(),
+            payload: None,
+            content_type: listed.content_type,
+            headers: BTreeMap::new(),
+            ordering_key: listed.ordering_key,
+            event_type: listed.event_type,
+            created_at: listed.created_at,
+        }
+    }
+}
+
+impl From<DeadLetterView> for DeadLetter {
+    fn from(view: DeadLetterView) -> Self {
+        let error = |error: AttemptErrorView| AttemptError {
+            attempt: error.attempt,
+            at: error.at,
+            error: error.error,
+        };
+        Self {
+            errors: view.errors.into_iter().map(error).collect(),
+            payload: content::read(view.payload, view.payload_base64.as_deref()),
+            headers: view.headers,
+            ..view.listed.into()
         }
     }
 }

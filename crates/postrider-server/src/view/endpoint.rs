@@ -1,20 +1,26 @@
 //! An endpoint as JSON.
 
+use std::borrow::Cow;
+
 use jiff::Timestamp;
-use postrider::breaker::{CircuitName, CircuitState};
-use postrider::endpoint::{DisabledBy, Endpoint};
-use serde::Serialize;
+use postrider::Invalid;
+use postrider::breaker::{Circuit, CircuitName, CircuitState, Probe};
+use postrider::endpoint::{DisabledBy, Endpoint, EndpointId, EndpointOptions};
+use postrider::message::NodeId;
+use postrider::protocol::Protocol;
+use postrider::retry::RetryOverrides;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::schemas;
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[schema(as = Endpoint)]
 pub(crate) struct EndpointView {
     name: String,
     #[schema(schema_with = schemas::protocol)]
-    protocol: &'static str,
+    protocol: Cow<'static, str>,
     /// What the protocol needs. Secrets are hidden; references to secrets are shown.
     config: Map<String, Value>,
     /// What differs from the store's settings.
@@ -28,14 +34,14 @@ pub(crate) struct EndpointView {
     paused: bool,
     circuit: CircuitView,
     /// `cold`: every message goes through the queue.
-    mode: &'static str,
+    mode: Cow<'static, str>,
     /// The receiver asked to be left alone until then.
     #[schema(required)]
     held_until: Option<Timestamp>,
     created_at: Timestamp,
 }
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[schema(as = Circuit)]
 struct CircuitView {
     #[schema(schema_with = schemas::circuit_state)]
@@ -53,7 +59,7 @@ impl EndpointView {
     pub(crate) fn of(endpoint: &Endpoint) -> Self {
         Self {
             name: endpoint.name.to_string(),
-            protocol: endpoint.protocol.as_str(),
+            protocol: endpoint.protocol.as_str().into(),
             config: endpoint.protocol.redacted(&endpoint.config),
             retry_policy: json!(endpoint.retry),
             options: json!(endpoint.options),
@@ -61,7 +67,7 @@ impl EndpointView {
             disabled_by: endpoint.disabled,
             paused: endpoint.paused,
             circuit: CircuitView::of(&endpoint.circuit.state),
-            mode: "cold",
+            mode: "cold".into(),
             held_until: endpoint.held_until,
             created_at: endpoint.created_at,
         }
@@ -74,7 +80,40 @@ impl EndpointView {
     }
 }
 
+/// What the API does not tell is left at 0: the number of the endpoint, of its revision, and of the probing node.
+impl TryFrom<EndpointView> for Endpoint {
+    type Error = Invalid;
+
+    fn try_from(view: EndpointView) -> Result<Self, Invalid> {
+        Ok(Self {
+            id: EndpointId(0),
+            name: view.name.into(),
+            protocol: Protocol::from_name(&view.protocol)?,
+            config: view.config,
+            retry: RetryOverrides::check(Some(&view.retry_policy))?,
+            options: EndpointOptions::check(Some(&view.options))?,
+            disabled: view.disabled_by,
+            paused: view.paused,
+            circuit: Circuit { epoch: 0, state: view.circuit.state() },
+            held_until: view.held_until,
+            revision: 0,
+            created_at: view.created_at,
+        })
+    }
+}
+
 impl CircuitView {
+    fn state(&self) -> CircuitState {
+        match self.state {
+            CircuitName::Closed => CircuitState::Closed,
+            CircuitName::Open => CircuitState::Open { until: self.until.unwrap_or(Timestamp::UNIX_EPOCH) },
+            CircuitName::HalfOpen => {
+                let probe = |lease_until| Probe { node: NodeId(0), lease_until };
+                CircuitState::HalfOpen { probe: self.probe_until.flatten().map(probe) }
+            }
+        }
+    }
+
     fn of(state: &CircuitState) -> Self {
         let closed = Self { state: state.name(), until: None, probe_until: None };
         match state {

@@ -1,20 +1,24 @@
 //! A message as JSON: its whole story, and its line in a list.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use jiff::Timestamp;
-use postrider::State;
-use postrider::store::{AttemptRecord, ListedMessage, Story};
-use serde::Serialize;
+use postrider::message::NodeId;
+use postrider::store::{AttemptOutcome, AttemptRecord, ListedMessage, Story};
+use postrider::verdict::Class;
+use postrider::{MessageId, State};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::content::{Payload, ResponseBody};
-use super::schemas;
+use super::content::ResponseBody;
+use super::{content, schemas};
 
 /// A message's whole story.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[schema(as = Message)]
 pub(crate) struct MessageView {
     id: i64,
@@ -34,8 +38,13 @@ pub(crate) struct MessageView {
     /// What the setting `attempt_log` keeps, first to last.
     attempts: Vec<AttemptView>,
     content_type: String,
-    #[serde(flatten)]
-    payload: Payload,
+    /// The payload as JSON, where it is; null once it was erased, or where the archive keeps metadata only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    payload: Option<Box<RawValue>>,
+    /// The payload's bytes, where JSON does not say them all: it is not JSON, has blanks around it, or is `null`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    payload_base64: Option<String>,
     headers: BTreeMap<String, String>,
     options: Map<String, Value>,
     #[schema(required)]
@@ -64,7 +73,7 @@ pub(crate) struct MessageView {
 }
 
 /// One attempt.
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[schema(as = Attempt)]
 struct AttemptView {
     number: u32,
@@ -72,9 +81,9 @@ struct AttemptView {
     started_at: Timestamp,
     duration_seconds: f64,
     #[schema(schema_with = schemas::outcome)]
-    outcome: &'static str,
+    outcome: AttemptOutcome,
     #[schema(required, schema_with = schemas::class)]
-    class: Option<&'static str>,
+    class: Option<Class>,
     #[schema(required)]
     error: Option<String>,
     #[schema(required)]
@@ -85,6 +94,7 @@ struct AttemptView {
 
 impl MessageView {
     pub(crate) fn of(story: &Story) -> Self {
+        let (payload, payload_base64) = content::shown(story.payload.as_ref(), &story.content_type);
         Self {
             id: story.id.0,
             endpoint: story.endpoint.clone(),
@@ -96,7 +106,8 @@ impl MessageView {
             last_error: story.last_error.clone(),
             attempts: story.attempts.iter().map(AttemptView::of).collect(),
             content_type: story.content_type.clone(),
-            payload: Payload::of(story.payload.as_ref(), &story.content_type),
+            payload,
+            payload_base64,
             headers: story.headers.clone(),
             options: story.options.clone(),
             idempotency_key: story.idempotency_key.clone(),
@@ -121,11 +132,58 @@ impl AttemptView {
             node: record.node.0,
             started_at: record.started_at,
             duration_seconds: record.duration.as_secs_f64(),
-            outcome: record.outcome.as_str(),
-            class: record.class.map(|class| class.as_str()),
+            outcome: record.outcome,
+            class: record.class,
             error: record.error.clone(),
             response_status: record.status,
             body: ResponseBody::of(record.body.as_ref()),
+        }
+    }
+}
+
+impl From<MessageView> for Story {
+    fn from(view: MessageView) -> Self {
+        Self {
+            id: MessageId(view.id),
+            endpoint: view.endpoint,
+            state: view.state,
+            priority: view.priority,
+            payload: content::read(view.payload, view.payload_base64.as_deref()),
+            content_type: view.content_type,
+            headers: view.headers,
+            options: view.options,
+            idempotency_key: view.idempotency_key,
+            correlation_id: view.correlation_id,
+            ordering_key: view.ordering_key,
+            event_type: view.event_type,
+            created_at: view.created_at,
+            scheduled_at: view.scheduled_at,
+            expires_at: view.expires_at,
+            finished_at: view.finished_at,
+            due_at: view.due_at,
+            attempt_count: view.attempt_count,
+            last_error: view.last_error,
+            reason: view.reason,
+            attempts: view.attempts.into_iter().map(AttemptRecord::from).collect(),
+            dlq_id: view.dlq_id,
+            replay_of: view.replay_of.map(MessageId),
+            replayed_as: view.replayed_as.into_iter().map(MessageId).collect(),
+        }
+    }
+}
+
+impl From<AttemptView> for AttemptRecord {
+    fn from(view: AttemptView) -> Self {
+        Self {
+            number: view.number,
+            node: NodeId(view.node),
+            started_at: view.started_at,
+            duration: Duration::try_from_secs_f64(view.duration_seconds).unwrap_or_default(),
+            outcome: view.outcome,
+            class: view.class,
+            error: view.error,
+            status: view.response_status,
+            body: view.body.bytes(),
         }
     }
 }

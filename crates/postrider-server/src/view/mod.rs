@@ -7,18 +7,22 @@ use serde_json::{Value, json};
 
 pub(crate) use content::{ResponseBody, is_json, payload_text};
 pub(crate) use dead_letter::{DeadLetterView, DlqSummaryView, ListedDeadLetterView};
+pub(crate) use done::{Published, Redriven, Released, Replayed, Swept};
 pub(crate) use endpoint::EndpointView;
 pub(crate) use event::{EventTypeView, SubscriptionView};
 pub(crate) use message::{ListedMessageView, MessageView};
+pub(crate) use problem::ProblemView;
 pub(crate) use replay::{ReplayPreviewView, ReplayView};
 pub(crate) use setting::setting;
-pub(crate) use system::{EventView, IssuedTokenView, NodeView, StatusView, TokenView};
+pub(crate) use system::{EventView, FigureView, IssuedTokenView, NodeView, StatusView, TokenView};
 
 mod content;
+mod done;
 mod dead_letter;
 mod endpoint;
 mod event;
 mod message;
+mod problem;
 mod replay;
 pub(crate) mod schemas;
 mod setting;

@@ -1,8 +1,10 @@
 //! The store as a whole, its event log, its nodes and its tokens as JSON.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use postrider::store::{
-    EndpointStatus, EventRecord, IssuedToken, NodeRecord, NodeState, Scope, StoreStatus, TokenRecord,
+    EndpointStatus, EventRecord, Figure, IssuedToken, NodeRecord, NodeState, Scope, StoreStatus, TokenRecord,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -78,6 +80,21 @@ impl From<EndpointStatus> for EndpointStatusView {
             dead: status.dead,
             oldest_pending: status.oldest_pending,
         }
+    }
+}
+
+/// Something that the store counts.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Figure)]
+pub(crate) struct FigureView {
+    name: String,
+    labels: BTreeMap<String, String>,
+    value: f64,
+}
+
+impl From<Figure> for FigureView {
+    fn from(figure: Figure) -> Self {
+        Self { name: figure.name, labels: figure.labels, value: figure.value }
     }
 }
 

@@ -75,7 +75,7 @@ impl Shop {
 }
 
 /// Times and ages are another every day; columns are as wide as they are.
-fn steady(text: &str) -> String {
+pub(crate) fn steady(text: &str) -> String {
     let is_time = |word: &str| word.len() > 18 && word.parse::<jiff::Timestamp>().is_ok();
     let is_age = |word: &str| {
         word.strip_suffix('s')

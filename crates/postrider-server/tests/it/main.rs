@@ -3,6 +3,7 @@
 mod any_language;
 mod api;
 mod batch;
+mod both_ways;
 mod chaos;
 mod chaos_postgres;
 mod cli;
@@ -29,6 +30,7 @@ mod serve;
 mod sql_load;
 mod tailing;
 mod terminal;
+mod through_a_node;
 mod tokens;
 mod top;
 mod traces;

@@ -142,6 +142,35 @@ fn a_test_masks_the_secrets_that_a_receiver_repeats() {
 }
 
 #[test]
+fn any_bytes_go_in_one_document_as_base64() {
+    let home = Home::new();
+    let node = home.start();
+    let config = json!({ "url": "https://example.org/hook" });
+    node.create_endpoint(json!({ "name": "shop", "protocol": "http", "config": config }));
+    let (path, headers) =
+        ("/v1/endpoints/shop/messages", [("content-type", "application/vnd.postrider+json")]);
+    let document = br#"{"payload_base64": "/wA=", "options": {"content_type": "image/x-tiny"}}"#;
+    let id = node.post(path, &headers, document).expect(202).json()["id"].clone();
+    let line =
+        br#"{"endpoint": "shop", "payload_base64": "/wA=", "options": {"content_type": "image/x-tiny"}}"#;
+    let ids = node.post("/v1/messages:batch", &[], line).expect(202).json();
+    for id in [&id, &ids["items"][0]["id"]] {
+        let story = node.get(&format!("/v1/messages/{id}")).expect(200).json();
+        let shown = (&story["payload_base64"], &story["content_type"], story.get("payload"));
+        assert_eq!(shown, (&json!("/wA="), &json!("image/x-tiny"), None));
+    }
+    let refused: [(&[u8], &str); 4] = [
+        (br#"{"payload": 1, "payload_base64": "/wA="}"#, "payload_base64"),
+        (br#"{"payload_base64": "/wA"}"#, "payload_base64"),
+        (br#"{"payload_base64": null}"#, "payload_base64"),
+        (br#"{"payload": 1, "options": {"content_type": 7}}"#, "options.content_type"),
+    ];
+    for (document, field) in refused {
+        assert_eq!(node.post(path, &headers, document).expect(422).json()["field"], field);
+    }
+}
+
+#[test]
 fn a_batch_is_taken_in_the_order_of_its_lines() {
     let (_home, node) = paused_shop();
     let lines = "{\"endpoint\":\"shop\",\"payload\":{\"n\": 1},\"options\":{\"priority\":3}}\n\n\

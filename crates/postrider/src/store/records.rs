@@ -168,7 +168,7 @@ pub enum Redrive {
     Matching(DlqFilter),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DlqSummary {
     pub endpoint: String,
     pub failed: u64,
@@ -177,7 +177,7 @@ pub struct DlqSummary {
     pub oldest_failed: Option<Timestamp>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EventRecord {
     pub id: i64,
     pub at: Timestamp,
@@ -187,7 +187,7 @@ pub struct EventRecord {
 }
 
 /// Figures of the whole store, cheap at any size.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StoreStatus {
     pub store: String,
     pub schema_version: i64,
@@ -202,7 +202,7 @@ pub struct StoreStatus {
     pub endpoints: Vec<EndpointStatus>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EndpointStatus {
     pub name: String,
     pub protocol: String,

@@ -129,11 +129,11 @@ pub(super) async fn create(shared: &Shared, new: NewEndpoint) -> Result<Endpoint
 
 pub(super) async fn alter(shared: &Shared, name: &str, change: EndpointChange) -> Result<Endpoint> {
     let current = by_name(shared, name).await?;
-    let given = (change.config.is_some(), change.retry_policy.is_some(), change.options.is_some());
+    let given = (change.touches_config(), change.retry_policy.is_some(), change.options.is_some());
     let checked = NewEndpoint {
         name: name.to_owned(),
         protocol: current.protocol.as_str().to_owned(),
-        config: change.config.unwrap_or(current.config),
+        config: change.config_over(current.config),
         retry_policy: Some(change.retry_policy.unwrap_or_else(|| json!(current.retry))),
         options: Some(change.options.unwrap_or_else(|| json!(current.options))),
     }

@@ -6,17 +6,8 @@ use serde::Deserialize;
 use tokio_postgres::error::DbError;
 
 use super::tls;
-use crate::error::{Invalid, StoreError};
+use crate::error::{FIELDS, Invalid, LIMITS, StoreError, THINGS, known_word};
 use crate::message::MessageId;
-
-/// What there can be none of.
-const THINGS: [&str; 7] =
-    ["endpoint", "message", "dead letter", "event type", "subscription", "replay", "token"];
-/// What can be too large, and the settings that say so.
-const FIELDS: [&str; 7] =
-    ["payload", "headers", "ordering_key", "idempotency_key", "event_type", "messages", "events"];
-const LIMITS: [&str; 5] =
-    ["max_payload_bytes", "max_headers_bytes", "max_key_bytes", "max_batch_messages", "max_fanout"];
 
 pub(super) fn store_error(error: tokio_postgres::Error) -> StoreError {
     match error.as_db_error() {
@@ -70,8 +61,12 @@ impl Said<'_> {
         let name = || constraint.unwrap_or_default().to_owned();
         match self.code {
             "22023" if column.is_some() => self.invalid().into(),
-            "42704" if column.is_some() => StoreError::Unknown { what: known(&THINGS, column), name: name() },
-            "42710" if column.is_some() => StoreError::Exists { what: known(&THINGS, column), name: name() },
+            "42704" if column.is_some() => {
+                StoreError::Unknown { what: known_word(&THINGS, column), name: name() }
+            }
+            "42710" if column.is_some() => {
+                StoreError::Exists { what: known_word(&THINGS, column), name: name() }
+            }
             "22021" | "22P05" => {
                 Invalid::new("text", "must not contain U+0000, which PostgreSQL cannot keep").into()
             }
@@ -114,7 +109,7 @@ impl Said<'_> {
 
     fn too_large(&self) -> StoreError {
         let Figures { size, limit, .. } = self.figures();
-        let (field, setting) = (known(&FIELDS, self.column), known(&LIMITS, self.constraint));
+        let (field, setting) = (known_word(&FIELDS, self.column), known_word(&LIMITS, self.constraint));
         StoreError::TooLarge { field, bytes: size, limit, setting }
     }
 
@@ -131,9 +126,4 @@ struct Figures {
     size: u64,
     queued: u64,
     limit: u64,
-}
-
-/// The program's own word for it; a newer schema may have others.
-fn known(words: &[&'static str], word: Option<&str>) -> &'static str {
-    words.iter().copied().find(|known| Some(*known) == word).unwrap_or("thing")
 }

@@ -120,7 +120,7 @@ pub(super) fn alter(write: &mut Write<'_>, name: &str, change: EndpointChange) -
     let checked: CheckedEndpoint = NewEndpoint {
         name: name.to_owned(),
         protocol: current.protocol.as_str().to_owned(),
-        config: change.config.clone().unwrap_or(current.config),
+        config: change.config_over(current.config),
         retry_policy: Some(change.retry_policy.clone().unwrap_or_else(|| json!(current.retry))),
         options: Some(change.options.clone().unwrap_or_else(|| json!(current.options))),
     }
@@ -145,7 +145,7 @@ pub(super) fn alter(write: &mut Write<'_>, name: &str, change: EndpointChange) -
         })
         .map_err(storage_error)?;
     let fields: Vec<&str> = [
-        ("config", change.config.is_some()),
+        ("config", change.touches_config()),
         ("retry_policy", change.retry_policy.is_some()),
         ("options", change.options.is_some()),
     ]

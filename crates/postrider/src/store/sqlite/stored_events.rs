@@ -296,6 +296,9 @@ pub(super) fn is_final(error: &StoreError) -> bool {
         StoreError::QueueFull { .. }
         | StoreError::Conflict(_)
         | StoreError::Unavailable(_)
-        | StoreError::Unusable(_) => false,
+        | StoreError::Unusable(_)
+        | StoreError::Denied(_)
+        | StoreError::Unreachable(_)
+        | StoreError::Uncertain(_) => false,
     }
 }

@@ -87,6 +87,29 @@ pub(crate) async fn a_change_touches_only_what_it_names<H: Harness>(world: World
     assert!(matches!(unknown, StoreError::Unknown { what: "endpoint", .. }), "{unknown:?}");
 }
 
+pub(crate) async fn single_keys_of_a_config_are_changed_and_taken_out<H: Harness>(world: World<H>) {
+    let object = |json: serde_json::Value| json.as_object().cloned();
+    let config =
+        json!({ "url": "https://a.example/", "timeout": 3, "auth": { "type": "bearer", "token": "hush" } });
+    let whole = EndpointChange { config: object(config), ..EndpointChange::default() };
+    let before = world.store().alter_endpoint("a", whole).await.unwrap();
+    let config_changes = object(json!({ "url": "https://b.example/", "timeout": null, "http2": true }));
+    let change = EndpointChange { config_changes, ..EndpointChange::default() };
+    let after = world.store().alter_endpoint("a", change).await.unwrap();
+    let kept = json!({ "type": "bearer", "token": "hush" });
+    let expected = json!({ "url": "https://b.example/", "auth": kept, "http2": true });
+    assert_eq!(json!(after.config), expected);
+    assert!(after.revision > before.revision, "sinks are connected anew");
+    for (changes, field) in
+        [(json!({ "colour": 1 }), "config.colour"), (json!({ "url": null }), "config.url")]
+    {
+        let bad = EndpointChange { config_changes: object(changes), ..EndpointChange::default() };
+        let refused = world.store().alter_endpoint("a", bad).await.unwrap_err();
+        assert!(matches!(&refused, StoreError::Invalid(invalid) if invalid.field == field), "{refused:?}");
+    }
+    assert_eq!(json!(world.store().endpoint("a").await.unwrap().config), expected);
+}
+
 pub(crate) async fn an_endpoint_with_messages_is_dropped_by_force_only<H: Harness>(mut world: World<H>) {
     let id = world.send(to("a").ordering_key("k").idempotency_key("i")).await;
     let scheduled = postrider::NewMessage { scheduled_at: Some(world.in_seconds(60)), ..to("a") };

@@ -296,6 +296,7 @@ macro_rules! conformance {
                 a_bad_endpoint_is_refused_by_field_and_leaves_nothing,
                 endpoints_are_listed_by_name_from_a_cursor,
                 a_change_touches_only_what_it_names,
+                single_keys_of_a_config_are_changed_and_taken_out,
                 an_endpoint_with_messages_is_dropped_by_force_only,
                 a_forced_drop_fences_what_runs,
                 an_empty_endpoint_is_dropped_without_force,

@@ -140,6 +140,7 @@ async fn endpoints(world: &mut World<Sqlite>) {
         ),
         retry_policy: Some(json!({"max_attempts": 3, "jitter": 0.2, "schedule_seconds": [1, 2.5]})),
         options: Some(json!({"rate_limit": {"limit": 5, "interval": "minute"}, "max_in_flight": 7})),
+        ..EndpointChange::default()
     };
     store.alter_endpoint("resting", change).await.unwrap();
     world.send(to("dropped")).await;

@@ -1,0 +1,39 @@
+//! Where a command works: on a store, or through a node that runs on one.
+
+use std::fmt;
+use std::sync::Arc;
+
+use postrider::Operate;
+
+use crate::failure::Failure;
+use crate::remote::{Remote, RemoteArgs};
+use crate::store_url::StoreUrl;
+
+pub(crate) enum Place {
+    Store(StoreUrl),
+    Node(Arc<Remote>),
+}
+
+impl Place {
+    pub(crate) fn node(arguments: RemoteArgs) -> Result<Self, Failure> {
+        Ok(Self::Node(Arc::new(Remote::new(arguments)?)))
+    }
+
+    /// For a command beside a running node.
+    pub(crate) async fn open_tool(&self) -> Result<Arc<dyn Operate>, Failure> {
+        match self {
+            Self::Store(url) => url.open_tool().await,
+            Self::Node(remote) => Ok(Arc::clone(remote) as Arc<dyn Operate>),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    /// Without a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Store(url) => url.fmt(f),
+            Self::Node(remote) => remote.fmt(f),
+        }
+    }
+}

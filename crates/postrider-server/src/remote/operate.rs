@@ -1,0 +1,218 @@
+//! What people and their programs need, asked of a node.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use http::Method;
+use jiff::Timestamp;
+use postrider::endpoint::EndpointChange;
+use postrider::settings::Settings;
+use postrider::store::{
+    DeadLetter, DlqFilter, DlqSummary, EventRecord, Redrive, Result, StoreStatus, Story, Sweep, SweepAction,
+    Sweeps,
+};
+use postrider::{Endpoint, MessageId, NewEndpoint, NewMessage, Operate, Sent, StoreError};
+use serde_json::{Value, json};
+
+use super::Remote;
+use super::asking::{Asked, Page, segment};
+use crate::cursor;
+use crate::view::{DeadLetterView, EndpointView, ListedDeadLetterView, MessageView, Redriven, Released};
+
+/// How many dead letters are listed unless said.
+const LETTERS_DEFAULT: usize = 100;
+
+#[async_trait]
+impl Operate for Remote {
+    async fn send(&self, message: NewMessage) -> Result<Sent> {
+        self.send_one(message).await
+    }
+
+    async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
+        self.send_many(&messages).await
+    }
+
+    /// A node answers once it is on disk: later than it might, and never too early.
+    async fn send_fast(&self, message: NewMessage) -> Result<Sent> {
+        self.send_one(message).await
+    }
+
+    async fn send_batch_fast(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
+        self.send_many(&messages).await
+    }
+
+    async fn create_endpoint(&self, endpoint: NewEndpoint) -> Result<Endpoint> {
+        self.endpoint_of(Asked::post("/v1/endpoints").json(&endpoint)).await
+    }
+
+    async fn alter_endpoint(&self, name: &str, change: EndpointChange) -> Result<Endpoint> {
+        self.endpoint_of(Asked::new(Method::PATCH, endpoint_path(name)?).json(&change)).await
+    }
+
+    async fn drop_endpoint(&self, name: &str, force: bool) -> Result<()> {
+        self.done(Asked::delete(endpoint_path(name)?).query("force", Some(force)).patiently()).await
+    }
+
+    async fn endpoint(&self, name: &str) -> Result<Endpoint> {
+        self.endpoint_of(Asked::get(endpoint_path(name)?)).await
+    }
+
+    async fn endpoints(&self, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {
+        let from = after.map(cursor::written);
+        let views: Vec<EndpointView> = self.list(|| Asked::get("/v1/endpoints"), from, limit).await?;
+        views.into_iter().map(|view| self.understood(view)).collect()
+    }
+
+    async fn set_endpoint_enabled(&self, name: &str, enabled: bool) -> Result<()> {
+        self.switch(name, if enabled { "enable" } else { "disable" }).await
+    }
+
+    async fn set_endpoint_paused(&self, name: &str, paused: bool) -> Result<()> {
+        self.switch(name, if paused { "pause" } else { "resume" }).await
+    }
+
+    async fn reset_circuit(&self, name: &str) -> Result<()> {
+        self.switch(name, "reset").await
+    }
+
+    async fn pause(&self, reason: &str) -> Result<()> {
+        self.done(Asked::post("/v1/pause").json(&json!({ "reason": reason }))).await
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.done(Asked::post("/v1/resume")).await
+    }
+
+    async fn cancel(&self, id: MessageId) -> Result<()> {
+        self.done(Asked::delete(format!("/v1/messages/{id}"))).await
+    }
+
+    async fn reschedule(&self, id: MessageId, at: Timestamp) -> Result<()> {
+        self.done(Asked::post(format!("/v1/messages/{id}:reschedule")).json(&json!({ "at": at }))).await
+    }
+
+    async fn erase(&self, id: MessageId) -> Result<()> {
+        self.done(Asked::post(format!("/v1/messages/{id}:erase"))).await
+    }
+
+    async fn release_key(&self, key: &str, endpoint: Option<&str>) -> Result<u64> {
+        let asked = Asked::post("/v1/keys:release").json(&json!({ "key": key, "endpoint": endpoint }));
+        Ok(self.answer::<Released>(asked).await?.released)
+    }
+
+    async fn story(&self, id: MessageId) -> Result<Story> {
+        Ok(self.answer::<MessageView>(Asked::get(format!("/v1/messages/{id}"))).await?.into())
+    }
+
+    /// A list has no payloads, headers and single errors; one letter by its id has.
+    async fn dlq(&self, filter: DlqFilter) -> Result<Vec<DeadLetter>> {
+        if let Some(id) = filter.id {
+            return self.letter(id, &filter).await;
+        }
+        let limit = if filter.limit == 0 { LETTERS_DEFAULT } else { filter.limit };
+        let asked = || {
+            Asked::get("/v1/dlq")
+                .query("endpoint", filter.endpoint.as_ref())
+                .query("status", filter.status.map(|status| status.as_str()))
+                .query("reason", filter.reason.as_ref())
+                .query("class", filter.class.map(|class| class.as_str()))
+                .query("error", filter.error.as_ref())
+                .query("event_type", filter.event_type.as_ref())
+                .query("ordering_key", filter.ordering_key.as_ref())
+                .query("message_id", filter.message)
+                .query("from", filter.from)
+                .query("until", filter.until)
+        };
+        let from = filter.after.map(cursor::written);
+        let listed: Vec<ListedDeadLetterView> = self.list(asked, from, limit).await?;
+        Ok(listed.into_iter().map(DeadLetter::from).collect())
+    }
+
+    async fn redrive(&self, selection: Redrive) -> Result<u64> {
+        let filter = match selection {
+            Redrive::One(id) => {
+                let asked = Asked::post(format!("/v1/dlq/{id}:redrive"));
+                return Ok(self.answer::<Redriven>(asked).await?.redriven);
+            }
+            Redrive::Endpoint(name) => DlqFilter { endpoint: Some(name), ..DlqFilter::default() },
+            Redrive::All => DlqFilter::default(),
+            Redrive::Matching(filter) => filter,
+        };
+        let mut sweep = Sweep { total: 0, done: 0, next: None };
+        loop {
+            sweep = self.sweep(SweepAction::Redrive, filter.clone(), sweep.next).await?;
+            if sweep.next.is_none() {
+                return Ok(sweep.done);
+            }
+        }
+    }
+
+    async fn discard(&self, dlq_id: i64) -> Result<()> {
+        self.done(Asked::post(format!("/v1/dlq/{dlq_id}:discard"))).await
+    }
+
+    async fn dlq_summary(&self) -> Result<Vec<DlqSummary>> {
+        Ok(self.answer::<Page<DlqSummary>>(Asked::get("/v1/dlq/summary")).await?.items)
+    }
+
+    async fn settings(&self) -> Result<Settings> {
+        let values: BTreeMap<String, Value> = self.answer(Asked::get("/v1/config")).await?;
+        let mut settings = Settings::default();
+        for (name, value) in values {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            // Of a newer version, when it is not known.
+            let _ = settings.apply(&name, &text);
+        }
+        Ok(settings)
+    }
+
+    async fn configure(&self, changes: Vec<(String, String)>) -> Result<()> {
+        let changes: BTreeMap<String, String> = changes.into_iter().collect();
+        let asked = Asked::new(Method::PUT, "/v1/config").json(&changes);
+        self.answer::<BTreeMap<String, Value>>(asked).await.map(drop)
+    }
+
+    async fn events(&self, before: Option<i64>, limit: usize) -> Result<Vec<EventRecord>> {
+        self.list(|| Asked::get("/v1/event-log"), before.map(cursor::written), limit).await
+    }
+
+    async fn status(&self) -> Result<StoreStatus> {
+        self.answer(Asked::get("/v1/status")).await
+    }
+}
+
+impl Remote {
+    async fn endpoint_of(&self, asked: Asked) -> Result<Endpoint> {
+        let view = self.answer(asked).await?;
+        self.understood(view)
+    }
+
+    fn understood(&self, view: EndpointView) -> Result<Endpoint> {
+        view.try_into().map_err(|invalid| {
+            StoreError::Unusable(format!("{self} runs another version of Postrider: an endpoint's {invalid}"))
+        })
+    }
+
+    async fn switch(&self, name: &str, to: &str) -> Result<()> {
+        let asked = Asked::post(format!("{}/{to}", endpoint_path(name)?));
+        self.answer::<EndpointView>(asked).await.map(drop)
+    }
+
+    /// Empty when there is none, or when it is not one that the rest of the filter selects.
+    async fn letter(&self, id: i64, filter: &DlqFilter) -> Result<Vec<DeadLetter>> {
+        let only_id = DlqFilter { id: Some(id), limit: filter.limit, ..DlqFilter::default() };
+        if *filter != only_id {
+            let rule = "cannot be given beside other filters when a node is asked";
+            return Err(postrider::Invalid::new("id", rule).into());
+        }
+        match self.answer::<DeadLetterView>(Asked::get(format!("/v1/dlq/{id}"))).await {
+            Ok(view) => Ok(vec![view.into()]),
+            Err(StoreError::Unknown { .. }) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn endpoint_path(name: &str) -> Result<String> {
+    Ok(format!("/v1/endpoints/{}", segment("endpoint", name)?))
+}

@@ -1,0 +1,57 @@
+//! Replays, asked of a node.
+
+use async_trait::async_trait;
+use postrider::MessageId;
+use postrider::store::{NewReplay, Replay, ReplayPreview, Replays, Result};
+use serde::Serialize;
+use serde_json::json;
+
+use super::Remote;
+use super::asking::Asked;
+use crate::cursor;
+use crate::view::Replayed;
+
+#[derive(Serialize)]
+struct Wanted {
+    #[serde(flatten)]
+    replay: NewReplay,
+    dry_run: bool,
+}
+
+impl Wanted {
+    fn asked(replay: NewReplay, dry_run: bool) -> Asked {
+        Asked::post("/v1/replays").json(&Self { replay, dry_run }).patiently()
+    }
+}
+
+#[async_trait]
+impl Replays for Remote {
+    async fn replay_message(&self, id: MessageId, to: Option<&str>) -> Result<MessageId> {
+        let asked = Asked::post("/v1/replays").json(&json!({ "message": id, "to": to }));
+        Ok(MessageId(self.answer::<Replayed>(asked).await?.id))
+    }
+
+    async fn preview_replay(&self, replay: NewReplay) -> Result<ReplayPreview> {
+        self.answer(Wanted::asked(replay, true)).await
+    }
+
+    async fn start_replay(&self, replay: NewReplay) -> Result<Replay> {
+        self.answer(Wanted::asked(replay, false)).await
+    }
+
+    async fn replay(&self, id: i64) -> Result<Replay> {
+        self.answer(Asked::get(format!("/v1/replays/{id}"))).await
+    }
+
+    async fn replays(&self, before: Option<i64>, limit: usize) -> Result<Vec<Replay>> {
+        self.list(|| Asked::get("/v1/replays"), before.map(cursor::written), limit).await
+    }
+
+    async fn stop_replay(&self, id: i64) -> Result<Replay> {
+        self.answer(Asked::post(format!("/v1/replays/{id}:stop"))).await
+    }
+
+    async fn resume_replay(&self, id: i64) -> Result<Replay> {
+        self.answer(Asked::post(format!("/v1/replays/{id}:resume"))).await
+    }
+}
