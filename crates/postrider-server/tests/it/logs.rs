@@ -88,6 +88,29 @@ fn a_message_that_expires_has_a_line() {
     );
 }
 
+/// Some are met by claims, some by upkeep.
+#[test]
+fn every_message_that_expires_at_an_overloaded_endpoint_has_its_line() {
+    let (home, node) = node_with(200, &[]);
+    let url = home.json(&["endpoint", "show", "shop"])["config"]["url"].clone();
+    node.create_endpoint(json!({
+        "name": "slow", "protocol": "http", "config": { "url": url },
+        "options": { "rate_limit": { "limit": 20, "interval": "second" } },
+    }));
+    let soon = (jiff::Timestamp::now() + Duration::from_secs(3)).to_string();
+    let ids: Vec<i64> =
+        (0..200).map(|_| node.send("slow", &[("postrider-expires-at", &soon)], "{}")).collect();
+    let is_over = |id: &i64| {
+        let state = node.get(&format!("/v1/messages/{id}")).expect(200).json()["state"].clone();
+        (state != "pending" && state != "processing").then_some(state)
+    };
+    for id in ids {
+        let state = eventually(Duration::from_secs(30), "it ends", || is_over(&id));
+        let says = if state == "expired" { "A message expired" } else { "A message was delivered" };
+        node.until_logged(id, says);
+    }
+}
+
 #[test]
 fn lines_that_nobody_wants_are_not_written_and_the_last_ones_are() {
     let (_home, mut node) = node_with(200, &[("POSTRIDER_LOG", "info,postrider::outcome=warn")]);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use super::journal::{self, About, Journal, Line};
+use super::journal::{self, Journal, Line};
 use crate::error::StoreError;
 use crate::message::State;
 use crate::store::{Expired, Store};
@@ -64,18 +64,8 @@ impl Janitor {
         let Some(snapshot) = self.store.snapshot(None).await? else { return Ok(()) };
         for expired in expired {
             let endpoint = snapshot.endpoints.iter().find(|endpoint| endpoint.id == expired.endpoint);
-            self.journal.put(Line {
-                message: expired.id,
-                endpoint: endpoint.map_or_else(|| "".into(), |endpoint| endpoint.name.clone()),
-                state: State::Expired,
-                attempt: expired.attempts,
-                class: None,
-                error: None,
-                status: None,
-                duration: None,
-                age: None,
-                about: About::default(),
-            });
+            let name = endpoint.map_or_else(|| "".into(), |endpoint| endpoint.name.clone());
+            self.journal.put(Line::expired(*expired, name));
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use crate::message::{Message, MessageId, State};
 use crate::outcome::OUTCOME;
+use crate::store::Expired;
 use crate::trace;
 use crate::verdict::{Class, Verdict};
 
@@ -34,6 +35,24 @@ pub(super) struct Line {
     pub(super) duration: Option<Duration>,
     pub(super) age: Option<Duration>,
     pub(super) about: About,
+}
+
+impl Line {
+    /// Of one that the store expired.
+    pub(super) fn expired(expired: Expired, endpoint: Arc<str>) -> Self {
+        Self {
+            message: expired.id,
+            endpoint,
+            state: State::Expired,
+            attempt: expired.attempts,
+            class: None,
+            error: None,
+            status: None,
+            duration: None,
+            age: None,
+            about: About::default(),
+        }
+    }
 }
 
 /// What a line tells of the message itself.

@@ -228,6 +228,8 @@ pub enum Pick {
 #[derive(Debug, Default)]
 pub struct Claimed {
     pub claims: Vec<Claim>,
+    /// Met on the way, and archived: they were past their expiry.
+    pub expired: Vec<Expired>,
     /// For each want, in order: when to ask again.
     pub next: Vec<(EndpointId, NextDue)>,
 }

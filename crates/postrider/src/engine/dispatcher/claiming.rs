@@ -5,10 +5,11 @@ use std::collections::{HashMap, HashSet};
 use super::{CLAIM_ENDPOINTS_MAX, CLAIM_MESSAGES_MAX, Dispatcher, STORE_BACKOFF_MIN, SUSPECTS_REST};
 use crate::breaker::Permission;
 use crate::endpoint::EndpointId;
+use crate::engine::journal::{self, Line};
 use crate::engine::lane::Work;
 use crate::error::StoreError;
-use crate::message::MessageId;
-use crate::store::{ClaimRequest, Claimed, NextDue, Pick, Suspect, Want};
+use crate::message::{MessageId, State};
+use crate::store::{ClaimRequest, Claimed, Expired, NextDue, Pick, Suspect, Want};
 
 impl Dispatcher {
     /// None when there is nothing to ask for, or no room.
@@ -185,6 +186,18 @@ impl Dispatcher {
                 (Pick::Due | Pick::Probe, None) => self.wake(want.endpoint),
             }
         }
+        self.log_expired(&claimed.expired);
         claimed.claims.into_iter().for_each(|claim| self.take_up(claim));
+    }
+
+    fn log_expired(&self, expired: &[Expired]) {
+        if expired.is_empty() || !journal::is_enabled(State::Expired) {
+            return;
+        }
+        for expired in expired {
+            let lane = self.lanes.get(expired.endpoint);
+            let name = lane.map_or_else(|| "".into(), |lane| lane.endpoint.name.clone());
+            self.parts.journal.put(Line::expired(*expired, name));
+        }
     }
 }

@@ -15,7 +15,7 @@ use super::{Shared, settle};
 use crate::endpoint::EndpointId;
 use crate::message::{Claim, Fence, Message, MessageId, NodeId};
 use crate::store::{
-    Arrival, ClaimRequest, Claimed, End, NextDue, Pick, Result, Settlement, Suspect, Waiting, Want,
+    Arrival, ClaimRequest, Claimed, End, Expired, NextDue, Pick, Result, Settlement, Suspect, Waiting, Want,
 };
 
 pub(super) async fn claim(shared: &Shared, request: ClaimRequest) -> Result<Claimed> {
@@ -175,11 +175,17 @@ impl Asked {
 
     fn understand(&self, shared: &Shared, fence: Fence, rows: &[Row]) -> Claimed {
         let mut claims = Vec::with_capacity(rows.len().saturating_sub(self.wants.len()));
+        let mut expired = Vec::new();
         let mut next = vec![None; self.wants.len()];
         let mut ends: HashMap<usize, Position> = HashMap::new();
         for row in rows {
             let want = row.get::<_, i32>(0) as usize - 1;
             let (place, asked, start) = &self.wants[want];
+            if row.get::<_, Option<&str>>(17) == Some("expired") {
+                let (id, endpoint) = (MessageId(row.get(1)), asked.endpoint);
+                expired.push(Expired { id, endpoint, attempts: count(row, 2) });
+                continue;
+            }
             if row.get::<_, Option<i64>>(1).is_some() {
                 ends.insert(want, position(row));
                 claims.push(claimed(row, fence));
@@ -192,7 +198,7 @@ impl Asked {
             }
             next[*place] = Some((asked.endpoint, when));
         }
-        Claimed { claims, next: next.into_iter().flatten().collect() }
+        Claimed { claims, expired, next: next.into_iter().flatten().collect() }
     }
 }
 

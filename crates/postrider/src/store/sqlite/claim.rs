@@ -11,7 +11,7 @@ use crate::breaker::CircuitState;
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::message::{Claim, Fence, MessageId, State};
 use crate::protocol::max_attempts_option;
-use crate::store::{ClaimRequest, Claimed, NextDue, Pick, Result, Suspect, Waiting, Want};
+use crate::store::{ClaimRequest, Claimed, Expired, NextDue, Pick, Result, Suspect, Waiting, Want};
 
 /// How far a probe looks for a message with fewer attempts.
 const PROBE_SCAN_MAX: usize = 1000;
@@ -22,7 +22,7 @@ pub(super) fn claim(write: &mut Write<'_>, request: &ClaimRequest) -> Result<Cla
     nodes::check_live(write, request.node)?;
     let mut claimed = Claimed::default();
     for want in &request.wants {
-        let next = claim_want(write, request, want, &mut claimed.claims)?;
+        let next = claim_want(write, request, want, &mut claimed)?;
         claimed.next.push((want.endpoint, next));
     }
     Ok(claimed)
@@ -32,7 +32,7 @@ fn claim_want(
     write: &mut Write<'_>,
     request: &ClaimRequest,
     want: &Want,
-    claims: &mut Vec<Claim>,
+    claimed: &mut Claimed,
 ) -> Result<NextDue> {
     let Some(endpoint) = write.known.by_id(want.endpoint).cloned() else { return Ok(NextDue::Nothing) };
     let probing = match (&want.pick, endpoint.circuit.state) {
@@ -48,14 +48,14 @@ fn claim_want(
     if let Some(until) = endpoint.held_until.filter(|until| *until > write.now) {
         return Ok(NextDue::At(until));
     }
-    let before = claims.len();
+    let before = claimed.claims.len();
     let (room, limited_until) = rate_limited(write, &endpoint, want.room)?;
     let next = match &want.pick {
-        Pick::Due => claim_due(write, request, &endpoint, room, claims)?,
-        Pick::Probe => claim_probe(write, request, &endpoint, claims, room)?,
-        Pick::Suspects(ids) => claim_suspects(write, request, &ids[..ids.len().min(room as usize)], claims)?,
+        Pick::Due => claim_due(write, request, &endpoint, room, claimed)?,
+        Pick::Probe => claim_probe(write, request, &endpoint, &mut claimed.claims, room)?,
+        Pick::Suspects(ids) => claim_suspects(write, request, &ids[..ids.len().min(room as usize)], claimed)?,
     };
-    use_rate(write, &endpoint, (claims.len() - before) as u32)?;
+    use_rate(write, &endpoint, (claimed.claims.len() - before) as u32)?;
     Ok(match (next, limited_until) {
         (NextDue::Now, Some(until)) if room < want.room => NextDue::At(until),
         (next, _) => next,
@@ -80,7 +80,7 @@ fn claim_due(
     request: &ClaimRequest,
     endpoint: &Endpoint,
     room: u32,
-    claims: &mut Vec<Claim>,
+    claimed: &mut Claimed,
 ) -> Result<NextDue> {
     let mut left = room as usize;
     let mut expired = 0;
@@ -100,11 +100,11 @@ fn claim_due(
         let is_over = |found: &Found| found.claim.message.expires_at.is_some_and(|at| at <= write.now);
         let (over, found): (Vec<_>, Vec<_>) = found.into_iter().partition(is_over);
         for over in &over {
-            archive::finish(write, over.claim.message.id, State::Expired)?;
+            claimed.expired.push(expire(write, over)?);
         }
         expired += over.len();
         left -= found.len();
-        take(write, request, found, claims)?;
+        take(write, request, found, &mut claimed.claims)?;
         if full || expired > EXPIRED_PER_WANT_MAX {
             return Ok(NextDue::Now);
         }
@@ -143,7 +143,7 @@ fn claim_suspects(
     write: &mut Write<'_>,
     request: &ClaimRequest,
     ids: &[MessageId],
-    claims: &mut Vec<Claim>,
+    claimed: &mut Claimed,
 ) -> Result<NextDue> {
     for id in ids {
         let Some(found) = row_by_id(write, *id).map_err(storage_error)? else { continue };
@@ -151,12 +151,18 @@ fn claim_suspects(
             continue;
         }
         if found.claim.message.expires_at.is_some_and(|at| at <= write.now) {
-            archive::finish(write, *id, State::Expired)?;
+            claimed.expired.push(expire(write, &found)?);
         } else {
-            take(write, request, vec![found], claims)?;
+            take(write, request, vec![found], &mut claimed.claims)?;
         }
     }
     Ok(NextDue::Nothing)
+}
+
+fn expire(write: &mut Write<'_>, found: &Found) -> Result<Expired> {
+    let message = &found.claim.message;
+    archive::finish(write, message.id, State::Expired)?;
+    Ok(Expired { id: message.id, endpoint: message.endpoint, attempts: found.claim.attempt })
 }
 
 struct Found {

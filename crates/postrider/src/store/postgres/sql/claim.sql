@@ -53,7 +53,7 @@ CREATE TYPE postrider._claim_answer AS (
   headers jsonb,
   options jsonb,
   payload bytea,
-  -- now, at, nothing
+  -- now, at, nothing; `expired`: this is one that was met on the way, with its attempts
   next text,
   next_at timestamptz
 );
@@ -72,6 +72,7 @@ DECLARE
   v_state record;
   v_taken bigint[] := '{}';
   v_got bigint[];
+  v_expired bigint[];
   v_room integer;
   v_rate record;
   v_next text;
@@ -97,6 +98,7 @@ BEGIN
     v_next := 'nothing';
     v_next_at := NULL;
     v_got := '{}';
+    v_expired := '{}';
     v_room := p_rooms[i];
     IF v_endpoint.id IS NULL OR v_state.paused OR v_endpoint.paused OR v_endpoint.disabled_by IS NOT NULL
        OR (v_endpoint.circuit = 'half_open' AND NOT (p_picks[i] = 'probe' AND v_endpoint.circuit_probe_node = p_node))
@@ -116,13 +118,13 @@ BEGIN
       END IF;
       CASE p_picks[i]
         WHEN 'due' THEN
-          SELECT got, next, next_at INTO v_got, v_next, v_next_at FROM postrider._pick_due(
+          SELECT got, expired, next, next_at INTO v_got, v_expired, v_next, v_next_at FROM postrider._pick_due(
             v_endpoint.id, v_room, v_state.claimed || v_taken, v_now, p_after_priority[i], p_after_due[i], p_after_id[i]);
         WHEN 'probe' THEN
           SELECT got, next, next_at INTO v_got, v_next, v_next_at FROM postrider._pick_probe(
             v_endpoint.id, v_room, v_state.claimed || v_taken, v_now);
         ELSE
-          v_got := postrider._pick_suspects(
+          SELECT got, expired INTO v_got, v_expired FROM postrider._pick_suspects(
             ARRAY(SELECT jsonb_array_elements_text(p_suspects->(i - 1))::bigint LIMIT v_room), v_state.claimed, v_now);
       END CASE;
       IF v_endpoint.options ? 'rate_limit' THEN
@@ -144,6 +146,10 @@ BEGIN
              q.options, q.payload, NULL::text, NULL::timestamptz
       FROM unnest(v_got) WITH ORDINALITY AS g (id, position) JOIN postrider.queue q ON q.id = g.id
       ORDER BY g.position;
+    FOR n IN 1 .. cardinality(v_expired) BY 2 LOOP
+      RETURN NEXT (i, v_expired[n], v_expired[n + 1]::integer, NULL, NULL, p_endpoints[i], NULL, NULL, NULL, NULL, NULL,
+                   NULL, NULL, NULL, NULL, NULL, NULL, 'expired', NULL)::postrider._claim_answer;
+    END LOOP;
     RETURN NEXT (i, NULL, NULL, NULL, NULL, p_endpoints[i], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
                  NULL, NULL, v_next, v_next_at)::postrider._claim_answer;
   END LOOP;
@@ -154,10 +160,19 @@ BEGIN
   END IF;
 END $$;
 
+-- Archives one that was met on the way; its id and its attempts, or nothing when somebody else has it.
+CREATE FUNCTION postrider._expire_on_the_way(p_id bigint) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+  v_attempts bigint := (SELECT attempts FROM postrider.queue WHERE id = p_id);
+BEGIN
+  RETURN CASE WHEN postrider._expire_message(p_id) THEN ARRAY[p_id, v_attempts] ELSE '{}' END;
+END $$;
+
 -- By priority, due time and id. Expired messages met on the way are archived, a bounded number of them.
 CREATE FUNCTION postrider._pick_due(
   p_endpoint bigint, p_room integer, p_claimed bigint[], p_now timestamptz, p_after_priority smallint,
-  p_after_due timestamptz, p_after_id bigint, OUT got bigint[], OUT next text, OUT next_at timestamptz
+  p_after_due timestamptz, p_after_id bigint, OUT got bigint[], OUT expired bigint[], OUT next text,
+  OUT next_at timestamptz
 ) LANGUAGE plpgsql AS $$
 DECLARE
   v_below smallint := 32767;
@@ -170,6 +185,7 @@ DECLARE
   v_rest record;
 BEGIN
   got := '{}';
+  expired := '{}';
   next := 'nothing';
   LOOP
     IF v_below = 32767 AND p_after_priority IS NOT NULL THEN
@@ -211,7 +227,7 @@ BEGIN
       FOR UPDATE SKIP LOCKED
     ) AS f;
     FOREACH v_id IN ARRAY coalesce(v_expired, '{}') LOOP
-      PERFORM postrider._expire_message(v_id);
+      expired := expired || postrider._expire_on_the_way(v_id);
     END LOOP;
     got := got || coalesce(v_found, '{}');
     IF cardinality(got) >= p_room OR cardinality(v_expired) > 0 THEN
@@ -233,6 +249,7 @@ BEGIN
     SELECT * INTO v_rest FROM postrider._pick_due(
       p_endpoint, p_room - cardinality(got), p_claimed || got, p_now, NULL, NULL, NULL);
     got := got || v_rest.got;
+    expired := expired || v_rest.expired;
     next := v_rest.next;
     next_at := v_rest.next_at;
   END IF;
@@ -280,24 +297,25 @@ BEGIN
 END $$;
 
 -- Exactly these, as far as they are due, pending and still suspects.
-CREATE FUNCTION postrider._pick_suspects(p_ids bigint[], p_claimed bigint[], p_now timestamptz) RETURNS bigint[]
-LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._pick_suspects(
+  p_ids bigint[], p_claimed bigint[], p_now timestamptz, OUT got bigint[], OUT expired bigint[]
+) LANGUAGE plpgsql AS $$
 DECLARE
-  v_got bigint[] := '{}';
   v_row record;
 BEGIN
+  got := '{}';
+  expired := '{}';
   FOR v_row IN
     SELECT q.id, q.expires_at FROM postrider.queue q
     WHERE q.id = ANY (p_ids) AND q.place = 3 AND q.due_at <= p_now AND q.id <> ALL (p_claimed)
     ORDER BY array_position(p_ids, q.id) FOR UPDATE SKIP LOCKED
   LOOP
     IF v_row.expires_at <= p_now THEN
-      PERFORM postrider._expire_message(v_row.id);
+      expired := expired || postrider._expire_on_the_way(v_row.id);
     ELSE
-      v_got := v_got || v_row.id;
+      got := got || v_row.id;
     END IF;
   END LOOP;
-  RETURN v_got;
 END $$;
 
 -- Endpoints that have claimable messages, one step through the index for each.

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use postrider::error::StoreError;
-use postrider::store::{NextDue, NoDirectClaims, Pick, Waiting, Want};
+use postrider::store::{Expired, NextDue, NoDirectClaims, Pick, Waiting, Want};
 use postrider::verdict::Verdict;
 use postrider::{MessageId, NewMessage, Operate, State, Store};
 use serde_json::json;
@@ -45,6 +45,31 @@ pub(crate) async fn nothing_is_claimed_past_its_expiry<H: Harness>(mut world: Wo
     let story = world.story(expiring[0]).await;
     assert_eq!((story.finished_at, story.attempt_count), (Some(world.now()), 0));
     assert_eq!(world.store().waiting().await.unwrap(), []);
+}
+
+/// A node writes a line of each.
+pub(crate) async fn what_expires_on_the_way_of_a_claim_is_told<H: Harness>(mut world: World<H>) {
+    let expires_at = Some(world.in_seconds(20));
+    let message = || NewMessage { expires_at, ..to("a") };
+    let lost = world.send(message()).await;
+    world.claim_one().await;
+    world.crash().await;
+    for claim in world.lost().await {
+        world.lose(&claim).await;
+    }
+    let tried = world.send(message()).await;
+    let ticket = world.claim_one().await;
+    world.retry(ticket, 0).await;
+    let fresh = world.send(message()).await;
+    world.live(5).await;
+    let told = |id: MessageId, attempts: u32, a| Expired { id, endpoint: a, attempts };
+    let claimed = world.ask(world.node, false, vec![due(world.a, 10)]).await;
+    assert_eq!(claimed.expired, [told(tried, 1, world.a), told(fresh, 0, world.a)]);
+    let suspects = Want { endpoint: world.a, room: 10, pick: Pick::Suspects(vec![lost]) };
+    let claimed = world.ask(world.node, true, vec![suspects]).await;
+    assert_eq!((claimed.expired, claimed.claims.len()), (vec![told(lost, 1, world.a)], 0));
+    assert_eq!(world.states(&[lost, tried, fresh]).await, [State::Expired; 3]);
+    assert_eq!(world.store().expire(10).await.unwrap(), [], "each of them once");
 }
 
 pub(crate) async fn expiry_is_applied_in_bounded_steps<H: Harness>(world: World<H>) {

@@ -80,6 +80,7 @@ macro_rules! conformance {
                 a_message_that_dies_of_a_busy_receiver_holds_the_endpoint_all_the_same,
                 nothing_is_claimed_before_its_schedule,
                 nothing_is_claimed_past_its_expiry,
+                what_expires_on_the_way_of_a_claim_is_told,
                 expiry_is_applied_in_bounded_steps,
                 what_has_not_expired_is_not_expired,
                 an_attempt_counts_from_the_claim_on,
