@@ -184,7 +184,7 @@ impl PostgresStore {
 
     /// Gives the store a new name, after a restore or a clone: ids of the two stores must never be equal.
     pub async fn renew_name(&self) -> Result<()> {
-        let name = self.shared.pool.with(async |client| migrate::renew_name(&**client).await).await?;
+        let name = self.shared.pool.with(async |client| migrate::renew_name(client).await).await?;
         *self.shared.name.lock().expect("nobody panics while naming") = name.into();
         Ok(())
     }
@@ -230,7 +230,7 @@ impl Store for PostgresStore {
         }
         let node = nodes::join(&self.shared, &hello.name).await?;
         // Another store may have been imported since this one was opened; from now on none is.
-        let name = self.shared.own.with(async |client| migrate::name(&**client).await).await?;
+        let name = self.shared.own.with(async |client| migrate::name(client).await).await?;
         *self.shared.name.lock().expect("nobody panics while naming") = name.into();
         self.shared.listeners.add(node, hello.arrivals);
         Ok(node)

@@ -42,7 +42,7 @@ pub(super) async fn join(shared: &Shared, name: &str) -> Result<NodeId> {
 
 pub(super) async fn heartbeat(shared: &Shared, node: NodeId) -> Result<()> {
     shared.own.query("SELECT postrider._heartbeat($1)", &[&node.0]).await?;
-    shared.own.with(async |client| shared.clock.set(&**client).await).await?;
+    shared.own.with(async |client| shared.clock.set(client).await).await?;
     claim::give_back_forgotten(shared, node).await
 }
 
