@@ -77,9 +77,10 @@ fn attempt(row: &Row) -> AttemptRecord {
 }
 
 pub(super) async fn status(shared: &Shared) -> Result<StoreStatus> {
-    let status = "SELECT store, schema_version, paused, pending, processing, dead, oldest_pending
-                  FROM postrider._status()";
+    let status = "SELECT s.name, s.schema_version, s.paused_because, t.pending, t.processing, t.dead
+                  FROM postrider._store s, postrider._totals() t";
     let row = shared.pool.query_one(status, &[]).await?;
+    let endpoints = endpoint_statuses(shared).await?;
     Ok(StoreStatus {
         store: row.get(0),
         schema_version: i64::from(row.get::<_, i32>(1)),
@@ -87,10 +88,10 @@ pub(super) async fn status(shared: &Shared) -> Result<StoreStatus> {
         pending: big_count(&row, 3),
         processing: big_count(&row, 4),
         dead: big_count(&row, 5),
-        oldest_pending: row.get(6),
+        oldest_pending: endpoints.iter().filter_map(|endpoint| endpoint.oldest_pending).min(),
         stored_events: 0,
         oldest_stored_event: None,
-        endpoints: endpoint_statuses(shared).await?,
+        endpoints,
     })
 }
 
