@@ -46,7 +46,7 @@ pub(crate) const FAMILIES: &[Family] = &[
     counter("postrider_capture_skipped", "Captured changes that were skipped because the send was refused."),
     counter(
         "postrider_backpressure_rejections",
-        "Sends and redrives through this node that a full queue refused.",
+        "Sends, redrives and replays of one message through this node that a full queue refused.",
     ),
     gauge("postrider_endpoint_messages", "Messages of an endpoint that are not finished, by state."),
     gauge(

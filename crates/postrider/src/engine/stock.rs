@@ -12,7 +12,7 @@ use crate::message::Claim;
 /// Attempts that take longer leave the store time enough to fill their room.
 const QUICK: Duration = Duration::from_millis(5);
 /// As many rounds of attempts as pass while what ended is gathered, goes to the store, and new claims come back.
-const ROUNDS: u32 = 3;
+const ROUNDS: u32 = 7;
 /// How much the latest attempt tells of the next ones.
 const WEIGHT: f64 = 1.0 / 16.0;
 /// What waits longer than this stands behind attempts that hang: it goes back to the queue, when the next one

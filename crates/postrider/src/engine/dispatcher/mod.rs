@@ -42,7 +42,7 @@ const CLAIM_ENDPOINTS_MAX: usize = 128;
 const SETTLE_MESSAGES_MAX: usize = 256;
 /// While every room is filled from stock there is no hurry: what ended is gathered, so that fewer and larger
 /// transactions carry it, up to this many and this long.
-const GATHERED_MAX: usize = 128;
+const GATHERED_MAX: usize = 256;
 const GATHERING_MAX: Duration = Duration::from_millis(10);
 const ARRIVALS_AT_ONCE: usize = 1024;
 /// As many as one crash of the largest node leaves behind: those of a closed endpoint hide nobody else's.
