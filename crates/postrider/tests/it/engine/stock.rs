@@ -12,7 +12,7 @@ use super::world::World;
 
 const ROOM: u32 = 4;
 /// Claimed ahead where attempts are quick.
-const AHEAD: u32 = 3 * ROOM;
+const AHEAD: u32 = 7 * ROOM;
 
 /// An endpoint whose attempts were quick so far and hang now, with more waiting than it can run.
 async fn hanging_after_a_quick_start() -> (World, Engine) {
