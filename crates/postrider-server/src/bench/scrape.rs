@@ -76,7 +76,7 @@ async fn resume(node: &Node) -> Result<(), Failure> {
         connections: 1,
         until: Until::Requests(1),
     };
-    load::run(&load).await?.rate(204).map(|_| ())
+    load::run(&load).await?.rate(200).map(|_| ())
 }
 
 /// Ends only when it fails, or is told to.
