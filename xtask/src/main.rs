@@ -6,6 +6,7 @@ mod command;
 mod download;
 mod node_sqlite;
 mod old_sqlite;
+mod once;
 mod prepare;
 mod schemathesis;
 mod servers;
