@@ -13,12 +13,13 @@ use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 
 use self::checkpoint::WalGauge;
+use self::job::{Commit, Order, WriterHandle};
 use self::known::Known;
 use self::lock::FileLock;
 use self::nodes::Listeners;
 use self::stored_events::StoredEvents;
 use self::syncer::{SyncFile, Syncer};
-use self::writer::{Commit, Write, Writer, WriterHandle};
+use self::writer::{Write, Writer};
 use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
 use super::{
@@ -47,6 +48,7 @@ mod figures;
 mod finished;
 mod inspect;
 mod invalid_events;
+mod job;
 mod keys;
 mod known;
 mod listing;
@@ -167,6 +169,7 @@ impl SqliteStore {
             newest_message,
             unsynced_outside: true,
             stored_events: StoredEvents::of_file(options.own),
+            held: Default::default(),
             wal: gauge,
         };
         let thread = std::thread::Builder::new()
@@ -222,9 +225,16 @@ impl SqliteStore {
     }
 
     async fn send_one(&self, commit: Commit, message: NewMessage) -> Result<Sent> {
-        let messages = [message];
-        let sent = self.write(commit, move |write| send::send(write, &messages)).await?;
-        Ok(sent[0])
+        Ok(self.send_all(commit, [message]).await?[0])
+    }
+
+    async fn send_all(
+        &self,
+        commit: Commit,
+        messages: impl AsRef<[NewMessage]> + Send + 'static,
+    ) -> Result<Vec<Sent>> {
+        let order = Order::of(messages.as_ref().iter().map(|message| &message.ordering_key));
+        self.write_in(order, commit, move |write| send::send(write, messages.as_ref())).await
     }
 
     async fn write<T, F>(&self, commit: Commit, work: F) -> Result<T>
@@ -232,8 +242,16 @@ impl SqliteStore {
         T: Send + 'static,
         F: FnMut(&mut Write<'_>) -> Result<T> + Send + 'static,
     {
+        self.write_in(Order::Any, commit, work).await
+    }
+
+    async fn write_in<T, F>(&self, order: Order, commit: Commit, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnMut(&mut Write<'_>) -> Result<T> + Send + 'static,
+    {
         let writer = self.threads.writer.as_ref().expect("the writer lives as long as the store");
-        self.refusals.noted(writer.run(commit, work).await)
+        self.refusals.noted(writer.run(order, commit, work).await)
     }
 
     async fn read<T, F>(&self, work: F) -> Result<T>
@@ -385,7 +403,7 @@ impl Operate for SqliteStore {
     }
 
     async fn send_batch(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
-        self.write(Commit::Durable, move |write| send::send(write, &messages)).await
+        self.send_all(Commit::Durable, messages).await
     }
 
     async fn send_fast(&self, message: NewMessage) -> Result<Sent> {
@@ -393,7 +411,7 @@ impl Operate for SqliteStore {
     }
 
     async fn send_batch_fast(&self, messages: Vec<NewMessage>) -> Result<Vec<Sent>> {
-        self.write(Commit::Fast, move |write| send::send(write, &messages)).await
+        self.send_all(Commit::Fast, messages).await
     }
 
     async fn create_endpoint(&self, endpoint: NewEndpoint) -> Result<Endpoint> {

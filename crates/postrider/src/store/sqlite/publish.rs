@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use super::job::{Commit, Order};
 use super::subscriptions::{self, Fitting};
-use super::writer::{Commit, Write};
+use super::writer::Write;
 use super::{SqliteStore, bulk, event_types, figures, send, storage_error};
 use crate::endpoint::{DisabledBy, Endpoint, EndpointId};
 use crate::error::StoreError;
@@ -62,13 +63,11 @@ impl PubSub for SqliteStore {
     }
 
     async fn publish(&self, event: NewEvent) -> Result<u64> {
-        let publication = Publication::of_one(event)?;
-        self.write(Commit::Durable, move |write| publish(write, &publication)).await
+        publish_durably(self, Publication::of_one(event)?).await
     }
 
     async fn publish_batch(&self, events: Vec<NewEvent>) -> Result<u64> {
-        let publication = Publication::of(events)?;
-        self.write(Commit::Durable, move |write| publish(write, &publication)).await
+        publish_durably(self, Publication::of(events)?).await
     }
 
     async fn publish_skipped(&self) -> Result<u64> {
@@ -101,6 +100,11 @@ impl Publication {
         };
         Ok(Self { single, events: events.into_iter().enumerate().map(read).collect::<Result<_>>()? })
     }
+}
+
+async fn publish_durably(store: &SqliteStore, publication: Publication) -> Result<u64> {
+    let order = Order::of(publication.events.iter().map(|(event, _)| &event.ordering_key));
+    store.write_in(order, Commit::Durable, move |write| publish(write, &publication)).await
 }
 
 /// All or nothing; how many messages it made.

@@ -9,9 +9,10 @@ use rusqlite::{OptionalExtension, params};
 use serde_json::json;
 
 use super::finished::{Found, Original, Table};
+use super::job::Commit;
 use super::replays::{self, Running};
 use super::row::micros_of;
-use super::writer::{Commit, Write};
+use super::writer::Write;
 use super::{SqliteStore, archive, events, send, storage_error};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;

@@ -8,8 +8,9 @@ use serde_json::json;
 
 use super::endpoints;
 use super::finished::Selected;
+use super::job::Commit;
 use super::row::{at, micros_of, optional_at};
-use super::writer::{Commit, Write};
+use super::writer::Write;
 use super::{SqliteStore, events, replaying, storage_error};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;

@@ -31,6 +31,8 @@ pub(super) struct StoredEvents {
     owned: bool,
     may_wait: bool,
     not_before: Option<Instant>,
+    /// Why they wait until then.
+    stopped_by: Option<StoreError>,
     /// The oldest ones.
     read: VecDeque<ReadEvent>,
     /// So many of them are fanned out by the transaction that goes on.
@@ -53,6 +55,13 @@ impl ReadEvent {
     }
 }
 
+/// Those that are left, of all that were committed.
+pub(super) struct Line<'a> {
+    pub(super) oldest: i64,
+    pub(super) newest: i64,
+    pub(super) stopped_by: Option<&'a StoreError>,
+}
+
 /// How far a transaction came with them.
 pub(super) enum FannedOut {
     /// Not at all.
@@ -68,6 +77,7 @@ impl StoredEvents {
             owned,
             may_wait: owned,
             not_before: None,
+            stopped_by: None,
             read: VecDeque::new(),
             taken: 0,
             troublesome: None,
@@ -118,14 +128,26 @@ impl StoredEvents {
         self.may_wait = self.owned;
     }
 
-    pub(super) fn wait_for_better_times(&mut self) {
-        self.wait(TROUBLE_WAIT);
+    pub(super) fn wait_for_better_times(&mut self, error: &StoreError) {
+        self.wait(TROUBLE_WAIT, error);
+    }
+
+    pub(super) fn line(&self, conn: &Connection) -> rusqlite::Result<Option<Line<'_>>> {
+        if !self.may_wait {
+            return Ok(None);
+        }
+        let ends = "SELECT (SELECT min(id) FROM _postrider_events), (SELECT max(id) FROM _postrider_events)";
+        let (oldest, newest) =
+            conn.prepare_cached(ends)?.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let (Some(oldest), Some(newest)) = (oldest, newest) else { return Ok(None) };
+        Ok(Some(Line { oldest, newest, stopped_by: self.stopped_by.as_ref() }))
     }
 
     /// Fans out those that were read until the time is used up.
     pub(super) fn fan_out(&mut self, write: &mut Write<'_>, until: Instant) -> FannedOut {
         let mut done = FannedOut::None;
         self.not_before = None;
+        self.stopped_by = None;
         while let Some(next) = self.read.get(self.taken) {
             let is_first = self.taken == 0;
             if !is_first && (Instant::now() > until || self.troublesome == Some(next.event.id)) {
@@ -147,7 +169,7 @@ impl StoredEvents {
         match refusal {
             Refusal::Full(error) => {
                 self.tell_full(&error);
-                self.wait(FULL_WAIT);
+                self.wait(FULL_WAIT, &error);
             }
             Refusal::Trouble(error) => {
                 self.troublesome = self.read.get(self.taken).map(|next| next.event.id);
@@ -160,11 +182,12 @@ impl StoredEvents {
 
     fn in_trouble(&mut self, error: &StoreError) {
         tracing::warn!(%error, "Stored events could not be fanned out; trying again");
-        self.wait(TROUBLE_WAIT);
+        self.wait(TROUBLE_WAIT, error);
     }
 
-    fn wait(&mut self, time: Duration) {
+    fn wait(&mut self, time: Duration, error: &StoreError) {
         self.not_before = Some(Instant::now() + time);
+        self.stopped_by = Some(error.clone());
     }
 
     fn tell_full(&mut self, error: &StoreError) {

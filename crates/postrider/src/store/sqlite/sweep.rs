@@ -7,9 +7,10 @@ use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, params_from_iter};
 use serde_json::json;
 
+use super::job::Commit;
 use super::keys::Key;
 use super::redrive::{self, REDRIVABLE, Redrivable};
-use super::writer::{Commit, Write};
+use super::writer::Write;
 use super::{SqliteStore, dlq, events, storage_error};
 use crate::endpoint::EndpointId;
 use crate::store::{DlqFilter, Result, Sweep, SweepAction, SweepCursor, Sweeps, check_sweep, never_fits};

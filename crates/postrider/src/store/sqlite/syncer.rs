@@ -10,8 +10,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
+use super::job::{Command, Job};
 use super::nodes::Listeners;
-use super::writer::{Command, Job};
 use crate::error::StoreError;
 use crate::store::{Arrival, Result};
 

@@ -5,8 +5,9 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
 
+use super::job::Commit;
 use super::row::{at, micros_of};
-use super::writer::{Commit, Write};
+use super::writer::Write;
 use super::{SqliteStore, events, storage_error};
 use crate::store::tokens::{Minted, is_last, too_many, unknown};
 use crate::store::{

@@ -4,24 +4,24 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use rusqlite::Connection;
-use tokio::sync::oneshot;
 
 use super::archive::Months;
 use super::counts::Counts;
+use super::job::{Command, Commit, Job};
 use super::known::Known;
 use super::nodes::Listeners;
 use super::storage_error;
-use super::stored_events::{FannedOut, StoredEvents};
+use super::stored_events::{FannedOut, Line, StoredEvents};
 use super::syncer::{Syncer, Unsynced};
 use crate::clock::Clock;
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
-use crate::store::{Arrival, Result};
+use crate::store::Arrival;
 
 /// How often an idle writer looks whether another process committed: well within the promised 20 ms.
 const LOOK_OUTSIDE: Duration = Duration::from_millis(15);
@@ -32,35 +32,6 @@ const GROUP_JOBS_MAX: usize = 1024;
 /// it durable any earlier, only cost another transaction. Not longer than this, and not more than that.
 const COMPANY_WAIT: Duration = Duration::from_millis(5);
 const COMPANY_JOBS_MAX: usize = 16;
-
-/// Does the commit have to be on disk before anybody is told?
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Commit {
-    /// In the file, not yet synced: survives a killed process, and a lost one only means a redelivery.
-    Soon,
-    /// Like `Soon`, but what it saw may have been sent a moment ago: it is answered when that is durable.
-    AfterSync,
-    /// Answered like `Soon`, but synced at once, and no node hears of it before: a lost message whose id somebody
-    /// has seen would give that id to another one.
-    Fast,
-    Durable,
-}
-
-impl Commit {
-    fn needs_sync(self) -> bool {
-        match self {
-            Self::Soon | Self::AfterSync => false,
-            Self::Fast | Self::Durable => true,
-        }
-    }
-
-    fn waits_for_sync(self) -> bool {
-        match self {
-            Self::Soon | Self::Fast => false,
-            Self::AfterSync | Self::Durable => true,
-        }
-    }
-}
 
 /// What a job sees of its transaction.
 pub(super) struct Write<'a> {
@@ -86,84 +57,6 @@ impl Write<'_> {
     }
 }
 
-/// What the writer is told.
-pub(super) enum Command {
-    Do(Box<dyn Job>),
-    /// The disk is free again.
-    Synced,
-    Stop,
-}
-
-pub(super) trait Job: Send {
-    fn commit(&self) -> Commit;
-    /// May run again in another transaction if this one was rolled back.
-    fn run(&mut self, write: &mut Write<'_>) -> std::result::Result<(), ()>;
-    fn finish(self: Box<Self>, committed: std::result::Result<(), StoreError>);
-}
-
-struct Task<T, F> {
-    commit: Commit,
-    work: F,
-    result: Option<Result<T>>,
-    reply: oneshot::Sender<Result<T>>,
-}
-
-impl<T: Send, F: FnMut(&mut Write<'_>) -> Result<T> + Send> Job for Task<T, F> {
-    fn commit(&self) -> Commit {
-        self.commit
-    }
-
-    fn run(&mut self, write: &mut Write<'_>) -> std::result::Result<(), ()> {
-        let result = (self.work)(write);
-        let outcome = if result.is_ok() { Ok(()) } else { Err(()) };
-        self.result = Some(result);
-        outcome
-    }
-
-    fn finish(self: Box<Self>, committed: std::result::Result<(), StoreError>) {
-        let result = match (committed, self.result) {
-            (Ok(()), Some(result)) => result,
-            (Ok(()), None) => unreachable!("a committed job has run"),
-            // Its own refusal says more than the failed commit around it.
-            (Err(_), Some(Err(refusal))) => Err(refusal),
-            (Err(error), _) => Err(error),
-        };
-        // Nobody waits any more: the caller was cancelled, which undoes nothing.
-        let _ = self.reply.send(result);
-    }
-}
-
-/// Hands work to the writer thread.
-#[derive(Clone)]
-pub(super) struct WriterHandle {
-    commands: Sender<Command>,
-}
-
-impl WriterHandle {
-    pub(super) fn new(commands: Sender<Command>) -> Self {
-        Self { commands }
-    }
-
-    /// Everything handed over before is still done.
-    pub(super) fn stop(&self) {
-        // An error means that it has stopped.
-        let _ = self.commands.send(Command::Stop);
-    }
-
-    /// Runs `work` in a transaction and returns once that is committed. `work` may run more than once.
-    pub(super) async fn run<T, F>(&self, commit: Commit, work: F) -> Result<T>
-    where
-        T: Send + 'static,
-        F: FnMut(&mut Write<'_>) -> Result<T> + Send + 'static,
-    {
-        let (reply, answer) = oneshot::channel();
-        let stopped = || StoreError::Unavailable("the store was closed".to_owned());
-        let task = Box::new(Task { commit, work, result: None, reply });
-        self.commands.send(Command::Do(task)).map_err(|_| stopped())?;
-        answer.await.unwrap_or_else(|_| Err(stopped()))
-    }
-}
-
 pub(super) struct Writer {
     /// Dropped first: it answers everybody before the file is closed.
     pub(super) syncer: Syncer,
@@ -179,6 +72,8 @@ pub(super) struct Writer {
     /// Messages that another process wrote, and perhaps did not sync: before this one opened the file, or since.
     pub(super) unsynced_outside: bool,
     pub(super) stored_events: StoredEvents,
+    /// They go behind some of those. Others need not wait for that.
+    pub(super) held: VecDeque<Box<dyn Job>>,
     pub(super) wal: super::checkpoint::WalGauge,
 }
 
@@ -188,7 +83,7 @@ impl Writer {
         let mut stopping = false;
         while !stopping || !waiting.is_empty() {
             let patience = match waiting.is_empty() {
-                true if self.may_fan_out() => Duration::ZERO,
+                true if self.may_fan_out() || !self.held.is_empty() => Duration::ZERO,
                 true => LOOK_OUTSIDE,
                 false => self.wait_for_company(&waiting),
             };
@@ -210,7 +105,7 @@ impl Writer {
                 }
             }
             let is_time = !waiting.is_empty() && (stopping || self.wait_for_company(&waiting).is_zero());
-            if is_time || self.may_fan_out() {
+            if is_time || self.may_fan_out() || !self.held.is_empty() {
                 self.commit_group(&mut waiting);
             }
             self.wal.finish_checkpoint_if_asked(&self.conn);
@@ -234,8 +129,11 @@ impl Writer {
 
     fn commit_group(&mut self, waiting: &mut VecDeque<Box<dyn Job>>) {
         if let Some(broken) = self.syncer.broken() {
-            let (refused, others): (VecDeque<_>, VecDeque<_>) =
-                waiting.drain(..).partition(|job| job.commit().needs_sync() || job.commit().waits_for_sync());
+            let (refused, others): (VecDeque<_>, VecDeque<_>) = self
+                .held
+                .drain(..)
+                .chain(waiting.drain(..))
+                .partition(|job| job.commit().needs_sync() || job.commit().waits_for_sync());
             refused.into_iter().for_each(|job| job.finish(Err(broken.clone())));
             *waiting = others;
         }
@@ -262,7 +160,9 @@ impl Writer {
                 // One job failed half-way: its neighbours must not pay for it.
                 for job in ran {
                     let mut single = VecDeque::from([job]);
-                    self.commit_group(&mut single);
+                    while !single.is_empty() {
+                        self.commit_group(&mut single);
+                    }
                 }
             }
             Err(Rollback::Spoiled) => {
@@ -270,8 +170,8 @@ impl Writer {
                 ran.into_iter().for_each(|job| job.finish(Err(error.clone())));
             }
             Err(Rollback::Failed(error)) => {
-                self.stored_events.wait_for_better_times();
-                ran.extend(waiting.drain(..));
+                self.stored_events.wait_for_better_times(&error);
+                ran.extend(self.held.drain(..).chain(waiting.drain(..)));
                 ran.into_iter().for_each(|job| job.finish(Err(error.clone())));
             }
         }
@@ -314,7 +214,13 @@ impl Writer {
         } else {
             Ok(())
         };
-        let outcome = outcome.and_then(|()| run_jobs(&mut write, waiting, ran, started));
+        let outcome = outcome.and_then(|()| {
+            match self.stored_events.line(write.conn)? {
+                Some(line) => hold_back(&line, &mut self.held, waiting),
+                None => self.held.drain(..).rev().for_each(|job| waiting.push_front(job)),
+            }
+            run_jobs(&mut write, waiting, ran, started)
+        });
         let news = std::mem::take(&mut write.news);
         let newest = write.newest;
         let outcome = outcome.and_then(|()| commit(&self.conn));
@@ -402,6 +308,19 @@ fn fan_out(
         FannedOut::None => Ok(false),
         FannedOut::Some => Ok(true),
         FannedOut::Spoiled => Err(Rollback::Spoiled),
+    }
+}
+
+/// Of all that waits, what goes behind the events of this line waits for them, or is told why they wait.
+fn hold_back(line: &Line<'_>, held: &mut VecDeque<Box<dyn Job>>, waiting: &mut VecDeque<Box<dyn Job>>) {
+    let all: Vec<_> = held.drain(..).chain(waiting.drain(..)).collect();
+    for mut job in all {
+        let waits = job.goes_behind(line.newest).is_some_and(|event| line.oldest <= event);
+        match (waits, line.stopped_by) {
+            (false, _) => waiting.push_back(job),
+            (true, None) => held.push_back(job),
+            (true, Some(error)) => job.finish(Err(error.clone())),
+        }
     }
 }
 

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use postrider::rusqlite::Connection;
 use postrider::store::sqlite::SqliteOptions;
 use postrider::store::{Arrival, DeadLetter, DlqFilter, DlqStatus, Figures, NoDirectClaims, Redrive};
-use postrider::{NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, SqliteStore, State};
+use postrider::{
+    NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, SqliteStore, State, StoreError,
+};
 use serde_json::{Value, json};
 
 use super::super::world::{join, new_endpoint};
@@ -157,6 +159,51 @@ async fn events_are_fanned_out_in_commit_order_and_before_what_is_published_late
     shop.run(&stored.replace("\"1\", \"2\", \"3\"", "\"5\""));
     shop.store.send(NewMessage::new("a", "6").ordering_key("k")).await.unwrap();
     assert_eq!(shop.payloads(), ["1", "2", "3", "4", "5", "6"]);
+}
+
+/// The writer takes a few hundred in a turn, and others have their turn in between.
+#[tokio::test]
+async fn whoever_sends_under_a_key_goes_behind_all_the_events_that_were_stored_before() {
+    let shop = Shop::with_orders().await;
+    for (round, last) in [(1, 2000), (2, 1000)] {
+        shop.run(&format!(
+            "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {last})
+             INSERT INTO postrider_publish (event_type, payload, ordering_key) SELECT 'orders', CAST({round}000000 + n AS TEXT), 'k' FROM n"
+        ));
+        let keyed = |payload: String| NewMessage::new("a", payload).ordering_key("k");
+        let event = NewEvent::new("orders", format!("{round}900003")).ordering_key("k");
+        let (first, batch, published, free) = tokio::join!(
+            shop.store.send(keyed(format!("{round}900001"))),
+            shop.store.send_batch(vec![NewMessage::new("a", "0"), keyed(format!("{round}900002"))]),
+            shop.store.publish(event),
+            shop.store.send(NewMessage::new("a", "0")),
+        );
+        assert!(first.is_ok() && batch.is_ok() && published.is_ok() && free.is_ok());
+    }
+    let sent: Vec<u64> = shop.payloads().iter().map(|payload| payload.parse().unwrap()).collect();
+    let sent: Vec<u64> = sent.into_iter().filter(|payload| *payload > 0).collect();
+    assert_eq!(sent.len(), 3006);
+    assert!(sent.is_sorted(), "{sent:?}");
+}
+
+#[tokio::test]
+async fn whoever_would_go_behind_events_that_do_not_fit_is_told_so() {
+    let shop = Shop::with_orders().await;
+    shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    shop.configure("max_queue_size", "3").await;
+    shop.store.send_batch(vec![NewMessage::new("a", "1"), NewMessage::new("a", "2")]).await.unwrap();
+    shop.run(&format!("INSERT {MINIMAL}"));
+    let refused = shop.store.send(NewMessage::new("a", "4").ordering_key("k")).await.unwrap_err();
+    assert!(matches!(refused, StoreError::QueueFull { endpoint: None, .. }), "{refused}");
+    shop.store.send(NewMessage::new("a", "3")).await.unwrap();
+    assert_eq!(
+        (shop.payloads().as_slice(), shop.stored_events()),
+        (["1", "2", "3"].map(str::to_owned).as_slice(), 1)
+    );
+    shop.configure("max_queue_size", "0").await;
+    shop.fanned_out().await;
+    shop.store.send(NewMessage::new("a", "4").ordering_key("k")).await.unwrap();
+    assert_eq!((shop.payloads().len(), shop.payloads().last().map(String::as_str)), (6, Some("4")));
 }
 
 #[tokio::test]
