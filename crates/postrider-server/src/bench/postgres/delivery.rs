@@ -74,17 +74,18 @@ pub(in crate::bench) async fn open_transaction(lab: &mut Lab) -> Result<Vec<Row>
 
 /// Both in this process, each with its own connections.
 pub(in crate::bench) async fn two_nodes(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+    let count = lab.scale.backlog * 2;
     let (mut one, mut two) = (Vec::new(), Vec::new());
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "one node");
-        one.push(deliver(lab, lab.scale.backlog, 0).await?);
+        one.push(deliver(lab, count, 0).await?);
         lab.say_round(round, "two nodes");
         let store = lab.new_store().await?;
         let (bed, other) = (Bed::open(&store).await?, Bed::open(&store).await?);
         bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
-        bed.fill(HEALTHY, lab.scale.backlog, 0).await?;
+        bed.fill(HEALTHY, count, 0).await?;
         let engines = [bed.start_engine(DRAIN).await?, other.start_engine(DRAIN).await?];
-        two.push(bed.deliver(&mut lab.partner, lab.scale.backlog).await?);
+        two.push(bed.deliver(&mut lab.partner, count).await?);
         for engine in engines {
             engine.stop().await;
         }
@@ -97,6 +98,6 @@ pub(in crate::bench) async fn two_nodes(lab: &mut Lab) -> Result<Vec<Row>, Failu
         unit: "/s",
         yardstick: Some(("one node", median(&one))),
         target: Target::RatioAtLeast(0.90),
-        note: format!("{} messages", lab.scale.backlog),
+        note: format!("{count} messages"),
     }])
 }

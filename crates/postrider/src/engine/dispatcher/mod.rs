@@ -43,7 +43,7 @@ const SETTLE_MESSAGES_MAX: usize = 256;
 /// While every room is filled from stock there is no hurry: what ended is gathered, so that fewer and larger
 /// transactions carry it, up to this many and this long.
 const GATHERED_MAX: usize = 256;
-const GATHERING_MAX: Duration = Duration::from_millis(10);
+const GATHERING_MAX: Duration = Duration::from_millis(20);
 const ARRIVALS_AT_ONCE: usize = 1024;
 /// As many as one crash of the largest node leaves behind: those of a closed endpoint hide nobody else's.
 const SUSPECTS_LOOKED_AT: usize = 10_000;
