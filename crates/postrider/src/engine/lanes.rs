@@ -36,15 +36,12 @@ impl Lanes {
         self.lanes.get_mut(&id)
     }
 
-    /// Takes over what people changed. `accepts`: senders may claim directly.
+    /// Takes over what people changed; lanes that go have no stock any more. `accepts`: senders may claim directly.
     pub(super) fn reconfigure(&mut self, snapshot: &Snapshot, rooms: &Rooms<'_>, accepts: bool) {
         let known: HashSet<EndpointId> = snapshot.endpoints.iter().map(|endpoint| endpoint.id).collect();
-        self.lanes.retain(|id, lane| {
+        self.lanes.retain(|id, _| {
             let keep = known.contains(id);
             if !keep {
-                while lane.stock.take().is_some() {
-                    rooms.slots.release(*id, 1);
-                }
                 rooms.slots.forget(*id);
                 rooms.tally.forget(*id);
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::task::JoinError;
 use tokio::time::Instant;
 
-use super::{Dispatcher, GATHERING_MAX};
+use super::{Dispatcher, GATHERING_MAX, KEYED_GATHERING_MAX};
 use crate::breaker::CircuitState;
 use crate::endpoint::EndpointId;
 use crate::engine::attempt::{Attempt, Finished};
@@ -115,8 +115,8 @@ impl Dispatcher {
         self.parts.slots.release(id, 1);
         let (now, accepts) = (self.parts.store.now(), self.accepts());
         let Some(lane) = self.lanes.get_mut(id) else {
-            // Its endpoint was dropped meanwhile: there is no message left to settle, but maybe a trial to end.
-            self.trial_ended(finished.claim.message.id);
+            // Its endpoint was dropped meanwhile, and its message with it: the store forgets the claim.
+            self.unsettled.push(Ended::given_back(&finished.claim, now));
             return;
         };
         lane.running -= 1;
@@ -157,15 +157,14 @@ impl Dispatcher {
         }
         self.start_from_stock(id);
         let may_wait = self.lanes.get(id).is_some_and(|lane| !lane.stock.is_empty());
-        self.gather(may_wait);
+        let most = if is_keyed { KEYED_GATHERING_MAX } else { GATHERING_MAX };
+        self.gather(may_wait.then_some(most));
     }
 
-    /// `may_wait`: what was just unsettled holds nobody up.
-    fn gather(&mut self, may_wait: bool) {
-        if !may_wait {
-            self.gather_until = None;
-        } else if self.unsettled.len() == 1 {
-            self.gather_until = Some(Instant::now() + GATHERING_MAX);
-        }
+    /// What was just unsettled may wait for company for at most so long, or not at all.
+    fn gather(&mut self, most: Option<Duration>) {
+        let until = most.map(|most| Instant::now() + most);
+        // Others may wait less.
+        self.gather_until = if self.unsettled.len() == 1 { until } else { until.min(self.gather_until) };
     }
 }

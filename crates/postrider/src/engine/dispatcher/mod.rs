@@ -44,6 +44,8 @@ const SETTLE_MESSAGES_MAX: usize = 256;
 /// transactions carry it, up to this many and this long.
 const GATHERED_MAX: usize = 256;
 const GATHERING_MAX: Duration = Duration::from_millis(20);
+/// What is behind one of these in its key waits for it.
+const KEYED_GATHERING_MAX: Duration = Duration::from_millis(2);
 const ARRIVALS_AT_ONCE: usize = 1024;
 /// As many as one crash of the largest node leaves behind: those of a closed endpoint hide nobody else's.
 const SUSPECTS_LOOKED_AT: usize = 10_000;
@@ -291,6 +293,11 @@ impl Dispatcher {
 
     fn take_snapshot(&mut self, snapshot: Arc<Snapshot>) {
         self.parts.snapshot = snapshot;
+        for id in self.lanes.with_stock() {
+            if !self.parts.snapshot.endpoints.iter().any(|endpoint| endpoint.id == id) {
+                self.give_back_stock(id);
+            }
+        }
         let accepts = self.accepts();
         let rooms = Rooms {
             environment: &self.parts.environment,

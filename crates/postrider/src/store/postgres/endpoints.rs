@@ -42,7 +42,7 @@ pub(super) async fn snapshot(shared: &Shared, known: Option<i64>) -> Result<Opti
         version: version.get(0),
         settings: Arc::new(settings(&shared.own).await?),
         paused: version.get(1),
-        endpoints: rows.iter().map(|row| endpoint(row).map(Arc::new)).collect::<Result<_>>()?,
+        endpoints: rows.iter().filter_map(|row| readable(endpoint(row))).map(Arc::new).collect(),
     })))
 }
 
@@ -76,6 +76,11 @@ pub(super) async fn list(shared: &Shared, after: Option<&str>, limit: usize) -> 
     let page = select!("AND name COLLATE \"C\" > $1 ORDER BY name COLLATE \"C\" LIMIT $2");
     let rows = shared.pool.query(page, &[&after.unwrap_or(""), &(limit as i64)]).await?;
     rows.iter().map(endpoint).collect()
+}
+
+/// One that a newer version made is left to nodes that know it.
+fn readable(endpoint: Result<Endpoint>) -> Option<Endpoint> {
+    endpoint.inspect_err(|error| tracing::warn!(%error, "this node leaves an endpoint to newer ones")).ok()
 }
 
 fn endpoint(row: &Row) -> Result<Endpoint> {

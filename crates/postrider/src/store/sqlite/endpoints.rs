@@ -126,7 +126,7 @@ pub(super) fn alter(write: &mut Write<'_>, name: &str, change: EndpointChange) -
     }
     .check(write.known.settings())?;
     if checked.options.key_scope != current.options.key_scope && has_keyed_messages(write.conn, current.id)? {
-        let rule = "cannot change while the endpoint has messages with ordering keys";
+        let rule = "cannot change while the endpoint has messages or dead letters with ordering keys";
         return Err(crate::Invalid::new("options.key_scope", rule).into());
     }
     write
@@ -160,7 +160,8 @@ pub(super) fn alter(write: &mut Write<'_>, name: &str, change: EndpointChange) -
 fn has_keyed_messages(conn: &Connection, endpoint: EndpointId) -> Result<bool> {
     conn.prepare_cached(
         "SELECT EXISTS (SELECT 1 FROM _postrider_queue WHERE endpoint_id = ?1 AND ordering_key IS NOT NULL)
-             OR EXISTS (SELECT 1 FROM _postrider_dlq WHERE endpoint_id = ?1 AND holds_key = 1)",
+             OR EXISTS (SELECT 1 FROM _postrider_dlq
+                         WHERE endpoint_id = ?1 AND status = 'failed' AND ordering_key IS NOT NULL)",
     )
     .and_then(|mut statement| statement.query_row([endpoint.0], |row| row.get(0)))
     .map_err(storage_error)
@@ -209,6 +210,7 @@ pub(super) fn disable(write: &mut Write<'_>, id: EndpointId, by: DisabledBy) -> 
     set_disabled_by(write, id, Some(by))
 }
 
+/// What an operator said stands when the receiver is gone, too.
 fn set_disabled_by(write: &mut Write<'_>, id: EndpointId, by: Option<DisabledBy>) -> Result<()> {
     let by = by.map(|by| match by {
         DisabledBy::Operator => "operator",
@@ -218,7 +220,7 @@ fn set_disabled_by(write: &mut Write<'_>, id: EndpointId, by: Option<DisabledBy>
         .conn
         .prepare_cached(
             "UPDATE _postrider_endpoints SET disabled_by = ?2
-             WHERE id = ?1 AND disabled_by IS NOT ?2 RETURNING name",
+             WHERE id = ?1 AND disabled_by IS NOT ?2 AND (disabled_by IS NULL OR ?2 IS NOT 'gone') RETURNING name",
         )
         .and_then(|mut statement| statement.query_row(params![id.0, by], |row| row.get(0)).optional())
         .map_err(storage_error)?;

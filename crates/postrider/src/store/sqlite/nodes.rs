@@ -151,6 +151,7 @@ pub(super) fn check_live(write: &Write<'_>, node: NodeId) -> Result<()> {
 
 /// A clean stop: what the node still holds goes back, its attempts uncounted.
 pub(super) fn leave(write: &mut Write<'_>, node: NodeId) -> Result<()> {
+    let Some(name) = end_node(write, node, "left")? else { return Ok(()) };
     let held = write
         .conn
         .prepare_cached("SELECT id FROM _postrider_queue WHERE place = 2 AND node_id = ?1")
@@ -161,8 +162,7 @@ pub(super) fn leave(write: &mut Write<'_>, node: NodeId) -> Result<()> {
     for id in held {
         settle::release(write, MessageId(id))?;
     }
-    let name = end_node(write, node, "left")?;
-    events::log(write, "node.left", name.as_deref(), &json!({ "node": node }))
+    events::log(write, "node.left", Some(&name), &json!({ "node": node }))
 }
 
 /// This process owns the file, so every other node that still looks alive is dead.

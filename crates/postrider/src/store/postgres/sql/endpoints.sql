@@ -73,9 +73,9 @@ BEGIN
      AND (EXISTS (SELECT FROM postrider.queue q
                   WHERE q.key_scope = CASE WHEN v.options->>'key_scope' = 'global' THEN 0 ELSE v.id END
                     AND q.ordering_key IS NOT NULL AND q.endpoint_id = v.id)
-          OR EXISTS (SELECT FROM postrider.dlq d WHERE d.endpoint_id = v.id AND d.holds_key)) THEN
+          OR EXISTS (SELECT FROM postrider.dlq d WHERE d.endpoint_id = v.id AND d.status = 'failed' AND d.ordering_key IS NOT NULL)) THEN
     PERFORM postrider._invalid('options.key_scope',
-      'cannot change while the endpoint has messages with ordering keys');
+      'cannot change while the endpoint has messages or dead letters with ordering keys');
   END IF;
   UPDATE postrider.endpoints e SET config = coalesce(alter_endpoint.config, e.config), retry_policy = v_retry_policy,
     options = v_options, revision = e.revision + 1
@@ -147,7 +147,8 @@ DECLARE
 BEGIN
   PERFORM postrider._begin_change();
   UPDATE postrider.endpoints SET disabled_by = p_by
-  WHERE id = p_endpoint AND dropped_at IS NULL AND disabled_by IS DISTINCT FROM p_by RETURNING name INTO v_name;
+  WHERE id = p_endpoint AND dropped_at IS NULL AND disabled_by IS DISTINCT FROM p_by
+    AND (disabled_by IS NULL OR p_by IS DISTINCT FROM 'gone') RETURNING name INTO v_name;
   IF FOUND AND p_by IS NULL THEN
     PERFORM postrider._changed('endpoint.enabled', v_name, '{}');
   ELSIF FOUND THEN
@@ -155,10 +156,10 @@ BEGIN
   END IF;
 END $$;
 
--- The receiver answered that it is gone: sends are accepted and kept.
+-- The receiver answered that it is gone: sends are accepted and kept. What an operator said before stands.
 CREATE FUNCTION postrider._disable_gone_endpoint(p_endpoint bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF EXISTS (SELECT FROM postrider.endpoints WHERE id = p_endpoint AND disabled_by IS DISTINCT FROM 'gone') THEN
+  IF EXISTS (SELECT FROM postrider.endpoints WHERE id = p_endpoint AND disabled_by IS NULL) THEN
     PERFORM postrider._set_disabled_by(p_endpoint, 'gone');
   END IF;
 END $$;

@@ -69,12 +69,16 @@ BEGIN
   END IF;
 END $$;
 
--- A clean stop: what the node still holds goes back as if it had not been claimed.
+-- A clean stop: what the node still holds goes back as if it had not been claimed. What it lost before is judged.
 CREATE FUNCTION postrider._leave_node(p_node bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_ids bigint[];
   v_message record;
 BEGIN
+  PERFORM FROM postrider.nodes WHERE id = p_node AND state = 'live' FOR UPDATE;
+  IF NOT FOUND THEN
+    RETURN;
+  END IF;
   WITH ended AS (DELETE FROM postrider._claims WHERE node_id = p_node RETURNING ids)
   SELECT array_agg(id) INTO v_ids FROM ended, unnest(ids) AS id;
   FOR v_message IN

@@ -13,7 +13,7 @@ BEGIN
   INSERT INTO postrider._departure_rows (departed) VALUES (p_count);
 END $$;
 
--- Queue to archive. p_uncounted attempts were claimed and never begun. Returns the endpoint whose next message
+-- Queue to archive, with so many attempts begun. Returns the endpoint whose next message
 -- of the same key may go now.
 CREATE FUNCTION postrider._leave(p_id bigint, p_status text, p_attempts integer) RETURNS bigint
 LANGUAGE plpgsql AS $$

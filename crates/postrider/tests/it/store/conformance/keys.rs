@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use postrider::endpoint::EndpointChange;
+use postrider::error::StoreError;
 use postrider::store::{Effect, End, NextDue, Redrive};
 use postrider::{MessageId, NewMessage, Operate, State, Store};
 use serde_json::json;
@@ -279,6 +281,18 @@ pub(crate) async fn a_forced_drop_starts_nothing_beside_what_runs<H: Harness>(mu
     assert!(world.claim(h, 10).await.is_empty(), "one of its key runs");
     world.complete(running).await;
     assert_eq!(next_of(&mut world, h).await.id, dead);
+}
+
+pub(crate) async fn the_scope_of_keys_stays_while_letters_may_come_back<H: Harness>(mut world: World<H>) {
+    let dead = world.send(to("a").ordering_key("k")).await;
+    let letter = world.kill(dead).await;
+    let change =
+        || EndpointChange { options: Some(json!({"key_scope": "global"})), ..EndpointChange::default() };
+    let refused = world.store().alter_endpoint("a", change()).await.unwrap_err();
+    let StoreError::Invalid(invalid) = refused else { panic!("{refused}") };
+    assert_eq!(invalid.field, "options.key_scope");
+    world.store().discard(letter.id).await.unwrap();
+    world.store().alter_endpoint("a", change()).await.unwrap();
 }
 
 pub(crate) async fn a_bulk_redrive_keeps_the_original_order<H: Harness>(mut world: World<H>) {

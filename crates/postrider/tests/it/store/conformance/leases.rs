@@ -147,6 +147,19 @@ pub(crate) async fn a_clean_stop_gives_claims_back_uncounted<H: Harness>(mut wor
     assert_eq!(world.lost().await.len(), 0);
 }
 
+pub(crate) async fn a_node_that_was_judged_gives_nothing_back_uncounted<H: Harness>(mut world: World<H>) {
+    let frozen = world.another_node().await;
+    let id = world.send(to("a")).await;
+    world.claim_as(frozen, world.a, 1).await;
+    let lost = world.lost().await;
+    // It wakes up before anybody has settled what it lost.
+    world.store().leave(frozen).await.unwrap();
+    assert_eq!(lost_ids(&world).await, [id], "somebody still has to judge it");
+    assert_eq!(world.lose(&lost[0]).await.effect, Effect::Applied(State::Pending));
+    assert_eq!(world.story(id).await.attempt_count, 1);
+    assert_eq!(world.claim_ids().await, [], "it is on probation");
+}
+
 pub(crate) async fn every_node_is_another_one<H: Harness>(mut world: World<H>) {
     let mut nodes = vec![world.node];
     for _ in 0..3 {

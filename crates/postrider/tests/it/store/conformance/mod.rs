@@ -61,6 +61,7 @@ macro_rules! conformance {
                 a_bad_message_option_is_named,
                 a_disabled_endpoint_refuses_and_a_paused_one_accepts,
                 an_endpoint_that_is_gone_accepts_and_keeps,
+                what_an_operator_disabled_stays_so_when_it_is_gone,
             }
             idempotency {
                 the_same_key_and_payload_give_the_same_message,
@@ -138,6 +139,7 @@ macro_rules! conformance {
                 a_crash_loses_claims_and_no_message,
                 an_attempt_that_never_ends_is_lost_though_its_node_lives,
                 a_clean_stop_gives_claims_back_uncounted,
+                a_node_that_was_judged_gives_nothing_back_uncounted,
                 every_node_is_another_one,
             }
             suspects {
@@ -174,6 +176,7 @@ macro_rules! conformance {
                 expiring_one_behind_starts_nothing,
                 dropping_an_endpoint_lets_the_keys_go_that_it_held,
                 a_forced_drop_starts_nothing_beside_what_runs,
+                the_scope_of_keys_stays_while_letters_may_come_back,
                 a_bulk_redrive_keeps_the_original_order,
                 expired_and_cancelled_heads_never_hold,
                 one_cancelled_in_the_middle_is_skipped,

@@ -1,6 +1,8 @@
 use std::collections::BTreeMap;
 
+use postrider::endpoint::DisabledBy;
 use postrider::error::StoreError;
+use postrider::verdict::{DeadReason, Verdict};
 use postrider::{MessageId, NewMessage, Operate, State};
 use serde_json::json;
 use uuid::Uuid;
@@ -173,17 +175,26 @@ pub(crate) async fn a_disabled_endpoint_refuses_and_a_paused_one_accepts<H: Harn
     assert_eq!(world.queued().await, 3);
 }
 
+const GONE: Verdict = Verdict::Dead { reason: DeadReason::Gone, disable_endpoint: true };
+
+pub(crate) async fn what_an_operator_disabled_stays_so_when_it_is_gone<H: Harness>(mut world: World<H>) {
+    world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    world.store().set_endpoint_enabled("a", false).await.unwrap();
+    world.settle(ticket, GONE).await;
+    let endpoint = world.store().endpoint("a").await.unwrap();
+    assert_eq!(endpoint.disabled, Some(DisabledBy::Operator));
+    let refused = world.store().send(to("a")).await.unwrap_err();
+    assert!(matches!(refused, StoreError::Disabled { .. }), "{refused}");
+}
+
 pub(crate) async fn an_endpoint_that_is_gone_accepts_and_keeps<H: Harness>(mut world: World<H>) {
     world.send(to("a")).await;
     let ticket = world.claim_one().await;
-    let gone = postrider::verdict::Verdict::Dead {
-        reason: postrider::verdict::DeadReason::Gone,
-        disable_endpoint: true,
-    };
-    assert_ne!(gone, DEAD);
-    world.settle(ticket, gone).await;
+    assert_ne!(GONE, DEAD);
+    world.settle(ticket, GONE).await;
     let endpoint = world.store().endpoint("a").await.unwrap();
-    assert_eq!(endpoint.disabled, Some(postrider::endpoint::DisabledBy::Gone));
+    assert_eq!(endpoint.disabled, Some(DisabledBy::Gone));
     let kept = world.send(to("a")).await;
     assert_eq!(world.claim_ids().await, [], "nothing goes to who is gone");
     world.store().set_endpoint_enabled("a", true).await.unwrap();

@@ -43,6 +43,38 @@ async fn two_nodes_deliver_everything_once_and_every_key_in_order() {
     assert_eq!(post.letters("one").len() + post.letters("two").len(), 300, "and once");
 }
 
+/// While nodes are upgraded one by one.
+#[tokio::test]
+async fn an_endpoint_that_only_newer_nodes_know_is_left_to_them() {
+    let post = Post::open().await;
+    for endpoint in ["a", "newer"] {
+        post.file_endpoint(endpoint).await;
+    }
+    let app = post.database.connect().await;
+    let set_protocol = async |protocol: &str| {
+        let sql = format!(
+            "ALTER TABLE postrider.endpoints DISABLE TRIGGER USER;
+             UPDATE postrider.endpoints SET protocol = '{protocol}' WHERE name = 'newer';
+             ALTER TABLE postrider.endpoints ENABLE TRIGGER USER;
+             SELECT postrider.pause_endpoint('newer'), postrider.resume_endpoint('newer')"
+        );
+        app.batch_execute(&sql).await.unwrap();
+    };
+    set_protocol("pigeon").await;
+    let node = post.node("one").await;
+    send_in(&app, &NewMessage::new("newer", "1")).await.unwrap();
+    send_in(&app, &numbered(1)).await.unwrap();
+    let begun = Instant::now();
+    while post.letters("one").is_empty() {
+        assert!(begun.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    set_protocol("file").await;
+    post.until_empty().await;
+    node.stop().await;
+    assert_eq!(post.letters("one").len(), 2);
+}
+
 #[tokio::test]
 async fn the_first_message_after_a_rest_is_delivered_at_once() {
     let post = Post::open().await;
