@@ -197,8 +197,7 @@ pub(super) fn put_back(
     alone: bool,
 ) -> Result<u64> {
     let mut done = 0;
-    // Each goes before everything pending of its key, so the last of them goes first.
-    for letter in letters.iter().rev().filter(|letter| !letter.is_event) {
+    for letter in letters.iter().filter(|letter| !letter.is_event) {
         done += u64::from(requeue(write, letter.id, letter.endpoint, due_at)?);
     }
     for letter in letters.iter().filter(|letter| letter.is_event) {
@@ -213,14 +212,13 @@ fn requeue(write: &mut Write<'_>, dlq_id: i64, endpoint: EndpointId, due_at: Tim
     if write.known.by_id(endpoint).is_none() {
         return Ok(false);
     }
-    let Some(key) = key_if_failed(write.conn, dlq_id)? else { return Ok(false) };
+    let Some((message, key)) = message_if_failed(write.conn, dlq_id)? else { return Ok(false) };
     dlq::stop_holding(write, dlq_id)?;
-    let (place, position) = match &key {
-        None => (Place::Ready, None),
-        Some(key) => {
-            let (place, position) = before_everything(write, key)?;
-            (place, Some(position))
-        }
+    // No sender gives one as low as this.
+    let position = key.is_some().then_some(message - (1 << 62));
+    let place = match (&key, position) {
+        (Some(key), Some(position)) => place_at(write, key, position)?,
+        _ => Place::Ready,
     };
     write
         .conn
@@ -243,25 +241,30 @@ fn requeue(write: &mut Write<'_>, dlq_id: i64, endpoint: EndpointId, due_at: Tim
     Ok(true)
 }
 
-/// None when the letter is not `failed` any more, or erased; else its key, if it has one.
-fn key_if_failed(conn: &Connection, dlq_id: i64) -> Result<Option<Option<Key>>> {
+/// None when the letter is not `failed` any more, or erased; else its message, and its key if it has one.
+fn message_if_failed(conn: &Connection, dlq_id: i64) -> Result<Option<(i64, Option<Key>)>> {
     conn.prepare_cached(
-        "SELECT key_scope, ordering_key FROM _postrider_dlq
+        "SELECT message_id, key_scope, ordering_key FROM _postrider_dlq
          WHERE id = ?1 AND status = 'failed' AND payload IS NOT NULL",
     )
     .and_then(|mut statement| {
-        statement.query_row([dlq_id], |row| Ok(Key::of(row.get(0)?, row.get(1)?))).optional()
+        statement.query_row([dlq_id], |row| Ok((row.get(0)?, Key::of(row.get(1)?, row.get(2)?)))).optional()
     })
     .map_err(storage_error)
 }
 
-/// The place and position of a message that is put before all others of its key.
-fn before_everything(write: &mut Write<'_>, key: &Key) -> Result<(Place, i64)> {
+/// The place of a message that is put before everything of its key, but behind those put back that were sent before it.
+fn place_at(write: &mut Write<'_>, key: &Key, position: i64) -> Result<Place> {
     let Some(head) = keys::head(write, key)? else {
-        let place = if keys::is_held(write, key)? { Place::Blocked } else { Place::Ready };
-        return Ok((place, 0));
+        return Ok(if keys::is_held(write, key)? { Place::Blocked } else { Place::Ready });
     };
-    let place = match head.place {
+    if head.position < position {
+        // It may have waited for this very letter.
+        let unblocked = keys::advance_if_idle(write, key)?;
+        write.tell_pending(unblocked);
+        return Ok(Place::Blocked);
+    }
+    Ok(match head.place {
         Place::Ready | Place::Suspect => {
             keys::set_place(write, head.id, Place::Blocked)?;
             Place::Ready
@@ -270,6 +273,5 @@ fn before_everything(write: &mut Write<'_>, key: &Key) -> Result<(Place, i64)> {
         // waited for the dead letter just taken away is not followed but preceded.
         Place::Blocked if !keys::has_claimed(write, key)? && !keys::is_held(write, key)? => Place::Ready,
         Place::Blocked | Place::Claimed => Place::Blocked,
-    };
-    Ok((place, head.position - 1))
+    })
 }

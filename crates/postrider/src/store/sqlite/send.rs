@@ -271,12 +271,12 @@ fn insert_row(
         .map_err(storage_error)
 }
 
-/// Behind everything of its key: commit order, because positions are given under the write lock.
+/// Behind everything of its key, what was redriven too: commit order, because positions are given under the write lock.
 fn next_position(write: &Write<'_>, key: &Key) -> rusqlite::Result<i64> {
     write
         .conn
         .prepare_cached(
-            "SELECT coalesce(max(key_position), 0) + 1 FROM _postrider_queue
+            "SELECT max(coalesce(max(key_position), 0), 0) + 1 FROM _postrider_queue
              WHERE key_scope = ?1 AND ordering_key = ?2",
         )?
         .query_row(params![key.scope, key.key], |row| row.get(0))

@@ -195,29 +195,35 @@ BEGIN
     WHERE e.queue_max > 0 AND v_queued + p_more > e.queue_max;
 END $$;
 
--- Puts one letter of an ordering key before everything of the key that is queued. The key is locked: no sender
--- and no other redrive is at work on it, but nodes are.
+-- Puts one letter of an ordering key before everything of the key that is queued, but behind those put back that were sent
+-- before it. The key is locked: no sender and no other redrive is at work on it, but nodes are.
 CREATE FUNCTION postrider._put_before(l postrider.dlq, p_due_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-  v_current bigint;
+  -- No sender gives one as low as this.
+  v_position bigint := l.message_id - 4611686018427387904;
+  v_current record;
   v_place smallint := 0;
+  v_is_idle boolean := false;
 BEGIN
   PERFORM postrider._need_read_committed();
   LOOP
-    SELECT id INTO v_current FROM postrider.queue
+    SELECT id, key_position INTO v_current FROM postrider.queue
     WHERE key_scope = l.key_scope AND ordering_key = l.ordering_key
       AND postrider._turn(place, key_position) = postrider._turn(0::smallint, NULL);
     IF NOT FOUND THEN
-      v_place := CASE WHEN postrider._key_is_held(l.key_scope, l.ordering_key) THEN 1 ELSE 0 END;
+      v_is_idle := NOT postrider._key_is_held(l.key_scope, l.ordering_key);
+      v_place := CASE WHEN NOT v_is_idle OR EXISTS (
+        SELECT FROM postrider.queue WHERE key_scope = l.key_scope AND ordering_key = l.ordering_key
+          AND postrider._turn(place, key_position) < v_position) THEN 1 ELSE 0 END;
       EXIT;
     END IF;
     -- A node that settles or claims it is waited for; when it is gone, another one is current.
-    PERFORM FROM postrider.queue WHERE id = v_current AND place <> 1 FOR UPDATE;
+    PERFORM FROM postrider.queue WHERE id = v_current.id AND place <> 1 FOR UPDATE;
     CONTINUE WHEN NOT FOUND;
-    IF postrider._is_claimed(v_current) THEN
+    IF v_current.key_position < v_position OR postrider._is_claimed(v_current.id) THEN
       v_place := 1;
     ELSE
-      UPDATE postrider.queue SET place = 1 WHERE id = v_current;
+      UPDATE postrider.queue SET place = 1 WHERE id = v_current.id;
     END IF;
     EXIT;
   END LOOP;
@@ -225,8 +231,12 @@ BEGIN
     key_scope, key_position, correlation_id, content_type, ordering_key, event_type, last_error, headers, options,
     payload)
   VALUES (l.message_id, p_due_at, l.created_at, l.endpoint_id, l.attempts, l.attempts, v_place, l.priority,
-    l.key_scope, coalesce((SELECT key_position - 1 FROM postrider._head_of_key(l.key_scope, l.ordering_key)), 0),
-    l.correlation_id, l.content_type, l.ordering_key, l.event_type, l.last_error, l.headers, l.options, l.payload);
+    l.key_scope, v_position, l.correlation_id, l.content_type, l.ordering_key, l.event_type, l.last_error, l.headers,
+    l.options, l.payload);
+  -- It held the key until now, and one that was put back earlier is first.
+  IF v_is_idle AND v_place = 1 THEN
+    PERFORM postrider._tell_unblocked(postrider._advance_key(l.key_scope, l.ordering_key));
+  END IF;
 END $$;
 
 -- Their rows and keys are locked; nodes may be at work on the messages that are current.
@@ -240,10 +250,7 @@ BEGIN
     event_type, last_error, headers, options, payload
   FROM postrider.dlq WHERE id = ANY (p_ids) AND ordering_key IS NULL;
   UPDATE postrider.dlq SET holds_key = false WHERE id = ANY (p_ids) AND holds_key;
-  -- Each goes before everything of its key, so the last of them goes first.
-  FOR l IN
-    SELECT * FROM postrider.dlq WHERE id = ANY (p_ids) AND ordering_key IS NOT NULL ORDER BY message_id DESC, id DESC
-  LOOP
+  FOR l IN SELECT * FROM postrider.dlq WHERE id = ANY (p_ids) AND ordering_key IS NOT NULL ORDER BY message_id, id LOOP
     PERFORM postrider._put_before(l, p_due_at);
   END LOOP;
   UPDATE postrider.dlq SET status = 'redriven' WHERE id = ANY (p_ids);

@@ -85,7 +85,7 @@ BEGIN
     options, payload)
   SELECT NEW.endpoint_id, b.behind, b.behind, NEW.priority, max(NEW.now, coalesce(NEW.scheduled_at, NEW.now)),
     NEW.key_scope, CASE WHEN NEW.ordering_key IS NOT NULL THEN
-      (SELECT coalesce(max(key_position), 0) + 1 FROM _postrider_queue
+      (SELECT max(coalesce(max(key_position), 0), 0) + 1 FROM _postrider_queue
        WHERE key_scope = NEW.key_scope AND ordering_key = NEW.ordering_key) END,
     NEW.ordering_key, NEW.now, NEW.scheduled_at, NEW.expires_at, NEW.idempotency_key, NEW.correlation_id, NEW.event_type,
     NEW.content_type, nullif(NEW.headers, '{}'), nullif(NEW.options, '{}'), NEW.payload

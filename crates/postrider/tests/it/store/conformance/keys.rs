@@ -295,6 +295,60 @@ pub(crate) async fn the_scope_of_keys_stays_while_letters_may_come_back<H: Harne
     world.store().alter_endpoint("a", change()).await.unwrap();
 }
 
+pub(crate) async fn what_is_redriven_one_by_one_keeps_the_original_order<H: Harness>(mut world: World<H>) {
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
+        let ids = world.send_keyed("k", 5).await;
+        let mut letters = Vec::new();
+        for id in &ids[..4] {
+            letters.push(world.kill(*id).await.id);
+        }
+        for n in order {
+            world.store().redrive(Redrive::One(letters[n])).await.unwrap();
+        }
+        let last = world.send(to("a").ordering_key("k")).await;
+        for id in ids.into_iter().chain([last]) {
+            let ticket = world.claim_one().await;
+            assert_eq!(ticket.id, id);
+            world.complete(ticket).await;
+        }
+    }
+}
+
+pub(crate) async fn what_is_redriven_while_an_earlier_one_runs_goes_behind_it<H: Harness>(
+    mut world: World<H>,
+) {
+    let ids = world.send_keyed("k", 3).await;
+    let (first, second) = (world.kill(ids[0]).await, world.kill(ids[1]).await);
+    world.store().redrive(Redrive::One(first.id)).await.unwrap();
+    let running = world.claim_one().await;
+    world.store().redrive(Redrive::One(second.id)).await.unwrap();
+    world.retry(running, 60).await;
+    assert_eq!(world.claim_ids().await, [], "it waits for the retry");
+    world.live(60).await;
+    for id in ids {
+        let ticket = world.claim_one().await;
+        assert_eq!(ticket.id, id);
+        world.complete(ticket).await;
+    }
+}
+
+pub(crate) async fn a_redriven_head_lets_those_go_that_were_redriven_before_it<H: Harness>(
+    mut world: World<H>,
+) {
+    let hold = world.endpoint("hold", json!({"on_dead": "hold"})).await;
+    let first = world.send_to_death(to("hold").ordering_key("k")).await;
+    world.store().release_key("k", Some("hold")).await.unwrap();
+    let second = world.send_to_death(to("hold").ordering_key("k")).await;
+    world.store().redrive(Redrive::One(first.id)).await.unwrap();
+    assert!(world.claim(hold, 10).await.is_empty(), "the second one holds the key");
+    world.store().redrive(Redrive::One(second.id)).await.unwrap();
+    for letter in [first, second] {
+        let ticket = next_of(&mut world, hold).await;
+        assert_eq!(ticket.id, letter.message);
+        world.complete(ticket).await;
+    }
+}
+
 pub(crate) async fn a_bulk_redrive_keeps_the_original_order<H: Harness>(mut world: World<H>) {
     let ids = world.send_keyed("k", 4).await;
     for id in &ids[..3] {

@@ -273,14 +273,13 @@ impl Mail {
         letters.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Puts them back in this order, before everything pending of their keys.
+    /// Puts them back before everything that was sent, and among those put back in the order of their ids.
     pub(super) fn redrive(&mut self, letters: &[i64], now: Timestamp) {
-        for id in letters.iter().rev() {
+        for id in letters {
             self.end_letter(*id, DlqStatus::Redriven);
-            let message = self.letters[id].message;
-            let first = self.messages.values().map(|message| message.position).min().unwrap_or(0);
-            let message = self.message(message);
-            message.position = first - 1;
+            let id = self.letters[id].message;
+            let message = self.message(id);
+            message.position = id.0 - i64::MAX;
             (message.state, message.due_at, message.losses) = (State::Pending, now, 0);
             (message.expires_at, message.idempotency) = (None, None);
         }
