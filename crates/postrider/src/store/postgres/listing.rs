@@ -24,9 +24,14 @@ impl Listing for PostgresStore {
 }
 
 pub(super) async fn messages(shared: &Shared, filter: &MessageFilter) -> Result<MessagePage> {
-    let begin = "SELECT postrider._begin_list($1, $2)";
+    let begin = "SELECT postrider._begin_list($1, $2, $3, $4)";
     let too_new = filter.created_before.and_then(|before| before.checked_add(DISORDER_MAX).ok());
-    let last_id = shared.pool.query_one(begin, &[&filter.endpoint, &too_new]).await?.get(0);
+    let state = filter.state.map(State::as_str);
+    let last_id = shared
+        .pool
+        .query_one(begin, &[&filter.endpoint, &state, &filter.created_before, &too_new])
+        .await?
+        .get(0);
     let mut pager = Pager::new(filter, last_id);
     while let Some((ids, room)) = pager.next() {
         pager.take(&ids, window(shared, filter, ids.clone(), room).await?);

@@ -112,8 +112,9 @@ BEGIN
        OR (p_priorities IS NOT NULL AND t.priority IS DISTINCT FROM 0) OR t.scheduled_at IS NOT NULL
        OR t.expires_at IS NOT NULL OR t.idempotency_key IS NOT NULL OR t.ordering_key IS NOT NULL
        OR t.headers IS NOT NULL OR t.options IS NOT NULL
-       -- Every message of an event has one, and it is good.
-       OR octet_length(t.event_type) > d.max_key_bytes OR t.event_type = '' OR t.event_type ~ '[\u0001-\u001f\u007f-\u009f]'
+       -- Every message of an event has the same one, and it is good.
+       OR ((t.ord = 1 OR t.event_type <> p_event_types[1]) AND (octet_length(t.event_type) > d.max_key_bytes
+           OR t.event_type = '' OR t.event_type ~ '[\u0001-\u001f\u007f-\u009f]'))
     ORDER BY t.ord
   LOOP
     PERFORM postrider._check_message(v_destinations[coalesce(m.destination, 1)], octet_length(m.payload),

@@ -1,26 +1,71 @@
 -- Lists of messages, window by window down the ids; the program says how wide a window is.
 
--- The last id that can match: queued messages that were made after p_too_new are not walked over. The archive finds its
--- months by itself. A name that nobody ever gave to an endpoint is a mistake, not an empty list.
-CREATE FUNCTION postrider._begin_list(p_endpoint text, p_too_new timestamptz) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+-- The message with the highest id up to p_id that is queued or dead, as far as messages in that state are wanted.
+CREATE FUNCTION postrider._latest_open(p_state text, p_id bigint, OUT id bigint, OUT created_at timestamptz)
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+  SELECT l.id, l.created_at INTO id, created_at FROM (
+    (SELECT q.id, q.created_at FROM postrider.queue q
+     WHERE (p_state IS NULL OR p_state IN ('pending', 'processing')) AND q.id <= p_id ORDER BY q.id DESC LIMIT 1)
+    UNION ALL
+    (SELECT d.message_id, d.created_at FROM postrider.dlq d
+     WHERE (p_state IS NULL OR p_state = 'dead') AND d.message_id <= p_id ORDER BY d.message_id DESC LIMIT 1)) AS l
+  ORDER BY l.id DESC LIMIT 1;
+END $$;
+
+-- The last id up to p_id of what was made before and is archived, or not much more. A plan that reads until it meets some
+-- would read all where there is none.
+CREATE FUNCTION postrider._last_archived(p_id bigint, p_created_before timestamptz) RETURNS bigint
+LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 DECLARE
+  v_before timestamptz := coalesce(p_created_before, 'infinity');
   v_first bigint := 0;
-  v_last bigint := (SELECT last_value FROM postrider.message_ids);
+  v_last bigint := p_id;
+  v_middle bigint;
+BEGIN
+  WHILE v_last - v_first > 500 LOOP
+    v_middle := v_first + (v_last - v_first) / 2;
+    IF EXISTS (SELECT FROM postrider.archive a WHERE a.id > v_middle AND a.id <= v_last AND a.created_at < v_before) THEN
+      v_first := v_middle;
+    ELSE
+      v_last := v_middle;
+    END IF;
+  END LOOP;
+  RETURN v_last;
+END $$;
+
+-- The last id that can match, or not much more. A list that begins with a long stretch of what it does not want would look
+-- for its end window by window. Of what is queued or dead nothing is wanted that was made after p_too_new. A name that
+-- nobody ever gave to an endpoint is a mistake, not an empty list.
+CREATE FUNCTION postrider._begin_list(p_endpoint text, p_state text, p_created_before timestamptz, p_too_new timestamptz)
+RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  v_last_of_all bigint := (SELECT last_value FROM postrider.message_ids);
+  v_first bigint := 0;
+  v_last bigint := v_last_of_all;
   v_middle bigint;
   v_found record;
 BEGIN
   IF p_endpoint IS NOT NULL AND NOT EXISTS (SELECT FROM postrider.endpoints WHERE name = p_endpoint) THEN
     PERFORM postrider._unknown('endpoint', p_endpoint);
   END IF;
+  IF p_state IS NULL AND p_created_before IS NULL THEN
+    RETURN v_last_of_all;
+  END IF;
   WHILE p_too_new IS NOT NULL AND v_last - v_first > 500 LOOP
     v_middle := v_first + (v_last - v_first) / 2;
-    SELECT id, created_at INTO v_found FROM postrider.queue WHERE id <= v_middle ORDER BY id DESC LIMIT 1;
+    v_found := postrider._latest_open(p_state, v_middle);
     IF v_found.created_at > p_too_new THEN
       v_last := v_found.id - 1;
     ELSE
       v_first := v_middle;
     END IF;
   END LOOP;
+  v_last := coalesce((postrider._latest_open(p_state, v_last)).id, 0);
+  IF p_state IS NULL OR p_state IN ('completed', 'expired', 'cancelled') THEN
+    v_last := greatest(v_last, postrider._last_archived(v_last_of_all, p_created_before));
+  END IF;
   RETURN v_last;
 END $$;
 

@@ -278,6 +278,15 @@ BEGIN
   END CASE;
 END $$;
 
+-- Of a list what is at each of these places. A list of one, the event of a single publish, is not looked up again and again.
+CREATE FUNCTION postrider._picked(p_list anyarray, p_places bigint[]) RETURNS anyarray LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+BEGIN
+  IF cardinality(p_list) = 1 THEN
+    RETURN array_fill(p_list[1], ARRAY[cardinality(p_places)]);
+  END IF;
+  RETURN ARRAY(SELECT p_list[n] FROM unnest(p_places) AS n);
+END $$;
+
 -- What subscribers get of events: one message for each entry of p_events, which are places in the other lists. Where no event
 -- has an option, none of the messages has.
 CREATE FUNCTION postrider._fanned_out(
@@ -286,40 +295,52 @@ CREATE FUNCTION postrider._fanned_out(
 ) RETURNS postrider._batch LANGUAGE plpgsql AS $$
 DECLARE
   t postrider._batch;
-  v_bytes bytea[] := coalesce(b.payloads, ARRAY(
-    SELECT convert_to(p::text, 'UTF8') FROM unnest(p_payloads) WITH ORDINALITY AS a (p, n) ORDER BY n));
 BEGIN
-  t.payloads := ARRAY(
-    SELECT CASE WHEN w.template IS NULL THEN v_bytes[w.n]
-                ELSE convert_to(postrider._filled(w.template, p_payloads[w.n])::text, 'UTF8') END
-    FROM unnest(p_events, p_templates) AS w (n, template));
-  t.event_types := ARRAY(SELECT p_event_types[n] FROM unnest(p_events) AS n);
-  IF b.priorities IS NOT NULL THEN
-    t.priorities := ARRAY(SELECT b.priorities[n] FROM unnest(p_events) AS n);
+  t.payloads := postrider._picked(coalesce(b.payloads, ARRAY(
+    SELECT convert_to(p::text, 'UTF8') FROM unnest(p_payloads) WITH ORDINALITY AS a (p, n) ORDER BY n)), p_events);
+  IF num_nulls(VARIADIC p_templates) < cardinality(p_templates) THEN
+    t.payloads := ARRAY(
+      SELECT CASE WHEN w.template IS NULL THEN w.payload
+                  ELSE convert_to(postrider._filled(w.template, p_payloads[w.n])::text, 'UTF8') END
+      FROM unnest(t.payloads, p_events, p_templates) AS w (payload, n, template));
   END IF;
-  IF b.scheduled_at IS NOT NULL THEN
-    t.scheduled_at := ARRAY(SELECT b.scheduled_at[n] FROM unnest(p_events) AS n);
-  END IF;
+  t.event_types := postrider._picked(p_event_types, p_events);
+  t.priorities := postrider._picked(b.priorities, p_events);
+  t.scheduled_at := postrider._picked(b.scheduled_at, p_events);
   IF b.idempotency_keys IS NOT NULL THEN
     t.idempotency_keys := ARRAY(SELECT b.idempotency_keys[w.n] || '#' || w.id
                                 FROM unnest(p_events, p_subscriptions) AS w (n, id));
   END IF;
-  IF b.correlation_ids IS NOT NULL THEN
-    t.correlation_ids := ARRAY(SELECT b.correlation_ids[n] FROM unnest(p_events) AS n);
-  END IF;
-  IF b.expires_at IS NOT NULL THEN
-    t.expires_at := ARRAY(SELECT b.expires_at[n] FROM unnest(p_events) AS n);
-  END IF;
-  IF b.ordering_keys IS NOT NULL THEN
-    t.ordering_keys := ARRAY(SELECT b.ordering_keys[n] FROM unnest(p_events) AS n);
-  END IF;
-  IF b.headers IS NOT NULL THEN
-    t.headers := ARRAY(SELECT b.headers[n] FROM unnest(p_events) AS n);
-  END IF;
-  IF b.options IS NOT NULL THEN
-    t.options := ARRAY(SELECT b.options[n] FROM unnest(p_events) AS n);
-  END IF;
+  t.correlation_ids := postrider._picked(b.correlation_ids, p_events);
+  t.expires_at := postrider._picked(b.expires_at, p_events);
+  t.ordering_keys := postrider._picked(b.ordering_keys, p_events);
+  t.headers := postrider._picked(b.headers, p_events);
+  t.options := postrider._picked(b.options, p_events);
   RETURN t;
+END $$;
+
+-- Who gets what of events: an entry for each message, in the order of the events and then of the subscriptions. What an
+-- operator disabled is skipped and counted; what is gone is kept. The way is always the same, from an event to the
+-- subscriptions that fit and from each to its endpoint, and `OFFSET 0` holds the planner to it: where it knows nothing of
+-- the tables yet, it would rather begin with all endpoints.
+CREATE FUNCTION postrider._wanted(
+  p_event_types text[], p_payloads jsonb[], OUT skipped bigint, OUT events bigint[], OUT subscriptions bigint[],
+  OUT endpoints text[], OUT templates jsonb[]
+) LANGUAGE plpgsql STABLE SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+  SELECT count(*) FILTER (WHERE f.skipped), array_agg(f.n) FILTER (WHERE NOT f.skipped),
+    array_agg(f.id) FILTER (WHERE NOT f.skipped), array_agg(f.endpoint) FILTER (WHERE NOT f.skipped),
+    array_agg(f.template) FILTER (WHERE NOT f.skipped)
+  INTO skipped, events, subscriptions, endpoints, templates
+  FROM (SELECT e.n, s.id, o.name AS endpoint, s.template, o.disabled_by IS NOT DISTINCT FROM 'operator' AS skipped
+        FROM (SELECT n, payload, postrider._patterns_for(event_type) AS fitting
+              FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS given (event_type, payload, n) OFFSET 0) AS e
+          CROSS JOIN LATERAL (
+            SELECT id, endpoint_id, template FROM postrider.subscriptions
+            WHERE pattern = ANY (e.fitting) AND enabled AND (filter IS NULL OR e.payload @> filter) OFFSET 0) AS s
+          CROSS JOIN LATERAL (
+            SELECT name, disabled_by, dropped_at FROM postrider.endpoints WHERE id = s.endpoint_id OFFSET 0) AS o
+        WHERE o.dropped_at IS NULL ORDER BY e.n, s.id) AS f;
 END $$;
 
 -- Several events, all or nothing: what each of their subscribers gets, as one batch. Returns how many messages were made.
@@ -373,19 +394,8 @@ BEGIN
   -- With the number of any subscription behind it.
   PERFORM postrider._check_key('idempotency_key', k || '#9223372036854775807', d.max_key_bytes)
   FROM unnest(b.idempotency_keys) AS k WHERE k IS NOT NULL;
-  -- What an operator disabled is skipped and counted; what is gone is kept.
-  SELECT count(*) FILTER (WHERE f.skipped), array_agg(f.n) FILTER (WHERE NOT f.skipped),
-    array_agg(f.id) FILTER (WHERE NOT f.skipped), array_agg(f.endpoint) FILTER (WHERE NOT f.skipped),
-    array_agg(f.template) FILTER (WHERE NOT f.skipped)
-  INTO v_skipped, v_events, v_subscriptions, v_endpoints, v_templates
-  FROM (SELECT e.n, s.id, o.name AS endpoint, s.template, o.disabled_by IS NOT DISTINCT FROM 'operator' AS skipped
-        FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n)
-          -- Once for each event, not for each subscription.
-          CROSS JOIN LATERAL (SELECT postrider._patterns_for(e.event_type) AS fitting OFFSET 0) AS p
-          JOIN postrider.subscriptions s ON s.pattern = ANY (p.fitting) AND s.enabled
-            AND (s.filter IS NULL OR e.payload @> s.filter)
-          JOIN postrider.endpoints o ON o.id = s.endpoint_id AND o.dropped_at IS NULL
-        ORDER BY e.n, s.id) AS f;
+  SELECT w.skipped, w.events, w.subscriptions, w.endpoints, w.templates
+  INTO v_skipped, v_events, v_subscriptions, v_endpoints, v_templates FROM postrider._wanted(p_event_types, p_payloads) AS w;
   IF v_skipped > 0 THEN
     PERFORM postrider._count('publish_skipped', v_skipped);
   END IF;

@@ -52,11 +52,12 @@ BEGIN
   SELECT array_agg(ROW(e.id, e.name, e.protocol, CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END,
            (e.options->>'max_queue_size')::bigint, e.disabled_by, e.paused, e.config,
            l.max_queue_size, l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes, l.max_batch_messages,
-           l.stale_recovery_timeout, g.queued + (m.last_value - g.at_id), g.departed, g.counted_at)::postrider._destination)
+           l.stale_recovery_timeout, l.queued, l.departed, l.counted_at)::postrider._destination)
   INTO v
-  FROM postrider.endpoints e, postrider._limits l, postrider._gauge g, postrider.message_ids m
-  WHERE e.name = ANY (p_names) AND e.dropped_at IS NULL AND e.disabled_by IS DISTINCT FROM 'operator'
-    AND l.single AND g.single;
+  FROM (SELECT l.*, g.queued + (m.last_value - g.at_id) AS queued, g.departed, g.counted_at
+        FROM postrider._limits l, postrider._gauge g, postrider.message_ids m WHERE l.single AND g.single LIMIT 1) AS l
+    CROSS JOIN postrider.endpoints e
+  WHERE e.name = ANY (p_names) AND e.dropped_at IS NULL AND e.disabled_by IS DISTINCT FROM 'operator';
   IF cardinality(v) IS DISTINCT FROM cardinality(p_names) THEN
     -- One of them says why not.
     PERFORM postrider._destination(n) FROM unnest(p_names) AS n;

@@ -175,6 +175,26 @@ pub(crate) async fn what_was_made_long_ago_is_found_on_the_first_page<H: Harness
     assert_eq!(page.items.len(), 100);
 }
 
+pub(crate) async fn every_state_is_found_at_once_behind_a_long_queue<H: Harness>(mut world: World<H>) {
+    let old = one_of_each(&mut world).await;
+    let then = world.now() + Duration::from_secs(1);
+    world.advance(2 * 24 * 3600);
+    for _ in 0..2 {
+        world.store().send_batch(vec![to("a"); 6000]).await.unwrap();
+    }
+    for (state, id) in old {
+        let created_before = Some(then);
+        let made_then = MessageFilter { state: Some(state), created_before, ..any() };
+        let page = world.store().messages(made_then).await.unwrap();
+        assert_eq!(page.items.iter().map(|item| item.id).collect::<Vec<_>>(), [id], "{state}, made then");
+        if state != State::Pending {
+            let filter = MessageFilter { state: Some(state), ..any() };
+            let page = world.store().messages(filter).await.unwrap();
+            assert_eq!(page.items.iter().map(|item| item.id).collect::<Vec<_>>(), [id], "{state}");
+        }
+    }
+}
+
 pub(crate) async fn nodes_are_listed_newest_first_with_their_state<H: Harness>(world: World<H>) {
     let second = world.another_node().await;
     world.store().leave(second).await.unwrap();

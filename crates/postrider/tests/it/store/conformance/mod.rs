@@ -343,6 +343,7 @@ macro_rules! conformance {
                 a_dropped_endpoint_is_listed_and_an_unknown_one_is_named,
                 a_redriven_message_is_listed_where_it_is,
                 a_rare_message_is_found_in_bounded_pages,
+                every_state_is_found_at_once_behind_a_long_queue,
                 what_was_made_long_ago_is_found_on_the_first_page,
                 nodes_are_listed_newest_first_with_their_state,
             }
