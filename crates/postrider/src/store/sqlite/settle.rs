@@ -178,7 +178,7 @@ pub(super) fn release(write: &mut Write<'_>, id: MessageId) -> Result<Option<End
     if standing.delivered_late {
         return archive::leave(write, &standing.leaving, State::Completed, Some(1));
     }
-    give_back(write, id, standing.losses)?;
+    give_back(write, id, standing.losses, 1)?;
     match &standing.key {
         Some(key) => keys::put_back(write, id, key),
         None => Ok(None),
@@ -186,14 +186,14 @@ pub(super) fn release(write: &mut Write<'_>, id: MessageId) -> Result<Option<End
 }
 
 /// Nothing changes unless it is claimed.
-fn give_back(write: &Write<'_>, id: MessageId, losses: u32) -> Result<()> {
+fn give_back(write: &Write<'_>, id: MessageId, losses: u32, uncounted: u32) -> Result<()> {
     write
         .conn
         .prepare_cached(
-            "UPDATE _postrider_queue SET place = ?2, attempts = attempts - 1, node_id = 0, batch = 0, alone = 0,
+            "UPDATE _postrider_queue SET place = ?2, attempts = attempts - ?3, node_id = 0, batch = 0, alone = 0,
                started_at = 0 WHERE id = ?1 AND place = 2",
         )
-        .and_then(|mut statement| statement.execute(params![id.0, Place::free(losses) as i64]))
+        .and_then(|mut statement| statement.execute(params![id.0, Place::free(losses) as i64, uncounted]))
         .map(|_| ())
         .map_err(storage_error)
 }
@@ -299,11 +299,11 @@ pub(super) fn cancel(write: &mut Write<'_>, id: MessageId) -> Result<()> {
 }
 
 /// Its endpoint goes away, so even one in flight is given back and cancelled: its late result finds nothing
-/// to change.
+/// to change. It was tried all the same.
 pub(super) fn cancel_by_force(write: &mut Write<'_>, id: MessageId) -> Result<()> {
     let Some(standing) = standing(write, id)? else { return Ok(()) };
     let state = if standing.delivered_late { State::Completed } else { State::Cancelled };
-    give_back(write, id, standing.losses)?;
+    give_back(write, id, standing.losses, 0)?;
     let unblocked = archive::leave(write, &standing.leaving, state, None)?;
     write.tell_pending(unblocked);
     Ok(())

@@ -94,7 +94,8 @@ BEGIN
   SELECT * INTO v FROM postrider.queue WHERE id = p_id FOR UPDATE;
   IF FOUND THEN
     PERFORM postrider._tell_unblocked(postrider._leave(p_id,
-      CASE WHEN v.delivered_late THEN 'completed' ELSE 'cancelled' END, v.attempts));
+      CASE WHEN v.delivered_late THEN 'completed' ELSE 'cancelled' END,
+      v.attempts + CASE WHEN postrider._is_claimed(p_id) THEN 1 ELSE 0 END));
     PERFORM postrider._departed(1);
   END IF;
 END $$;

@@ -3,8 +3,6 @@
 -- Refuses a store that holds anything, or that a node is running on: it would go on under the store's old name.
 CREATE FUNCTION postrider._check_empty() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-  v_live text := (SELECT string_agg(name, ', ' ORDER BY id) FROM postrider.nodes
-                  WHERE state = 'live' AND lease_until > postrider._now());
   v_found text := concat_ws(', ',
     CASE WHEN EXISTS (SELECT FROM postrider.endpoints) THEN 'endpoints' END,
     CASE WHEN EXISTS (SELECT FROM postrider.queue) THEN 'queued messages' END,
@@ -18,11 +16,7 @@ DECLARE
     CASE WHEN EXISTS (SELECT FROM postrider.subscriptions) THEN 'subscriptions' END,
     CASE WHEN EXISTS (SELECT FROM postrider.settings) THEN 'changed settings' END);
 BEGIN
-  IF v_live IS NOT NULL THEN
-    PERFORM postrider._conflict(format(
-      'nodes are running on this store: %s; stop them, or wait for the lease of one that was killed, and import again',
-      v_live));
-  END IF;
+  PERFORM postrider._refuse_beside_nodes('import again');
   IF v_found <> '' THEN
     PERFORM postrider._conflict(format(
       'this store is not empty, it has %s; import into another database, or make this one new: '

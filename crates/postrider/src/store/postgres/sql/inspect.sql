@@ -16,23 +16,25 @@ EXCEPTION WHEN data_exception OR program_limit_exceeded OR statement_too_complex
   RETURN NULL;
 END $$;
 
-CREATE FUNCTION postrider._behind_key(p_scope bigint, p_key text, p_id bigint) RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION postrider._behind_key(q postrider.queue) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
   v_head bigint;
 BEGIN
   SELECT message_id INTO v_head FROM postrider.dlq
-  WHERE holds_key AND key_scope = p_scope AND ordering_key = p_key LIMIT 1;
+  WHERE holds_key AND key_scope = q.key_scope AND ordering_key = q.ordering_key LIMIT 1;
   IF FOUND THEN
     RETURN format('behind key %s: held by dead message %s; redrive, discard or release it',
-      postrider._quoted(p_key), v_head);
+      postrider._quoted(q.ordering_key), v_head);
   END IF;
-  SELECT id INTO v_head FROM postrider.queue
-  WHERE key_scope = p_scope AND ordering_key = p_key AND id <> p_id
-  ORDER BY postrider._turn(place, key_position) LIMIT 1;
+  SELECT f.id INTO v_head FROM postrider.queue f
+  WHERE f.key_scope = q.key_scope AND f.ordering_key = q.ordering_key
+    AND postrider._turn(f.place, f.key_position) < q.key_position
+  ORDER BY postrider._turn(f.place, f.key_position) LIMIT 1;
   IF FOUND THEN
-    RETURN format('behind key %s: message %s is before it', postrider._quoted(p_key), v_head);
+    RETURN format('behind key %s: message %s is before it', postrider._quoted(q.ordering_key), v_head);
   END IF;
-  RETURN format('behind key %s', postrider._quoted(p_key));
+  -- Its turn comes as soon as a sender of the key, or whoever has the message in hand, has ended.
+  RETURN format('behind key %s', postrider._quoted(q.ordering_key));
 END $$;
 
 -- The first thing in the way, in the order in which a node would meet it.
@@ -50,7 +52,7 @@ BEGIN
     WHEN e.dropped_at IS NOT NULL THEN format('endpoint %s was dropped', postrider._quoted(e.name))
     WHEN e.paused THEN format('endpoint %s is paused', postrider._quoted(e.name))
     WHEN e.disabled_by IS NOT NULL THEN format('endpoint %s is disabled', postrider._quoted(e.name))
-    WHEN q.place = 1 THEN postrider._behind_key(q.key_scope, q.ordering_key, q.id)
+    WHEN q.place = 1 THEN postrider._behind_key(q)
     WHEN q.due_at > v_now AND q.attempts = 0 THEN 'scheduled: next try at ' || postrider._shown(q.due_at)
     WHEN q.due_at > v_now
       THEN format('waiting after attempt %s: next try at %s', q.attempts, postrider._shown(q.due_at))

@@ -58,7 +58,9 @@ END $$;
 CREATE FUNCTION postrider.erase_message(id bigint) RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
-  PERFORM FROM postrider.queue q WHERE q.id = erase_message.id;
+  -- Whoever redrives or cancels it is waited for: where it is then is not known before.
+  PERFORM FROM postrider.dlq d WHERE d.message_id = erase_message.id FOR UPDATE;
+  PERFORM FROM postrider.queue q WHERE q.id = erase_message.id FOR UPDATE;
   IF FOUND OR postrider._finished_state(erase_message.id) IS NULL THEN
     PERFORM postrider._cancel(postrider._pending_message(erase_message.id));
   END IF;

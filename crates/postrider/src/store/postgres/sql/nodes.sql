@@ -69,6 +69,18 @@ BEGIN
   END IF;
 END $$;
 
+CREATE FUNCTION postrider._refuse_beside_nodes(p_then text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_live text := (SELECT string_agg(name, ', ' ORDER BY id) FROM postrider.nodes
+                  WHERE state = 'live' AND lease_until > postrider._now());
+BEGIN
+  IF v_live IS NOT NULL THEN
+    PERFORM postrider._conflict(format(
+      'nodes are running on this store: %s; stop them, or wait for the lease of one that was killed, and %s',
+      v_live, p_then));
+  END IF;
+END $$;
+
 -- A clean stop: what the node still holds goes back as if it had not been claimed. What it lost before is judged.
 CREATE FUNCTION postrider._leave_node(p_node bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

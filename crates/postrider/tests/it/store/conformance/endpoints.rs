@@ -135,7 +135,8 @@ pub(crate) async fn a_forced_drop_fences_what_runs<H: Harness>(mut world: World<
     let ticket = world.claim_one().await;
     assert!(world.store().drop_endpoint("a", false).await.is_err());
     world.store().drop_endpoint("a", true).await.unwrap();
-    assert_eq!(world.state(id).await, State::Cancelled);
+    let story = world.story(id).await;
+    assert_eq!((story.state, story.attempt_count), (State::Cancelled, 1), "it was tried");
     world.retry(ticket, 0).await;
     assert_eq!(world.state(id).await, State::Cancelled);
     assert_eq!(world.queued().await, 0);

@@ -262,3 +262,15 @@ async fn a_settlement_that_takes_its_time_is_not_forgotten_and_holds_up_no_heart
     let (settled, ()) = tokio::join!(settling, heartbeat);
     assert_eq!(settled.effect, Effect::Applied(State::Completed));
 }
+
+/// Its name is part of every id that receivers see.
+#[tokio::test]
+async fn a_store_gets_no_other_name_beside_running_nodes() {
+    let world = World::<Postgres>::start().await;
+    let before = world.store().name();
+    let refused = world.store().renew_name().await.unwrap_err();
+    assert!(refused.to_string().starts_with("nodes are running on this store: "), "{refused}");
+    world.store().leave(world.node).await.unwrap();
+    world.store().renew_name().await.unwrap();
+    assert_ne!(world.store().name(), before);
+}

@@ -304,3 +304,25 @@ async fn a_sender_that_knew_a_short_queue_does_not_read_all_of_a_long_one() {
     let read: i64 = transaction.query_one(read, &[]).await.unwrap().get(0);
     assert_eq!(read, 0, "rows were read without an index");
 }
+
+/// Whoever erases waits for those who have the message in hand, and then finds it wherever they put it.
+#[tokio::test]
+async fn what_moves_meanwhile_is_erased_all_the_same() {
+    let mut world = World::<Postgres>::start().await;
+    let letter = world.send_to_death(to("a")).await;
+    let pending = world.send(to("a")).await;
+    let mut app = connect(&world).await;
+    for (moving, message) in [
+        (format!("SELECT postrider.redrive_message({})", letter.id), letter.message),
+        (format!("SELECT postrider.cancel_message({pending})"), pending),
+    ] {
+        let transaction = app.transaction().await.unwrap();
+        transaction.batch_execute(&moving).await.unwrap();
+        let mut erasing = std::pin::pin!(world.store().erase(message));
+        assert!(tokio::time::timeout(A_WHILE, &mut erasing).await.is_err(), "it waits");
+        transaction.commit().await.unwrap();
+        erasing.await.unwrap();
+        let story = world.story(message).await;
+        assert_eq!((story.state, story.payload), (State::Cancelled, None), "{moving}");
+    }
+}
