@@ -38,6 +38,7 @@ mod many_nodes;
 mod cut_off;
 mod failover;
 mod old_snapshots;
+mod room;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,
