@@ -76,6 +76,34 @@ async fn a_loser_of_an_idempotency_key_that_cannot_see_the_winner_has_to_try_aga
 }
 
 #[tokio::test]
+async fn a_reserved_idempotency_key_that_a_sender_cannot_see_makes_it_try_again() {
+    for level in LEVELS {
+        let mut world = World::<Postgres>::start().await;
+        world.configure("idempotency_retention", 600).await;
+        let mut app = connect(&world).await;
+        let transaction = with_old_snapshot(&mut app, level).await;
+        let sent = world.send(to("a").idempotency_key("i")).await;
+        deliver(&mut world, &[sent]).await;
+        let lost = send_in(&transaction, &to("a").idempotency_key("i")).await.unwrap_err();
+        assert!(matches!(&lost, StoreError::Unavailable(why) if why.contains("40001")), "{lost:?}");
+        transaction.rollback().await.unwrap();
+        let transaction = with_old_snapshot(&mut app, level).await;
+        let again = send_in(&transaction, &to("a").idempotency_key("i")).await.unwrap();
+        assert_eq!((again.id, again.duplicate), (sent, true));
+        let other = send_in(&transaction, &to("a").idempotency_key("j")).await.unwrap();
+        assert_eq!(send_in(&transaction, &to("a").idempotency_key("j")).await.unwrap().id, other.id);
+        transaction.commit().await.unwrap();
+        deliver(&mut world, &[other.id]).await;
+        let again = world.store().send(to("a").idempotency_key("j")).await.unwrap();
+        assert_eq!((again.id, again.duplicate), (other.id, true));
+        world.live(601).await;
+        let transaction = with_old_snapshot(&mut app, level).await;
+        assert!(!send_in(&transaction, &to("a").idempotency_key("j")).await.unwrap().duplicate);
+        transaction.commit().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_key_goes_on_when_its_next_message_was_not_yet_committed() {
     let mut world = World::<Postgres>::start().await;
     let mut app = connect(&world).await;
