@@ -39,6 +39,7 @@ mod cut_off;
 mod failover;
 mod old_snapshots;
 mod room;
+mod deadlocks;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,
