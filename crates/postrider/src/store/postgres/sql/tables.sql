@@ -176,6 +176,7 @@ CREATE TABLE postrider._stalled_keys (
   key_scope bigint NOT NULL,
   ordering_key text COLLATE "C" NOT NULL
 );
+CREATE INDEX stalled_keys_key ON postrider._stalled_keys (key_scope, ordering_key);
 
 -- Idempotency keys of completed messages, for idempotency_retention.
 CREATE TABLE postrider._reservations (
