@@ -95,7 +95,8 @@ BEGIN
       IF d.max_queue_size <= postrider._counted_at_once() THEN
         v_queued := postrider._count_up_to(d.max_queue_size + 1);
       -- Nobody is refused below 95 %, even if every send since the last exact count was rolled back.
-      ELSIF v_queued - d.unsure + p_more <= d.max_queue_size - d.max_queue_size / 20 THEN
+      ELSIF v_queued - d.unsure < d.max_queue_size - d.max_queue_size / 20
+            AND v_queued - d.unsure + p_more <= d.max_queue_size THEN
         v_queued := coalesce(postrider._count_alone(d.max_queue_size + 1), v_queued);
       END IF;
       IF v_queued + p_more > d.max_queue_size THEN

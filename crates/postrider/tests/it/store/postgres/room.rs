@@ -25,7 +25,7 @@ async fn cancel(owner: &Prompt, endpoint: &str, count: u64) {
         .run(&format!(
             "SELECT postrider.cancel_message(id) FROM (
                SELECT q.id FROM postrider.queue q JOIN postrider.endpoints e ON e.id = q.endpoint_id
-               WHERE e.name = '{endpoint}' LIMIT {count}) AS some"
+               WHERE e.name = '{endpoint}' LIMIT {count}) AS few"
         ))
         .await;
 }
