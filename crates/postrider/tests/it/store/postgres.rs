@@ -38,6 +38,8 @@ mod many_nodes;
 mod cut_off;
 mod failover;
 mod old_snapshots;
+mod room;
+mod deadlocks;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,

@@ -7,7 +7,7 @@ SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 DECLARE
   v_payload bytea := convert_to(payload::text, 'UTF8');
   v_now timestamptz := postrider._now();
-  v_id bigint := nextval('postrider.message_ids');
+  v_id bigint;
   v_endpoint bigint;
   v_accepts boolean;
   v_paused boolean;
@@ -15,17 +15,20 @@ DECLARE
   v_id_max bigint;
 BEGIN
   -- Only the name comes from outside, and there is one row of everything: so the planner keeps its plan. The queue is not
-  -- full before this id: ids given since the last count are the most that can have come.
+  -- full before this id: ids given since the last count are the most that can have come. None is taken before that is known,
+  -- or those of refused sends would be counted, too.
   SELECT e.id, e.disabled_by IS DISTINCT FROM 'operator' AND NOT e.options ? 'max_queue_size', e.paused,
          l.max_payload_bytes, CASE WHEN l.max_queue_size = 0 THEN 9223372036854775807
                                    ELSE g.at_id + l.max_queue_size - g.queued END
   INTO v_endpoint, v_accepts, v_paused, v_bytes_max, v_id_max
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g
   WHERE e.name = endpoint_name AND e.dropped_at IS NULL AND l.single AND g.single;
-  IF (v_accepts AND octet_length(v_payload) <= v_bytes_max AND v_id <= v_id_max) IS NOT TRUE THEN
+  IF (v_accepts AND octet_length(v_payload) <= v_bytes_max
+      AND coalesce(pg_sequence_last_value('postrider.message_ids'), 0) < v_id_max) IS NOT TRUE THEN
     RETURN (postrider._send(endpoint_name, v_payload, 'application/json', 0::smallint, NULL, NULL, NULL, NULL, NULL,
                             NULL, NULL, NULL)).id;
   END IF;
+  v_id := nextval('postrider.message_ids');
   INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, content_type, payload)
   VALUES (v_id, v_now, v_now, v_endpoint, 'application/json', v_payload);
   IF NOT v_paused AND pg_try_advisory_xact_lock(hashint8extended(v_endpoint, (extract(epoch FROM v_now) * 100)::bigint)) THEN

@@ -157,18 +157,20 @@ DECLARE
   v_endpoint record;
   v_limit bigint;
 BEGIN
-  SELECT l.max_queue_size, g.queued + (m.last_value - g.at_id), g.departed
-  INTO v_limit, d.queued, d.departed FROM postrider._limits l, postrider._gauge g, postrider.message_ids m;
+  SELECT l.max_queue_size, g.queued + (m.last_value - g.at_id), m.last_value - g.exact_id, g.departed
+  INTO v_limit, d.queued, d.unsure, d.departed FROM postrider._limits l, postrider._gauge g, postrider.message_ids m;
   d.max_queue_size := v_limit;
   PERFORM postrider._make_room(d, cardinality(p_ids));
   d.max_queue_size := 0;
   FOR v_endpoint IN
-    SELECT e.id, e.name, (e.options->>'max_queue_size')::bigint AS queue_max, count(*) AS more
+    SELECT e.id, e.name, postrider._key_scope(e) AS key_scope, (e.options->>'max_queue_size')::bigint AS queue_max,
+           count(*) AS more
     FROM postrider.dlq l JOIN postrider.endpoints e ON e.id = l.endpoint_id
     WHERE l.id = ANY (p_ids) AND e.options ? 'max_queue_size' GROUP BY e.id ORDER BY e.id
   LOOP
     d.id := v_endpoint.id;
     d.name := v_endpoint.name;
+    d.key_scope := v_endpoint.key_scope;
     d.queue_max := v_endpoint.queue_max;
     -- Redriven ones got no new id, so that ids say nothing of this endpoint's part.
     d.queued := greatest(d.queued, v_endpoint.queue_max);
@@ -188,10 +190,9 @@ BEGIN
   RETURN QUERY
     SELECT NULL::bigint, greatest(v_limit - v_queued, 0) WHERE v_limit > 0
     UNION ALL
-    SELECT e.id, e.queue_max - (
-      SELECT count(*) FROM (SELECT FROM postrider.queue q WHERE q.endpoint_id = e.id LIMIT e.queue_max) AS queued)
-    FROM (SELECT id, (options->>'max_queue_size')::bigint AS queue_max FROM postrider.endpoints
-          WHERE id = ANY (p_endpoints)) AS e
+    SELECT e.id, e.queue_max - cardinality(postrider._queued_of(e.id, e.key_scope, e.queue_max))
+    FROM (SELECT o.id, postrider._key_scope(o) AS key_scope, (o.options->>'max_queue_size')::bigint AS queue_max
+          FROM postrider.endpoints o WHERE o.id = ANY (p_endpoints)) AS e
     WHERE e.queue_max > 0 AND v_queued + p_more > e.queue_max;
 END $$;
 

@@ -205,6 +205,8 @@ DECLARE
   v_departed bigint;
   v_queued bigint;
   v_exact_at timestamptz := (SELECT at FROM postrider._exact_count);
+  v_limit bigint := (SELECT max_queue_size FROM postrider._limits);
+  g postrider._gauge;
   v_much_queued boolean;
 BEGIN
   IF NOT pg_try_advisory_xact_lock(1886548338, 2) THEN
@@ -221,8 +223,15 @@ BEGIN
          (SELECT count(*) FROM (SELECT FROM postrider.queue LIMIT postrider._counted_at_once() + 1) AS first_of_them)
   INTO v_departed, v_queued;
   v_much_queued := v_queued > postrider._counted_at_once();
+  SELECT * INTO g FROM postrider._gauge;
   IF v_much_queued THEN
-    SELECT g.queued + (v_last - g.at_id) - (v_departed - g.departed) INTO v_queued FROM postrider._gauge g;
+    v_queued := g.queued + (v_last - g.at_id) - (v_departed - g.departed);
+  ELSE
+    g.exact_id := v_last;
+  END IF;
+  -- Where senders are about to be refused, they have to know how far it can be off.
+  IF v_limit > postrider._counted_at_once() AND v_queued >= v_limit - v_limit / 10 AND v_last - g.exact_id > v_limit / 40 THEN
+    v_exact_at := NULL;
   END IF;
   IF (v_much_queued OR EXISTS (SELECT FROM postrider.dlq WHERE status = 'failed' OFFSET postrider._counted_at_once()))
      AND (v_exact_at IS NULL OR v_exact_at > v_now
@@ -238,8 +247,16 @@ BEGIN
                    ON CONFLICT (single) DO UPDATE SET at = excluded.at, dead = excluded.dead)
     SELECT coalesce(sum(queued), 0), (SELECT coalesce(sum(departed), 0) FROM postrider._departures)
     INTO v_queued, v_departed FROM kept;
+    g.exact_id := v_last;
   END IF;
-  UPDATE postrider._gauge SET queued = greatest(v_queued, 0), at_id = v_last, departed = v_departed, counted_at = v_now;
+  IF v_last <> g.at_id OR v_departed <> g.departed THEN
+    SELECT coalesce(jsonb_object_agg(e.id, cardinality(
+             postrider._queued_of(e.id, postrider._key_scope(e), (e.options->>'max_queue_size')::bigint + 1))), '{}')
+    INTO g.parts
+    FROM postrider.endpoints e WHERE e.dropped_at IS NULL AND (e.options->>'max_queue_size')::bigint > 0;
+  END IF;
+  UPDATE postrider._gauge SET queued = greatest(v_queued, 0), at_id = v_last, departed = v_departed, counted_at = v_now,
+    exact_id = g.exact_id, parts = g.parts;
   PERFORM postrider._fold_departures();
   -- Last, because until the commit whoever settles these claims waits.
   PERFORM postrider._take_claims_along();

@@ -168,8 +168,12 @@ DECLARE
   v_key record;
   v_endpoint bigint;
 BEGIN
-  FOR v_key IN SELECT DISTINCT key_scope, ordering_key FROM postrider._stalled_keys LIMIT p_limit LOOP
-    CONTINUE WHEN NOT postrider._try_lock_key(v_key.key_scope, v_key.ordering_key);
+  -- Those whose senders are still at work do not count: however many they are, they hold up nobody else.
+  FOR v_key IN
+    SELECT k.key_scope, k.ordering_key
+    FROM (SELECT DISTINCT key_scope, ordering_key FROM postrider._stalled_keys) AS k
+    WHERE postrider._try_lock_key(k.key_scope, k.ordering_key) LIMIT p_limit
+  LOOP
     DELETE FROM postrider._stalled_keys
     WHERE key_scope = v_key.key_scope AND ordering_key = v_key.ordering_key;
     v_endpoint := postrider._advance_key(v_key.key_scope, v_key.ordering_key);

@@ -406,6 +406,17 @@ BEGIN
   IF v_widest > v_limit THEN
     PERFORM postrider._too_large('event_type', v_widest, v_limit, 'max_fanout');
   END IF;
+  IF cardinality(v_events) > v_chunk THEN
+    -- As one batch would: all locks, in order.
+    PERFORM postrider._lock_idempotency_keys(array_agg(o.id), array_agg(k.key || '#' || w.id))
+    FROM unnest(v_events, v_subscriptions, v_endpoints) AS w (n, id, endpoint)
+      JOIN unnest(b.idempotency_keys) WITH ORDINALITY AS k (key, n) USING (n)
+      JOIN postrider.endpoints o ON o.name = w.endpoint AND o.dropped_at IS NULL;
+    PERFORM postrider._lock_keys(array_agg(postrider._key_scope(o)), array_agg(k.key))
+    FROM unnest(v_events, v_endpoints) AS w (n, endpoint)
+      JOIN unnest(b.ordering_keys) WITH ORDINALITY AS k (key, n) USING (n)
+      JOIN postrider.endpoints o ON o.name = w.endpoint AND o.dropped_at IS NULL;
+  END IF;
   FOR a IN 1 .. cardinality(v_events) BY v_chunk LOOP
     t := postrider._fanned_out(p_event_types, p_payloads, b, v_events[a : a + v_chunk - 1],
       v_subscriptions[a : a + v_chunk - 1], v_templates[a : a + v_chunk - 1]);

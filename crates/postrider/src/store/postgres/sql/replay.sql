@@ -83,6 +83,7 @@ CREATE FUNCTION postrider.replay_range(
 DECLARE
   v_name text;
   v_ids bigint[];
+  v_keys text[];
   v_step bigint[];
   v_chunk integer := (SELECT least(max_batch_messages, 1000) FROM postrider._limits);
   d postrider._destination;
@@ -98,19 +99,23 @@ BEGIN
     PERFORM postrider._invalid('p_status', 'must be one of completed, expired, cancelled, failed');
   END IF;
   IF p_status = 'failed' THEN
-    v_ids := ARRAY(SELECT message_id FROM postrider.dlq
-      WHERE endpoint_id = p_endpoint_id AND status = 'failed' AND payload IS NOT NULL
-        AND created_at >= p_from_ts AND created_at < p_to_ts ORDER BY message_id);
+    SELECT coalesce(array_agg(message_id ORDER BY message_id), '{}'), array_agg(DISTINCT ordering_key) INTO v_ids, v_keys
+    FROM postrider.dlq
+    WHERE endpoint_id = p_endpoint_id AND status = 'failed' AND payload IS NOT NULL
+      AND created_at >= p_from_ts AND created_at < p_to_ts;
   ELSE
-    v_ids := ARRAY(SELECT id FROM postrider.archive
-      WHERE endpoint_id = p_endpoint_id AND payload IS NOT NULL AND created_at >= p_from_ts AND created_at < p_to_ts
-        AND (p_status IS NULL OR status = p_status) ORDER BY id);
+    SELECT coalesce(array_agg(id ORDER BY id), '{}'), array_agg(DISTINCT ordering_key) INTO v_ids, v_keys
+    FROM postrider.archive
+    WHERE endpoint_id = p_endpoint_id AND payload IS NOT NULL AND created_at >= p_from_ts AND created_at < p_to_ts
+      AND (p_status IS NULL OR status = p_status);
   END IF;
   IF cardinality(v_ids) = 0 THEN
     RETURN 0;
   END IF;
   d := postrider._destination(v_name);
   PERFORM postrider._make_room(d, cardinality(v_ids));
+  -- As one batch would: all locks, in order.
+  PERFORM postrider._lock_keys(array_fill(d.key_scope, ARRAY[cardinality(v_keys)]), v_keys);
   FOR a IN 1 .. cardinality(v_ids) BY v_chunk LOOP
     v_step := v_ids[a : a + v_chunk - 1];
     PERFORM postrider._replay_step(v_name, v_step, p_status IS NOT DISTINCT FROM 'failed', p_from_ts, p_to_ts);

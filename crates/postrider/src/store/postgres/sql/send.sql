@@ -16,9 +16,15 @@ CREATE TYPE postrider._destination AS (
   max_key_bytes bigint,
   max_batch_messages bigint,
   stale_recovery_timeout interval,
+  -- At most so many are queued, but for those that departed since; and so many of the ids may be of sends that were
+  -- rolled back. See _gauge.
   queued bigint,
+  unsure bigint,
   departed bigint,
-  counted_at timestamptz
+  counted_at timestamptz,
+  -- What the endpoint held when it was counted, and the ids given since. Null unless it has a limit of its own.
+  part bigint,
+  new_ids bigint
 );
 
 CREATE FUNCTION postrider._destination(p_endpoint text) RETURNS postrider._destination
@@ -29,7 +35,8 @@ BEGIN
   SELECT e.id, e.name, e.protocol, CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END,
          (e.options->>'max_queue_size')::bigint, e.disabled_by, e.paused, e.config,
          l.max_queue_size, l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes, l.max_batch_messages,
-         l.stale_recovery_timeout, g.queued + (m.last_value - g.at_id), g.departed, g.counted_at
+         l.stale_recovery_timeout, g.queued + (m.last_value - g.at_id), m.last_value - g.exact_id, g.departed, g.counted_at,
+         CASE WHEN e.options ? 'max_queue_size' THEN (g.parts->>e.id::text)::bigint END, m.last_value - g.at_id
   INTO v
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g, postrider.message_ids m
   -- That there is one row of each is what lets the planner keep its plan.
@@ -52,9 +59,12 @@ BEGIN
   SELECT array_agg(ROW(e.id, e.name, e.protocol, CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END,
            (e.options->>'max_queue_size')::bigint, e.disabled_by, e.paused, e.config,
            l.max_queue_size, l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes, l.max_batch_messages,
-           l.stale_recovery_timeout, l.queued, l.departed, l.counted_at)::postrider._destination)
+           l.stale_recovery_timeout, l.queued, l.unsure, l.departed, l.counted_at,
+           CASE WHEN e.options ? 'max_queue_size' THEN (l.parts->>e.id::text)::bigint END,
+           l.new_ids)::postrider._destination)
   INTO v
-  FROM (SELECT l.*, g.queued + (m.last_value - g.at_id) AS queued, g.departed, g.counted_at
+  FROM (SELECT l.*, g.queued + (m.last_value - g.at_id) AS queued, m.last_value - g.exact_id AS unsure, g.departed,
+          g.counted_at, g.parts, m.last_value - g.at_id AS new_ids
         FROM postrider._limits l, postrider._gauge g, postrider.message_ids m WHERE l.single AND g.single LIMIT 1) AS l
     CROSS JOIN postrider.endpoints e
   WHERE e.name = ANY (p_names) AND e.dropped_at IS NULL AND e.disabled_by IS DISTINCT FROM 'operator';
@@ -75,7 +85,8 @@ BEGIN
 END $$;
 
 -- Refuses when the queue, or the endpoint's part of it, would hold more than its limit. The first look costs
--- nothing: ids given since the last count are added to it, and only when that says full is anything read.
+-- nothing: ids given since the last count are added to it, and only when that says full is anything read. What is read does
+-- not grow with the queue either, while a node counts every second.
 CREATE FUNCTION postrider._make_room(d postrider._destination, p_more bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_queued bigint;
@@ -83,21 +94,69 @@ BEGIN
   IF d.max_queue_size > 0 AND d.queued + p_more > d.max_queue_size THEN
     v_queued := d.queued - ((SELECT coalesce(sum(departed), 0) FROM postrider._departures) - d.departed);
     IF v_queued + p_more > d.max_queue_size THEN
-      -- Ids of rolled back sends were counted too, so it is counted exactly before anybody is refused.
-      SELECT count(*) INTO v_queued FROM (SELECT FROM postrider.queue LIMIT d.max_queue_size + 1) AS q;
+      IF d.max_queue_size <= postrider._counted_at_once() THEN
+        v_queued := postrider._count_up_to(d.max_queue_size + 1);
+      -- Nobody is refused below 95 %, even if every send since the last exact count was rolled back.
+      ELSIF v_queued - d.unsure < d.max_queue_size - d.max_queue_size / 20
+            AND v_queued - d.unsure + p_more <= d.max_queue_size THEN
+        v_queued := coalesce(postrider._count_alone(d.max_queue_size + 1), v_queued);
+      END IF;
       IF v_queued + p_more > d.max_queue_size THEN
         PERFORM postrider._queue_full(v_queued, d.max_queue_size, NULL);
       END IF;
     END IF;
   END IF;
-  IF d.queue_max > 0 AND d.queued + p_more > d.queue_max THEN
-    SELECT count(*) INTO v_queued
-    FROM (SELECT FROM postrider.queue WHERE endpoint_id = d.id LIMIT d.queue_max + 1) AS q;
+  IF d.queue_max > 0 AND least(d.queued, d.part + d.new_ids) + p_more > d.queue_max THEN
+    v_queued := d.part;
+    -- Very many are not counted again while a node just did, and hardly anything left since.
+    IF v_queued IS NULL OR d.queue_max <= postrider._counted_at_once()
+       OR d.counted_at < postrider._now() - interval '3 seconds'
+       OR (SELECT coalesce(sum(departed), 0) FROM postrider._departures) - d.departed > d.queue_max / 20 THEN
+      v_queued := cardinality(postrider._queued_of(d.id, d.key_scope, d.queue_max + 1));
+    END IF;
     IF v_queued + p_more > d.queue_max THEN
       PERFORM postrider._queue_full(v_queued, d.queue_max, d.name);
     END IF;
   END IF;
 END $$;
+
+CREATE FUNCTION postrider._count_up_to(p_limit bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN (SELECT count(*) FROM (SELECT FROM postrider.queue LIMIT p_limit) AS q);
+END $$;
+
+-- The same for very many: one at a time, or null.
+CREATE FUNCTION postrider._count_alone(p_limit bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  v_count bigint;
+BEGIN
+  IF pg_try_advisory_xact_lock(1886548338, 6) THEN
+    v_count := postrider._count_up_to(p_limit);
+    -- Undoes the lock and nothing else: the caller's transaction may go on for long.
+    RAISE lock_not_available;
+  END IF;
+  RETURN NULL;
+EXCEPTION WHEN lock_not_available THEN
+  RETURN v_count;
+END $$;
+
+-- Messages of an endpoint, up to so many, found by the indexes that there are: the ready ones, those of its keys that are
+-- not, and those on probation. Others that share its scope of keys are walked over. Of plans see _place_of_new.
+CREATE FUNCTION postrider._queued_of(p_endpoint bigint, p_scope bigint, p_limit bigint) RETURNS bigint[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+BEGIN
+  RETURN ARRAY(
+    SELECT id FROM postrider.queue WHERE endpoint_id = p_endpoint AND place = 0
+    UNION ALL
+    SELECT id FROM postrider.queue
+    WHERE key_scope = p_scope AND ordering_key IS NOT NULL AND endpoint_id = p_endpoint AND place <> 0
+    UNION ALL
+    SELECT id FROM postrider.queue WHERE endpoint_id = p_endpoint AND ordering_key IS NULL AND place = 3
+    LIMIT p_limit);
+END $$;
+
+CREATE FUNCTION postrider._key_scope(e postrider.endpoints) RETURNS bigint LANGUAGE sql IMMUTABLE
+AS $$ SELECT CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END $$;
 
 CREATE FUNCTION postrider._check_key(p_field text, p_key text, p_max bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -208,6 +267,11 @@ BEGIN
     FROM postrider._reservations WHERE endpoint_id = d.id AND idempotency_key = p_key AND until > p_now;
   END IF;
   IF NOT FOUND THEN
+    -- A reservation that an old snapshot does not show is met by a row of its own, which is over already: 40001.
+    IF NOT postrider._is_read_committed() AND (SELECT idempotency_retention > interval '0' FROM postrider._limits) THEN
+      INSERT INTO postrider._reservations (endpoint_id, idempotency_key, message_id, digest, until)
+      VALUES (d.id, p_key, 0, '', p_now) ON CONFLICT DO NOTHING;
+    END IF;
     RETURN NULL;
   END IF;
   IF v_held.same IS NOT TRUE THEN

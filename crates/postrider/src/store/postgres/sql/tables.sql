@@ -48,13 +48,16 @@ CREATE TABLE postrider._limits (
 );
 
 -- How much is queued, as of some moment: what was queued when the last id was `at_id` and `departed` had left.
--- Senders add the ids given since; a node counts again before that is far off.
+-- Senders add the ids given since; a node counts again before that is far off. After `exact_id` ids of rolled back sends
+-- are counted, too. `parts` has what endpoints with a limit of their own held: {"endpoint": messages}.
 CREATE TABLE postrider._gauge (
   single boolean PRIMARY KEY DEFAULT true CHECK (single),
   queued bigint NOT NULL DEFAULT 0,
   at_id bigint NOT NULL DEFAULT 0,
   departed bigint NOT NULL DEFAULT 0,
-  counted_at timestamptz NOT NULL DEFAULT '-infinity'
+  counted_at timestamptz NOT NULL DEFAULT '-infinity',
+  exact_id bigint NOT NULL DEFAULT 0,
+  parts jsonb NOT NULL DEFAULT '{}'
 );
 
 -- A dropped endpoint stays as a name for what the archive says of it.
@@ -173,6 +176,7 @@ CREATE TABLE postrider._stalled_keys (
   key_scope bigint NOT NULL,
   ordering_key text COLLATE "C" NOT NULL
 );
+CREATE INDEX stalled_keys_key ON postrider._stalled_keys (key_scope, ordering_key);
 
 -- Idempotency keys of completed messages, for idempotency_retention.
 CREATE TABLE postrider._reservations (

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use postrider::endpoint::EndpointChange;
 use postrider::error::StoreError;
 use postrider::message::NodeId;
-use postrider::store::postgres::send_in;
+use postrider::store::postgres::{send_batch_in, send_in};
 use postrider::store::{ClaimRequest, Effect, NoDirectClaims, Redrive};
 use postrider::tokio_postgres::{Client, IsolationLevel, Transaction};
 use postrider::{MessageId, Operate, State, Store};
@@ -73,6 +73,62 @@ async fn a_loser_of_an_idempotency_key_that_cannot_see_the_winner_has_to_try_aga
     world.send(to("a").idempotency_key("i")).await;
     let lost = send_in(&transaction, &to("a").idempotency_key("i")).await.unwrap_err();
     assert!(matches!(&lost, StoreError::Unavailable(why) if why.contains("40001")), "{lost:?}");
+}
+
+#[tokio::test]
+async fn a_reserved_idempotency_key_that_a_sender_cannot_see_makes_it_try_again() {
+    for level in LEVELS {
+        let mut world = World::<Postgres>::start().await;
+        world.configure("idempotency_retention", 600).await;
+        let mut app = connect(&world).await;
+        let transaction = with_old_snapshot(&mut app, level).await;
+        let sent = world.send(to("a").idempotency_key("i")).await;
+        deliver(&mut world, &[sent]).await;
+        let lost = send_in(&transaction, &to("a").idempotency_key("i")).await.unwrap_err();
+        assert!(matches!(&lost, StoreError::Unavailable(why) if why.contains("40001")), "{lost:?}");
+        transaction.rollback().await.unwrap();
+        let transaction = with_old_snapshot(&mut app, level).await;
+        let again = send_in(&transaction, &to("a").idempotency_key("i")).await.unwrap();
+        assert_eq!((again.id, again.duplicate), (sent, true));
+        let other = send_in(&transaction, &to("a").idempotency_key("j")).await.unwrap();
+        assert_eq!(send_in(&transaction, &to("a").idempotency_key("j")).await.unwrap().id, other.id);
+        transaction.commit().await.unwrap();
+        deliver(&mut world, &[other.id]).await;
+        let again = world.store().send(to("a").idempotency_key("j")).await.unwrap();
+        assert_eq!((again.id, again.duplicate), (other.id, true));
+        world.live(601).await;
+        let transaction = with_old_snapshot(&mut app, level).await;
+        assert!(!send_in(&transaction, &to("a").idempotency_key("j")).await.unwrap().duplicate);
+        transaction.commit().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn keys_go_on_however_many_others_a_long_transaction_sends_under() {
+    let mut world = World::<Postgres>::start().await;
+    let (mut long, mut short) = (connect(&world).await, connect(&world).await);
+    let under = |name: &str, count: usize| -> Vec<_> {
+        (0..count).map(|n| to("a").ordering_key(format!("{name}{n}"))).collect()
+    };
+    // More than are looked at in one step.
+    let (held, free) = (under("held", 150), under("later", 20));
+    world.store().send_batch([held.clone(), free.clone()].concat()).await.unwrap();
+    let heads = world.claim(world.a, 200).await;
+    assert_eq!(heads.len(), 170);
+    let (long, short) = (long.transaction().await.unwrap(), short.transaction().await.unwrap());
+    // One by one, because a batch of so many would lock others, too.
+    for message in &held {
+        send_in(&long, message).await.unwrap();
+    }
+    let next = send_batch_in(&short, &free).await.unwrap();
+    for head in heads {
+        assert_eq!(world.complete(head).await.unblocked, None, "nothing to see yet");
+    }
+    short.commit().await.unwrap();
+    world.store().expire(10).await.unwrap();
+    let mut claimed = world.claim_ids().await;
+    claimed.sort();
+    assert_eq!(claimed, next.iter().map(|sent| sent.id).collect::<Vec<_>>());
 }
 
 #[tokio::test]

@@ -1,0 +1,152 @@
+//! What a limit of the queue costs, and that it is honest however it is counted.
+
+use serde_json::json;
+
+use super::prompt::{self, Prompt};
+
+/// More than are counted whenever somebody asks.
+const MANY: u64 = 30_000;
+
+async fn send_many(owner: &Prompt, endpoint: &str, count: u64) {
+    for start in (0..count).step_by(10_000) {
+        let batch = (count - start).min(10_000);
+        let payloads = format!("ARRAY(SELECT '{{}}'::jsonb FROM generate_series(1, {batch}))");
+        owner.run(&format!("SELECT cardinality(postrider.send_batch('{endpoint}', {payloads}))")).await;
+    }
+}
+
+/// As a node does every second.
+async fn count(owner: &Prompt) {
+    owner.run("SELECT postrider._recount_queue()").await;
+}
+
+async fn cancel(owner: &Prompt, endpoint: &str, count: u64) {
+    owner
+        .run(&format!(
+            "SELECT postrider.cancel_message(id) FROM (
+               SELECT q.id FROM postrider.queue q JOIN postrider.endpoints e ON e.id = q.endpoint_id
+               WHERE e.name = '{endpoint}' LIMIT {count}) AS few"
+        ))
+        .await;
+}
+
+/// How many pages a send touches, and whether it was refused.
+async fn send(owner: &Prompt, endpoint: &str) -> (i64, bool) {
+    owner
+        .run(
+            "CREATE OR REPLACE FUNCTION pg_temp.refused(p_endpoint text) RETURNS boolean LANGUAGE plpgsql AS $$
+             BEGIN
+               PERFORM postrider.send(p_endpoint, '{}');
+               RETURN false;
+             EXCEPTION WHEN SQLSTATE '53400' THEN
+               RETURN true;
+             END $$",
+        )
+        .await;
+    let refused = owner.value(&format!("SELECT pg_temp.refused('{endpoint}')")).await == "t";
+    // The first time also read the catalog.
+    let explain = format!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT pg_temp.refused('{endpoint}')");
+    let plan = owner.json(&explain).await;
+    let touched = |kind: &str| plan[0]["Plan"][kind].as_i64().expect("a number of pages");
+    (touched("Shared Hit Blocks") + touched("Shared Read Blocks"), refused)
+}
+
+async fn accepts_cheaply(owner: &Prompt, endpoint: &str) {
+    let (pages, refused) = send(owner, endpoint).await;
+    assert!(!refused && pages < 100, "{pages} pages, refused: {refused}");
+}
+
+async fn refuses_cheaply(owner: &Prompt, endpoint: &str) {
+    let (pages, refused) = send(owner, endpoint).await;
+    assert!(refused && pages < 100, "{pages} pages, refused: {refused}");
+}
+
+#[tokio::test]
+async fn a_send_to_an_endpoint_with_a_limit_does_not_read_what_others_have_queued() {
+    let (_database, owner) = prompt::alone().await;
+    owner.endpoint("small", json!({"max_queue_size": 100})).await;
+    send_many(&owner, "a", MANY).await;
+    send_many(&owner, "small", 50).await;
+    accepts_cheaply(&owner, "small").await;
+    count(&owner).await;
+    accepts_cheaply(&owner, "small").await;
+    send_many(&owner, "small", 100 - 54).await;
+    refuses_cheaply(&owner, "small").await;
+}
+
+#[tokio::test]
+async fn a_full_queue_is_not_counted_by_those_it_refuses() {
+    let (_database, owner) = prompt::alone().await;
+    owner.configure("max_queue_size", MANY).await;
+    send_many(&owner, "a", MANY).await;
+    count(&owner).await;
+    refuses_cheaply(&owner, "a").await;
+    cancel(&owner, "a", 10).await;
+    accepts_cheaply(&owner, "a").await;
+}
+
+#[tokio::test]
+async fn a_full_endpoint_is_not_counted_by_those_it_refuses() {
+    let (_database, owner) = prompt::alone().await;
+    owner.endpoint("large", json!({"max_queue_size": MANY})).await;
+    send_many(&owner, "a", 10).await;
+    send_many(&owner, "large", MANY).await;
+    count(&owner).await;
+    refuses_cheaply(&owner, "large").await;
+    cancel(&owner, "large", MANY / 10).await;
+    let (_, refused) = send(&owner, "large").await;
+    assert!(!refused, "never refused below 95 %");
+}
+
+#[tokio::test]
+async fn what_was_rolled_back_takes_no_room() {
+    let (_database, owner) = prompt::alone().await;
+    owner.configure("max_queue_size", MANY).await;
+    send_many(&owner, "a", MANY - 5_000).await;
+    count(&owner).await;
+    owner.run("BEGIN").await;
+    send_many(&owner, "a", 5_000).await;
+    owner.run("ROLLBACK").await;
+    send_many(&owner, "a", 4_998).await;
+    let (_, refused) = send(&owner, "a").await;
+    assert!(!refused, "it was counted before anybody is refused");
+    count(&owner).await;
+    refuses_cheaply(&owner, "a").await;
+}
+
+#[tokio::test]
+async fn a_refused_send_takes_no_id() {
+    let (_database, owner) = prompt::alone().await;
+    owner.endpoint("small", json!({"max_queue_size": 2})).await;
+    owner.run("SELECT postrider.send('small', '{}'), postrider.send('small', '{}')").await;
+    owner.configure("max_queue_size", 2).await;
+    for endpoint in ["a", "small"] {
+        owner.refuses(&format!("SELECT postrider.send('{endpoint}', '{{}}')"), "53400", "is full").await;
+    }
+    assert_eq!(owner.number("SELECT last_value FROM postrider.message_ids").await, 2);
+}
+
+#[tokio::test]
+async fn every_message_of_an_endpoint_counts_wherever_it_stands() {
+    for scope in ["endpoint", "global"] {
+        let (_database, owner) = prompt::alone().await;
+        owner.endpoint("small", json!({"max_queue_size": 5, "key_scope": scope})).await;
+        owner.endpoint("other", json!({"key_scope": scope})).await;
+        for (endpoint, key) in
+            [("small", "'k'"), ("small", "'k'"), ("other", "'k'"), ("small", "'l'"), ("small", "NULL")]
+        {
+            owner
+                .run(&format!(
+                    "SELECT postrider.send_with_options('{endpoint}', '{{}}', p_ordering_key => {key})"
+                ))
+                .await;
+        }
+        // One is on probation.
+        owner.run("UPDATE postrider.queue SET place = 3, losses = 1 WHERE ordering_key IS NULL").await;
+        owner.run("SELECT postrider.send('small', '{}')").await;
+        owner.refuses("SELECT postrider.send('small', '{}')", "53400", "5 messages of 5").await;
+        owner.refuses("SELECT postrider.drop_endpoint('small')", "55000", "has messages").await;
+        owner.run("SELECT postrider.drop_endpoint('small', true)").await;
+        assert_eq!(owner.number("SELECT count(*) FROM postrider.queue").await, 1, "{scope}");
+    }
+}
