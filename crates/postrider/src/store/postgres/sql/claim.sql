@@ -68,7 +68,7 @@ CREATE FUNCTION postrider._claim(
 ) RETURNS SETOF postrider._claim_answer LANGUAGE plpgsql AS $$
 DECLARE
   v_now timestamptz;
-  v_endpoint postrider.endpoints;
+  v_endpoint postrider._endpoints;
   v_state record;
   v_taken bigint[] := '{}';
   v_got bigint[];
@@ -94,7 +94,7 @@ BEGIN
   END IF;
   v_now := postrider._now();
   FOR i IN 1 .. cardinality(p_endpoints) LOOP
-    SELECT * INTO v_endpoint FROM postrider.endpoints WHERE id = p_endpoints[i] AND dropped_at IS NULL;
+    SELECT * INTO v_endpoint FROM postrider._endpoints WHERE id = p_endpoints[i] AND dropped_at IS NULL;
     v_next := 'nothing';
     v_next_at := NULL;
     v_got := '{}';
@@ -131,7 +131,8 @@ BEGIN
         IF cardinality(v_got) > 0 THEN
           SELECT * INTO v_rate FROM postrider._rate_grant(
             v_endpoint.options->'rate_limit', v_endpoint.rate_position, v_now, cardinality(v_got));
-          UPDATE postrider.endpoints SET rate_position = v_rate.new_position WHERE id = v_endpoint.id;
+          INSERT INTO postrider._rates (endpoint_id, position) VALUES (v_endpoint.id, v_rate.new_position)
+          ON CONFLICT (endpoint_id) DO UPDATE SET position = excluded.position;
         END IF;
         IF v_next = 'now' AND v_room < p_rooms[i] THEN
           v_next := 'at';
