@@ -117,9 +117,10 @@ BEGIN
       'endpoint "%s" has messages; force the drop to cancel them, or let them be delivered first', p_name));
   END IF;
   -- Like everybody who needs both, first the claims and then their messages.
-  PERFORM FROM postrider._claims WHERE (node_id, batch) IN (
-    SELECT c.node_id, c.batch FROM postrider._claims c, unnest(c.ids) AS held (id) JOIN unnest(v_ids) AS own (id) USING (id))
-  ORDER BY node_id, batch FOR UPDATE;
+  PERFORM FROM postrider._claim_rows r WHERE (r.node_id, r.batch) IN (
+    SELECT c.node_id, c.batch
+    FROM postrider._current_claims() c, unnest(c.ids) AS held (id) JOIN unnest(v_ids) AS own (id) USING (id))
+  ORDER BY r.node_id, r.batch FOR UPDATE;
   PERFORM postrider._cancel_by_force(id) FROM unnest(v_ids[1:p_limit]) AS id;
   IF cardinality(v_ids) > p_limit THEN
     RETURN false;

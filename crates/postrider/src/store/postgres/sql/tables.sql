@@ -75,8 +75,7 @@ CREATE TABLE postrider.endpoints (
 CREATE UNIQUE INDEX endpoints_name ON postrider.endpoints (name) WHERE dropped_at IS NULL;
 
 -- What nodes write about endpoints is not in those rows: people change them in transactions that stay open as long as
--- they like, and no node waits for one. For the same reason these rows, but for circuits, are only added or are one
--- node's at a time.
+-- they like, and no node waits for one. People touch what follows only to reset a circuit.
 CREATE TABLE postrider._circuits (
   endpoint_id bigint PRIMARY KEY,
   state text NOT NULL DEFAULT 'closed' CHECK (state IN ('closed', 'half_open', 'open')),
@@ -89,13 +88,13 @@ CREATE TABLE postrider._rates (
   endpoint_id bigint PRIMARY KEY,
   position timestamptz NOT NULL
 );
--- Receivers that asked to be left alone; the longest counts.
+-- Receivers that asked to be left alone; the longest counts. Rows are only added, so that settlements never conflict.
 CREATE TABLE postrider._holds (
   endpoint_id bigint NOT NULL,
   until timestamptz NOT NULL
 );
 CREATE INDEX holds_endpoint ON postrider._holds (endpoint_id, until);
--- Receivers that are gone, until their endpoints say so themselves.
+-- Receivers that are gone, until their endpoints say so themselves. Rows are only added here, too.
 CREATE TABLE postrider._gone (
   endpoint_id bigint NOT NULL
 );
