@@ -69,7 +69,7 @@ fn refused(section: &Section, error: tokio_postgres::Error) -> StoreError {
 fn table(section: &Section) -> &'static str {
     match section.name {
         "setting" => "settings",
-        "endpoint" => "endpoints",
+        "endpoint" => "_endpoints",
         "event_type" => "event_types",
         "subscription" => "subscriptions",
         "node" => "nodes",

@@ -25,7 +25,7 @@ macro_rules! select {
         concat!(
             "SELECT id, name, protocol, config, retry_policy, options, disabled_by, paused, circuit, circuit_epoch,
                circuit_until, circuit_probe_node, held_until, revision, created_at
-             FROM postrider.endpoints WHERE dropped_at IS NULL ",
+             FROM postrider._endpoints WHERE dropped_at IS NULL ",
             $rest
         )
     };
@@ -33,7 +33,10 @@ macro_rules! select {
 
 /// The version first: what changes while the rest is read is read again.
 pub(super) async fn snapshot(shared: &Shared, known: Option<i64>) -> Result<Option<Arc<Snapshot>>> {
-    let version = shared.own.query_one("SELECT version, paused_because FROM postrider._store", &[]).await?;
+    let version =
+        "SELECT version + (SELECT coalesce(sum(epoch), 0)::bigint FROM postrider._circuits), paused_because
+                   FROM postrider._store";
+    let version = shared.own.query_one(version, &[]).await?;
     if known == Some(version.get(0)) {
         return Ok(None);
     }

@@ -15,6 +15,7 @@ use super::world::{Harness, World};
 
 pub(super) mod prompt;
 mod transactions;
+mod open_changes;
 mod sqlx_transactions;
 mod isolation;
 mod wakeups;

@@ -208,6 +208,7 @@ BEGIN
   PERFORM postrider._maintain_months('attempts', 3);
   v_left := v_left - postrider._clean_event_log(v_left);
   v_left := v_left - postrider._clean_reservations(v_left);
+  v_left := v_left - postrider._clean_holds(v_left);
   v_left := v_left - postrider._clean_nodes(v_left);
   v_left := v_left - postrider._clean_replayed(v_left);
   v_left := v_left - postrider._clean_replays(v_left);

@@ -69,6 +69,8 @@ CREATE FUNCTION postrider._claim(
 DECLARE
   v_now timestamptz;
   v_endpoint postrider.endpoints;
+  v_noted postrider._endpoints;
+  v_position timestamptz;
   v_state record;
   v_taken bigint[] := '{}';
   v_got bigint[];
@@ -80,9 +82,14 @@ DECLARE
 BEGIN
   -- Whoever claims for an endpoint sees what others claimed before it.
   PERFORM pg_advisory_xact_lock(1886548337, e::integer) FROM unnest(p_endpoints) AS e;
+  v_now := postrider._now();
   SELECT paused_because IS NOT NULL AS paused, postrider._claimed_ids() AS claimed,
          EXISTS (SELECT FROM postrider._stalled_keys) AS stalled,
-         EXISTS (SELECT FROM postrider.nodes WHERE id = p_node AND state = 'live') AS live
+         EXISTS (SELECT FROM postrider.nodes WHERE id = p_node AND state = 'live') AS live,
+         -- Asked once for all, because on a good day nothing is.
+         EXISTS (SELECT FROM postrider._circuits WHERE endpoint_id = ANY (p_endpoints) AND state <> 'closed')
+           OR EXISTS (SELECT FROM postrider._holds WHERE endpoint_id = ANY (p_endpoints) AND until > v_now)
+           OR EXISTS (SELECT FROM postrider._gone WHERE endpoint_id = ANY (p_endpoints)) AS noted
   INTO v_state FROM postrider._store;
   IF NOT v_state.live THEN
     PERFORM postrider._conflict(format('node %s lost its lease', p_node));
@@ -92,28 +99,32 @@ BEGIN
     PERFORM pg_notify('postrider', e::text) FROM postrider._advance_stalled_keys(100) AS e
     WHERE e <> ALL (p_endpoints);
   END IF;
-  v_now := postrider._now();
   FOR i IN 1 .. cardinality(p_endpoints) LOOP
     SELECT * INTO v_endpoint FROM postrider.endpoints WHERE id = p_endpoints[i] AND dropped_at IS NULL;
+    IF v_state.noted THEN
+      SELECT * INTO v_noted FROM postrider._endpoints WHERE id = p_endpoints[i];
+    END IF;
     v_next := 'nothing';
     v_next_at := NULL;
     v_got := '{}';
     v_expired := '{}';
     v_room := p_rooms[i];
-    IF v_endpoint.id IS NULL OR v_state.paused OR v_endpoint.paused OR v_endpoint.disabled_by IS NOT NULL
-       OR (v_endpoint.circuit = 'half_open' AND NOT (p_picks[i] = 'probe' AND v_endpoint.circuit_probe_node = p_node))
+    IF v_endpoint.id IS NULL OR v_state.paused OR v_endpoint.paused
+       OR v_endpoint.disabled_by IS NOT NULL OR v_noted.disabled_by IS NOT NULL
+       OR (v_noted.circuit = 'half_open' AND NOT (p_picks[i] = 'probe' AND v_noted.circuit_probe_node = p_node))
     THEN
       NULL;
-    ELSIF v_endpoint.circuit = 'open' THEN
+    ELSIF v_noted.circuit = 'open' THEN
       v_next := 'at';
-      v_next_at := v_endpoint.circuit_until;
-    ELSIF v_endpoint.held_until > v_now THEN
+      v_next_at := v_noted.circuit_until;
+    ELSIF v_noted.held_until > v_now THEN
       v_next := 'at';
-      v_next_at := v_endpoint.held_until;
+      v_next_at := v_noted.held_until;
     ELSE
       IF v_endpoint.options ? 'rate_limit' THEN
+        v_position := (SELECT position FROM postrider._rates WHERE endpoint_id = v_endpoint.id);
         SELECT * INTO v_rate FROM postrider._rate_grant(
-          v_endpoint.options->'rate_limit', v_endpoint.rate_position, v_now, v_room);
+          v_endpoint.options->'rate_limit', v_position, v_now, v_room);
         v_room := v_rate.granted;
       END IF;
       CASE p_picks[i]
@@ -130,8 +141,9 @@ BEGIN
       IF v_endpoint.options ? 'rate_limit' THEN
         IF cardinality(v_got) > 0 THEN
           SELECT * INTO v_rate FROM postrider._rate_grant(
-            v_endpoint.options->'rate_limit', v_endpoint.rate_position, v_now, cardinality(v_got));
-          UPDATE postrider.endpoints SET rate_position = v_rate.new_position WHERE id = v_endpoint.id;
+            v_endpoint.options->'rate_limit', v_position, v_now, cardinality(v_got));
+          INSERT INTO postrider._rates (endpoint_id, position) VALUES (v_endpoint.id, v_rate.new_position)
+          ON CONFLICT (endpoint_id) DO UPDATE SET position = excluded.position;
         END IF;
         IF v_next = 'now' AND v_room < p_rooms[i] THEN
           v_next := 'at';

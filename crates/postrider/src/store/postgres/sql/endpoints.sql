@@ -1,4 +1,4 @@
--- Endpoints and their circuits.
+-- Endpoints and their circuits. Nodes never wait here for people, whose transactions may stay open for long.
 
 CREATE FUNCTION postrider._exists_already(p_what text, p_name text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -49,6 +49,7 @@ BEGIN
   VALUES (create_endpoint.name, create_endpoint.protocol, create_endpoint.config, v_retry_policy, v_options,
     postrider._now())
   RETURNING id INTO v_id;
+  INSERT INTO postrider._circuits (endpoint_id) VALUES (v_id);
   PERFORM postrider._changed('endpoint.created', create_endpoint.name,
     jsonb_build_object('protocol', create_endpoint.protocol));
   RETURN v_id;
@@ -116,6 +117,11 @@ BEGIN
     PERFORM postrider._conflict(format(
       'endpoint "%s" has messages; force the drop to cancel them, or let them be delivered first', p_name));
   END IF;
+  -- Like everybody who needs both, first the claims and then their messages.
+  PERFORM FROM postrider._claim_rows r WHERE (r.node_id, r.batch) IN (
+    SELECT c.node_id, c.batch
+    FROM postrider._current_claims() c, unnest(c.ids) AS held (id) JOIN unnest(v_ids) AS own (id) USING (id))
+  ORDER BY r.node_id, r.batch FOR UPDATE;
   PERFORM postrider._cancel_by_force(id) FROM unnest(v_ids[1:p_limit]) AS id;
   IF cardinality(v_ids) > p_limit THEN
     RETURN false;
@@ -142,11 +148,11 @@ BEGIN
   END LOOP;
 END $$;
 
+-- Within a change that has begun.
 CREATE FUNCTION postrider._set_disabled_by(p_endpoint bigint, p_by text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_name text;
 BEGIN
-  PERFORM postrider._begin_change();
   UPDATE postrider.endpoints SET disabled_by = p_by
   WHERE id = p_endpoint AND dropped_at IS NULL AND disabled_by IS DISTINCT FROM p_by
     AND (disabled_by IS NULL OR p_by IS DISTINCT FROM 'gone') RETURNING name INTO v_name;
@@ -157,19 +163,45 @@ BEGIN
   END IF;
 END $$;
 
--- The receiver answered that it is gone: sends are accepted and kept. What an operator said before stands.
-CREATE FUNCTION postrider._disable_gone_endpoint(p_endpoint bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- The receiver answered that it is gone: sends are accepted and kept, and from now on nothing is claimed. What an
+-- operator said before stands.
+CREATE FUNCTION postrider._note_gone(p_endpoint bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF EXISTS (SELECT FROM postrider.endpoints WHERE id = p_endpoint AND disabled_by IS NULL) THEN
-    PERFORM postrider._set_disabled_by(p_endpoint, 'gone');
+  INSERT INTO postrider._gone (endpoint_id)
+  SELECT id FROM postrider._endpoints WHERE id = p_endpoint AND disabled_by IS NULL;
+END $$;
+
+-- Disables what was noted, but for what somebody is changing right now: a node looks again every second.
+CREATE FUNCTION postrider._disable_gone_endpoints() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_id bigint;
+BEGIN
+  IF NOT EXISTS (SELECT FROM postrider._gone) THEN
+    RETURN;
   END IF;
+  PERFORM FROM postrider._store FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN;
+  END IF;
+  FOR v_id IN
+    SELECT id FROM postrider.endpoints WHERE id IN (SELECT endpoint_id FROM postrider._gone)
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+  LOOP
+    DELETE FROM postrider._gone WHERE endpoint_id = v_id;
+    PERFORM postrider._set_disabled_by(v_id, 'gone');
+  END LOOP;
 END $$;
 
 CREATE FUNCTION postrider.enable_endpoint(name text) RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+DECLARE
+  v_id bigint;
 BEGIN
   PERFORM postrider._begin_change();
-  PERFORM postrider._set_disabled_by((postrider._endpoint(name)).id, NULL);
+  v_id := (postrider._endpoint(name)).id;
+  -- What was noted before is over with this.
+  PERFORM postrider._disable_gone_endpoints();
+  PERFORM postrider._set_disabled_by(v_id, NULL);
 END $$;
 
 CREATE FUNCTION postrider.disable_endpoint(name text) RETURNS void LANGUAGE plpgsql
@@ -198,39 +230,56 @@ CREATE FUNCTION postrider.resume_endpoint(name text) RETURNS void LANGUAGE sql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$ SELECT postrider._set_paused(name, false) $$;
 
 -- A receiver asked to be left alone. Kept in the store: a restart does not forget it.
-CREATE FUNCTION postrider._hold_endpoint(p_endpoint bigint, p_until timestamptz) RETURNS void LANGUAGE sql AS $$
-  UPDATE postrider.endpoints SET held_until = p_until
-  WHERE id = p_endpoint AND (held_until IS NULL OR held_until < p_until)
-$$;
+CREATE FUNCTION postrider._hold_endpoint(p_endpoint bigint, p_until timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO postrider._holds (endpoint_id, until) SELECT p_endpoint, p_until
+  WHERE NOT EXISTS (SELECT FROM postrider._holds WHERE endpoint_id = p_endpoint AND until >= p_until);
+END $$;
 
--- Compare-and-swap on the epoch; false when somebody else was first. p_until: of an open circuit when it may be
--- probed, of a half-open one how long the probe of p_probe_node is leased.
+-- What is over says nothing any more.
+CREATE FUNCTION postrider._clean_holds(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_count integer;
+BEGIN
+  DELETE FROM postrider._holds WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM postrider._holds WHERE until <= postrider._now() LIMIT p_limit FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS v_count = ROW_COUNT;
+  RETURN v_count;
+END $$;
+
+-- Compare-and-swap on the epoch; false when somebody else was first, or is resetting it and does not commit. p_until: of
+-- an open circuit when it may be probed, of a half-open one how long the probe of p_probe_node is leased.
 CREATE FUNCTION postrider._move_circuit(
   p_endpoint bigint, p_from_epoch bigint, p_state text, p_epoch bigint, p_until timestamptz, p_probe_node bigint
-) RETURNS boolean LANGUAGE plpgsql AS $$
+) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
 DECLARE
   v_name text;
 BEGIN
-  PERFORM postrider._begin_change();
-  UPDATE postrider.endpoints
-  SET circuit = p_state, circuit_epoch = p_epoch, circuit_until = p_until, circuit_probe_node = p_probe_node
-  WHERE id = p_endpoint AND circuit_epoch = p_from_epoch AND dropped_at IS NULL RETURNING name INTO v_name;
+  UPDATE postrider._circuits c SET state = p_state, epoch = p_epoch, until = p_until, probe_node = p_probe_node
+  FROM postrider.endpoints e
+  WHERE c.endpoint_id = p_endpoint AND c.epoch = p_from_epoch AND e.id = p_endpoint AND e.dropped_at IS NULL
+  RETURNING e.name INTO v_name;
   IF NOT FOUND THEN
     RETURN false;
   END IF;
-  PERFORM postrider._changed('circuit.' || p_state, v_name, jsonb_build_object('epoch', p_epoch));
+  PERFORM postrider._log_event('circuit.' || p_state, v_name, jsonb_build_object('epoch', p_epoch));
+  PERFORM pg_notify('postrider', 'config');
   RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+  RETURN false;
 END $$;
 
 CREATE FUNCTION postrider.reset_circuit_breaker(name text) RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 DECLARE
-  v postrider.endpoints;
+  v_id bigint;
+  v_epoch bigint;
 BEGIN
   PERFORM postrider._begin_change();
-  v := postrider._endpoint(name);
-  UPDATE postrider.endpoints SET held_until = NULL WHERE id = v.id AND held_until IS NOT NULL;
-  PERFORM postrider._move_circuit(v.id, v.circuit_epoch, 'closed', v.circuit_epoch + 1, NULL, NULL);
+  v_id := (postrider._endpoint(name)).id;
+  SELECT epoch INTO v_epoch FROM postrider._circuits WHERE endpoint_id = v_id FOR UPDATE;
+  DELETE FROM postrider._holds WHERE endpoint_id = v_id;
+  PERFORM postrider._move_circuit(v_id, v_epoch, 'closed', v_epoch + 1, NULL, NULL);
 END $$;
 
 -- Consecutive failures reported through update_circuit_breaker; nodes count their own in memory.
@@ -245,7 +294,7 @@ CREATE FUNCTION postrider.update_circuit_breaker(endpoint_id bigint, success boo
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-  v postrider.endpoints;
+  v postrider._endpoints;
   v_consecutive integer;
   v_until timestamptz;
 BEGIN
@@ -253,7 +302,8 @@ BEGIN
     PERFORM postrider._invalid('success', 'must be true or false');
   END IF;
   PERFORM postrider._begin_change();
-  SELECT * INTO v FROM postrider.endpoints e WHERE e.id = update_circuit_breaker.endpoint_id AND e.dropped_at IS NULL;
+  PERFORM FROM postrider._circuits c WHERE c.endpoint_id = update_circuit_breaker.endpoint_id FOR UPDATE;
+  SELECT * INTO v FROM postrider._endpoints e WHERE e.id = update_circuit_breaker.endpoint_id AND e.dropped_at IS NULL;
   IF NOT FOUND THEN
     PERFORM postrider._unknown('endpoint', update_circuit_breaker.endpoint_id::text);
   END IF;

@@ -42,6 +42,23 @@ BEGIN
   ALTER TABLE postrider.dlq DISABLE TRIGGER dlq_begins_failed;
 END $$;
 
+-- An endpoint with all that nodes wrote about it.
+CREATE FUNCTION postrider._import_endpoint() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO postrider.endpoints (id, name, protocol, config, retry_policy, options, disabled_by, paused, revision,
+    created_at, dropped_at) OVERRIDING SYSTEM VALUE
+  VALUES (NEW.id, NEW.name, NEW.protocol, NEW.config, NEW.retry_policy, NEW.options, NEW.disabled_by, NEW.paused,
+    NEW.revision, NEW.created_at, NEW.dropped_at);
+  INSERT INTO postrider._circuits (endpoint_id, state, epoch, until, probe_node)
+  VALUES (NEW.id, NEW.circuit, NEW.circuit_epoch, NEW.circuit_until, NEW.circuit_probe_node);
+  INSERT INTO postrider._holds (endpoint_id, until) SELECT NEW.id, NEW.held_until WHERE NEW.held_until IS NOT NULL;
+  INSERT INTO postrider._rates (endpoint_id, position)
+  SELECT NEW.id, NEW.rate_position WHERE NEW.rate_position IS NOT NULL;
+  RETURN NEW;
+END $$;
+CREATE TRIGGER endpoints_imported INSTEAD OF INSERT ON postrider._endpoints FOR EACH ROW
+EXECUTE FUNCTION postrider._import_endpoint();
+
 -- The next id is beyond all that were ever given.
 CREATE FUNCTION postrider._continue_ids(p_sequence text, p_last jsonb) RETURNS void LANGUAGE sql AS $$
   SELECT setval(p_sequence::regclass, greatest(p_last::bigint, 1), p_last::bigint > 0)

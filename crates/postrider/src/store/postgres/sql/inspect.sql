@@ -38,7 +38,7 @@ BEGIN
 END $$;
 
 -- The first thing in the way, in the order in which a node would meet it.
-CREATE FUNCTION postrider._why_not_yet(q postrider.queue, e postrider.endpoints) RETURNS text
+CREATE FUNCTION postrider._why_not_yet(q postrider.queue, e postrider._endpoints) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
   v_now timestamptz := postrider._now();
@@ -94,12 +94,12 @@ CREATE TYPE postrider._story AS (
 CREATE FUNCTION postrider._story(p_id bigint) RETURNS postrider._story LANGUAGE plpgsql STABLE AS $$
 DECLARE
   q postrider.queue;
-  e postrider.endpoints;
+  e postrider._endpoints;
   s postrider._story;
 BEGIN
   SELECT * INTO q FROM postrider.queue WHERE id = p_id;
   IF FOUND THEN
-    SELECT * INTO e FROM postrider.endpoints WHERE id = q.endpoint_id;
+    SELECT * INTO e FROM postrider._endpoints WHERE id = q.endpoint_id;
     IF postrider._is_claimed(p_id) THEN
       RETURN (q.id, e.name, 'processing', q.priority, q.payload, q.content_type, q.headers, q.options,
         q.idempotency_key, q.correlation_id, q.ordering_key, q.event_type, q.created_at, q.scheduled_at, q.expires_at,
@@ -326,7 +326,7 @@ BEGIN
     SELECT e.id, e.name, e.protocol, e.disabled_by IS NULL, e.disabled_by, e.paused, e.circuit, e.circuit_until,
            e.held_until, f.pending, f.processing, f.dead,
            CASE WHEN f.pending > 0 OR NOT v_small THEN postrider._oldest_pending(e.id, v_claimed) END
-    FROM figures f JOIN postrider.endpoints e ON e.id = f.id ORDER BY e.name COLLATE "C";
+    FROM figures f JOIN postrider._endpoints e ON e.id = f.id ORDER BY e.name COLLATE "C";
 END $$;
 
 -- How many there are in all.
@@ -409,7 +409,7 @@ BEGIN
     CASE WHEN count(*) FILTER (WHERE e.circuit <> 'closed' OR e.disabled_by = 'gone') > 0 THEN 'warning' ELSE 'ok' END,
     jsonb_build_object('circuits_not_closed', count(*) FILTER (WHERE e.circuit <> 'closed'),
       'gone', count(*) FILTER (WHERE e.disabled_by = 'gone'), 'paused', count(*) FILTER (WHERE e.paused))
-    FROM postrider.endpoints e WHERE e.dropped_at IS NULL;
+    FROM postrider._endpoints e WHERE e.dropped_at IS NULL;
   RETURN QUERY SELECT 'dead_letters', CASE WHEN v_status.dead > 0 THEN 'warning' ELSE 'ok' END,
     jsonb_build_object('failed', v_status.dead);
   RETURN QUERY SELECT 'archive',

@@ -56,9 +56,8 @@ BEGIN
   RETURN NEXT 'GRANT SELECT (name, description, created_at) ON postrider.event_types TO postrider_monitor';
   RETURN NEXT 'GRANT SELECT (id, pattern, endpoint_id, enabled, created_at) ON postrider.subscriptions TO postrider_monitor';
   -- Secrets are in config, and nobody is shown them again.
-  RETURN NEXT 'GRANT SELECT (id, name, protocol, retry_policy, options, disabled_by, paused, circuit, circuit_epoch, '
-    'circuit_until, circuit_probe_node, held_until, revision, created_at, dropped_at) ON postrider.endpoints '
-    'TO postrider_admin, postrider_monitor';
+  RETURN NEXT 'GRANT SELECT (id, name, protocol, retry_policy, options, disabled_by, paused, revision, created_at, '
+    'dropped_at) ON postrider.endpoints TO postrider_admin, postrider_monitor';
   RETURN NEXT 'GRANT SELECT (id, endpoint_id, due_at, created_at, attempts, attempts_before, place, priority, losses, '
     'scheduled_at, expires_at, correlation_id, content_type, ordering_key, idempotency_key, event_type, last_error) '
     'ON postrider.queue TO postrider_monitor';

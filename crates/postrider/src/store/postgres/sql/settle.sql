@@ -132,6 +132,7 @@ DECLARE
   v_departed bigint;
   -- Of these the claim ended, and they are still queued, or may be again.
   v_unclaimed bigint[] := '{}';
+  v_gone boolean := false;
   v_settlement postrider._settlement;
   v_settled postrider._settled;
 BEGIN
@@ -156,6 +157,7 @@ BEGIN
   END IF;
   FOREACH v_settlement IN ARRAY v_others LOOP
     v_settled := postrider._settle_one(v_settlement, v_unclaimed);
+    v_gone := v_gone OR v_settlement.disable_endpoint;
     IF v_settled.effect = 'applied' AND v_settled.state <> 'pending' THEN
       v_departed := v_departed + 1;
     END IF;
@@ -183,6 +185,10 @@ BEGIN
   IF cardinality(v_unclaimed) > 0 THEN
     UPDATE postrider._claims SET ids = ARRAY(SELECT unnest(ids) EXCEPT SELECT unnest(v_unclaimed))
     WHERE ids && v_unclaimed;
+  END IF;
+  IF v_gone THEN
+    -- At the very end: whoever has the lock for this waits for nothing more.
+    PERFORM postrider._disable_gone_endpoints();
   END IF;
 END $$;
 
@@ -291,7 +297,7 @@ BEGIN
     WHEN 'dead' THEN
       v_unblocked := postrider._bury(s.id, v_attempts, s.reason, (s.attempt).error);
       IF s.disable_endpoint THEN
-        PERFORM postrider._disable_gone_endpoint(s.endpoint_id);
+        PERFORM postrider._note_gone(s.endpoint_id);
       END IF;
       RETURN ROW(s.id, 'applied', 'dead', v_unblocked)::postrider._settled;
     WHEN 'released' THEN

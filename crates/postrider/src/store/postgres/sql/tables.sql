@@ -6,7 +6,8 @@ AS $$ SELECT clock_timestamp() $$;
 
 CREATE SEQUENCE postrider.message_ids AS bigint;
 
--- One row. `version` moves with every change of endpoints, settings or the pause.
+-- One row. `version` moves with every change of endpoints, settings or the pause; what nodes know has this and the sum
+-- of all epochs of circuits as its version.
 CREATE TABLE postrider._store (
   single boolean PRIMARY KEY DEFAULT true CHECK (single),
   name text NOT NULL,
@@ -70,17 +71,47 @@ CREATE TABLE postrider.endpoints (
   options jsonb NOT NULL DEFAULT '{}',
   disabled_by text CHECK (disabled_by IN ('operator', 'gone')),
   paused boolean NOT NULL DEFAULT false,
-  circuit text NOT NULL DEFAULT 'closed' CHECK (circuit IN ('closed', 'half_open', 'open')),
-  circuit_epoch bigint NOT NULL DEFAULT 0,
-  circuit_until timestamptz,
-  circuit_probe_node bigint,
-  held_until timestamptz,
-  rate_position timestamptz,
   revision bigint NOT NULL DEFAULT 1,
   created_at timestamptz NOT NULL,
   dropped_at timestamptz
 );
 CREATE UNIQUE INDEX endpoints_name ON postrider.endpoints (name) WHERE dropped_at IS NULL;
+
+-- What nodes write about endpoints is not in those rows: people change them in transactions that stay open as long as
+-- they like, and no node waits for one. People touch what follows only to reset a circuit.
+CREATE TABLE postrider._circuits (
+  endpoint_id bigint PRIMARY KEY,
+  state text NOT NULL DEFAULT 'closed' CHECK (state IN ('closed', 'half_open', 'open')),
+  epoch bigint NOT NULL DEFAULT 0,
+  until timestamptz,
+  probe_node bigint
+);
+-- How far a rate limit is used up. Written by who holds the endpoint's lock for claims.
+CREATE TABLE postrider._rates (
+  endpoint_id bigint PRIMARY KEY,
+  position timestamptz NOT NULL
+);
+-- Receivers that asked to be left alone; the longest counts. Rows are only added, so that settlements never conflict.
+CREATE TABLE postrider._holds (
+  endpoint_id bigint NOT NULL,
+  until timestamptz NOT NULL
+);
+CREATE INDEX holds_endpoint ON postrider._holds (endpoint_id, until);
+-- Receivers that are gone, until their endpoints say so themselves. Rows are only added here, too.
+CREATE TABLE postrider._gone (
+  endpoint_id bigint NOT NULL
+);
+CREATE INDEX gone_endpoint ON postrider._gone (endpoint_id);
+
+CREATE VIEW postrider._endpoints AS
+  SELECT e.id, e.name, e.protocol, e.config, e.retry_policy, e.options,
+         coalesce(e.disabled_by, (SELECT 'gone' FROM postrider._gone g WHERE g.endpoint_id = e.id LIMIT 1)) AS disabled_by,
+         e.paused, c.state AS circuit, c.epoch AS circuit_epoch, c.until AS circuit_until,
+         c.probe_node AS circuit_probe_node,
+         (SELECT max(h.until) FROM postrider._holds h WHERE h.endpoint_id = e.id) AS held_until,
+         (SELECT r.position FROM postrider._rates r WHERE r.endpoint_id = e.id) AS rate_position,
+         e.revision, e.created_at, e.dropped_at
+  FROM postrider.endpoints e JOIN postrider._circuits c ON c.endpoint_id = e.id;
 
 CREATE TABLE postrider.nodes (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

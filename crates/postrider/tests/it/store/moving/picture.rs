@@ -74,7 +74,7 @@ pub(super) async fn events(store: &impl Operate) -> Vec<EventRecord> {
 /// Each table there, and the same here; what only SQLite has.
 const TABLES: [(&str, &str, &[&str]); 14] = [
     ("settings", "_postrider_settings", &[]),
-    ("endpoints", "_postrider_endpoints", &[]),
+    ("_endpoints", "_postrider_endpoints", &[]),
     ("event_types", "_postrider_event_types", &[]),
     ("subscriptions", "_postrider_subscriptions", &[]),
     ("nodes", "_postrider_nodes", &[]),

@@ -316,11 +316,16 @@ async fn take_over(transaction: &Transaction<'_>, late: Ticket, heir: NodeId) {
 }
 
 async fn until_somebody_waits(app: &Client) {
+    until_waiting(app, 1).await;
+}
+
+/// Until so many wait for a lock.
+pub(super) async fn until_waiting(app: &Client, count: i64) {
     let waiting = "SELECT count(*) FROM pg_stat_activity
                    WHERE datname = current_database() AND wait_event_type = 'Lock'";
     let deadline = Instant::now() + Duration::from_secs(20);
-    while app.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) == 0 {
-        assert!(Instant::now() < deadline, "nobody waits");
+    while app.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) < count {
+        assert!(Instant::now() < deadline, "they do not wait");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

@@ -22,7 +22,7 @@ async fn reason(owner: &Prompt, id: MessageId) -> String {
 /// A node takes the probe of endpoint `a`.
 const HALF_OPEN: &str =
     "SELECT postrider._move_circuit(1, circuit_epoch, 'half_open', circuit_epoch + 1, NULL, 1)
-    FROM postrider.endpoints WHERE id = 1";
+    FROM postrider._endpoints WHERE id = 1";
 
 async fn open_circuit(world: &World<Postgres>) {
     let circuit = world.store().endpoint("a").await.unwrap().circuit;
@@ -362,7 +362,7 @@ async fn whoever_delivers_by_themselves_moves_the_circuit_by_what_they_report() 
         let report =
             format!("SELECT postrider.update_circuit_breaker(1, {success}) FROM generate_series(1, {times})");
         owner.run(&report).await;
-        owner.value("SELECT circuit FROM postrider.endpoints").await
+        owner.value("SELECT circuit FROM postrider.endpoint_status").await
     };
     assert_eq!(report(false, 9).await, "closed");
     assert_eq!(report(true, 1).await, "closed");

@@ -250,9 +250,7 @@ async fn what_is_disabled_is_skipped_and_what_is_gone_is_kept() {
         owner.run(&format!("SELECT postrider.subscribe('*', '{name}')")).await;
     }
     owner.run("SELECT postrider.disable_endpoint('closed'), postrider.pause_endpoint('paused')").await;
-    owner
-        .run("SELECT postrider._disable_gone_endpoint(id) FROM postrider.endpoints WHERE name = 'gone'")
-        .await;
+    owner.run("SELECT postrider._note_gone(id) FROM postrider.endpoints WHERE name = 'gone'").await;
     let silent = subscribe(&owner, "*").await;
     owner.run(&format!("SELECT postrider.disable_subscription({silent})")).await;
     assert_eq!(publish(&owner, "orders", &json!({})).await, 3);

@@ -30,7 +30,7 @@ const HIDDEN_FROM_MONITOR: [(&str, &[&str]); 12] = [
     ("attempts", &["body"]),
     ("dlq", &["headers", "key_scope", "options", "payload"]),
     ("endpoint_status", &[]),
-    ("endpoints", &["config", "rate_position"]),
+    ("endpoints", &["config"]),
     ("event_log", &[]),
     ("event_types", &["schema"]),
     ("messages", &["headers", "options", "payload"]),
@@ -154,7 +154,7 @@ async fn each_role_reads_what_it_is_shown() {
     for (relation, from_monitor) in HIDDEN_FROM_MONITOR {
         let columns = columns(&owner, relation).await;
         assert_eq!(hidden(&monitor, relation, &columns).await, from_monitor, "{relation} for the monitor");
-        let from_admin: &[&str] = if relation == "endpoints" { &["config", "rate_position"] } else { &[] };
+        let from_admin: &[&str] = if relation == "endpoints" { &["config"] } else { &[] };
         assert_eq!(hidden(&admin, relation, &columns).await, from_admin, "{relation} for the admin");
         assert_eq!(hidden(&application, relation, &columns).await, columns, "{relation} for applications");
     }

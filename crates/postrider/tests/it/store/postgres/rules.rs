@@ -31,7 +31,7 @@ async fn refuses(owner: &Prompt, code: &str, rule: &str, statements: &[&str]) {
     let all = "SELECT json_build_array(
         (SELECT json_agg(q) FROM postrider.queue q), (SELECT json_agg(d) FROM postrider.dlq d),
         (SELECT json_agg(a) FROM postrider.archive a), (SELECT json_agg(t) FROM postrider.attempts t),
-        (SELECT json_agg(e) FROM postrider.endpoints e), (SELECT json_agg(n) FROM postrider.nodes n),
+        (SELECT json_agg(e) FROM postrider._endpoints e), (SELECT json_agg(n) FROM postrider.nodes n),
         (SELECT json_agg(s) FROM postrider.settings s), (SELECT json_agg(l) FROM postrider.event_log l))";
     let before = owner.value(all).await;
     for statement in statements {
@@ -239,13 +239,8 @@ async fn an_endpoint_keeps_its_name_and_never_comes_back() {
     never_changes(&owner, "endpoints", "an endpoint keeps its name and protocol", &names).await;
     let dropped = "an endpoint that was dropped does not come back";
     never_changes(&owner, "endpoints", dropped, &["dropped_at = NULL WHERE name = 'dropped'"]).await;
-    refuses(
-        &owner,
-        "23514",
-        "endpoints_circuit_check",
-        &["UPDATE postrider.endpoints SET circuit = 'broken'"],
-    )
-    .await;
+    refuses(&owner, "23514", "_circuits_state_check", &["UPDATE postrider._circuits SET state = 'broken'"])
+        .await;
     refuses(
         &owner,
         "23514",
