@@ -26,7 +26,7 @@ impl Listing for PostgresStore {
 pub(super) async fn messages(shared: &Shared, filter: &MessageFilter) -> Result<MessagePage> {
     let begin = "SELECT postrider._begin_list($1, $2)";
     let too_new = filter.created_before.and_then(|before| before.checked_add(DISORDER_MAX).ok());
-    let last_id = shared.pool.query_one(begin, &[&filter.endpoint, &too_new]).await?.get(0);
+    let last_id = shared.prompt.query_one(begin, &[&filter.endpoint, &too_new]).await?.get(0);
     let mut pager = Pager::new(filter, last_id);
     while let Some((ids, room)) = pager.next() {
         pager.take(&ids, window(shared, filter, ids.clone(), room).await?);
@@ -40,7 +40,7 @@ async fn window(shared: &Shared, filter: &MessageFilter, ids: Range<i64>, room: 
                   finished_at, dlq_id
                 FROM postrider._list_window($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
     let rows = shared
-        .pool
+        .prompt
         .query(
             look,
             &[
@@ -93,7 +93,7 @@ pub(super) async fn nodes(shared: &Shared, before: Option<NodeId>, limit: usize)
     let list = "SELECT id, name, state, joined_at, heartbeat_at, lease_until FROM postrider.nodes
                 WHERE id < $1 ORDER BY id DESC LIMIT $2";
     let before = before.map_or(i64::MAX, |node| node.0);
-    let rows = shared.pool.query(list, &[&before, &(limit as i64)]).await?;
+    let rows = shared.prompt.query(list, &[&before, &(limit as i64)]).await?;
     let node = |row: &Row| NodeRecord {
         id: NodeId(row.get(0)),
         name: row.get(1),
