@@ -221,16 +221,28 @@ BEGIN
   RETURN v_count;
 END $$;
 
--- What a sender committed while its endpoint was dropped.
-CREATE FUNCTION postrider._cancel_orphans(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+-- What senders committed while their endpoint was dropped, if that was after p_dropped_after. The next one of a key is
+-- found when the one before it has gone. Waits for nobody who has one of them in the middle of a transaction.
+CREATE FUNCTION postrider._cancel_orphans(p_dropped_after timestamptz, p_limit integer) RETURNS integer
+LANGUAGE plpgsql AS $$
 DECLARE
-  v_ids bigint[] := ARRAY(
-    SELECT q.id FROM postrider.endpoints e, LATERAL (
-      SELECT q.id FROM postrider.queue q WHERE q.place = 0 AND q.endpoint_id = e.id LIMIT p_limit) AS q
-    WHERE e.dropped_at IS NOT NULL LIMIT p_limit);
+  v_done integer := 0;
+  v_ids bigint[];
 BEGIN
-  PERFORM postrider._cancel_by_force(id) FROM unnest(v_ids) AS id;
-  RETURN cardinality(v_ids);
+  WHILE v_done < p_limit LOOP
+    v_ids := ARRAY(
+      SELECT o.id FROM postrider.endpoints e, LATERAL (
+        SELECT q.id FROM postrider.queue q WHERE q.place = 0 AND q.endpoint_id = e.id
+        LIMIT p_limit - v_done FOR UPDATE SKIP LOCKED) AS o
+      WHERE e.dropped_at > p_dropped_after LIMIT p_limit - v_done
+    ) || ARRAY(
+      SELECT q.id FROM postrider.queue q JOIN postrider.endpoints e ON e.id = q.endpoint_id
+      WHERE q.place = 3 AND e.dropped_at > p_dropped_after LIMIT p_limit - v_done FOR UPDATE OF q SKIP LOCKED);
+    EXIT WHEN cardinality(v_ids) = 0;
+    PERFORM postrider._cancel_by_force(id) FROM unnest(v_ids) AS id;
+    v_done := v_done + cardinality(v_ids);
+  END LOOP;
+  RETURN v_done;
 END $$;
 
 -- One bounded step of all retention; true when there is more to do. Whoever comes second has nothing to do.
@@ -252,7 +264,7 @@ BEGIN
   v_left := v_left - postrider._clean_nodes(v_left);
   v_left := v_left - postrider._clean_replayed(v_left);
   v_left := v_left - postrider._clean_replays(v_left);
-  v_left := v_left - postrider._cancel_orphans(v_left);
+  v_left := v_left - postrider._cancel_orphans('-infinity', v_left);
   v_left := v_left - postrider._clean_old_attempts(v_months, v_left);
   v_left := v_left - postrider._clean_dlq(v_left);
   IF v_left > 0 THEN

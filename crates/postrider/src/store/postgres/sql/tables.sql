@@ -78,6 +78,7 @@ CREATE TABLE postrider.endpoints (
   dropped_at timestamptz
 );
 CREATE UNIQUE INDEX endpoints_name ON postrider.endpoints (name) WHERE dropped_at IS NULL;
+CREATE INDEX endpoints_dropped ON postrider.endpoints (dropped_at) WHERE dropped_at IS NOT NULL;
 
 CREATE TABLE postrider.nodes (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -5,7 +5,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use postrider::error::StoreError;
 use postrider::store::postgres::{publish_batch_in, publish_in, send_batch_in, send_in};
-use postrider::{MessageId, NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, State};
+use postrider::{
+    MessageId, NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, State, Store,
+};
+use serde_json::json;
 use test_servers::PgBouncer;
 
 use super::{Postgres, connect};
@@ -155,6 +158,28 @@ async fn senders_who_wait_for_a_key_hold_up_nobody_else_and_are_given_up() {
     transaction.commit().await.unwrap();
     store.send(to("a").ordering_key("k")).await.unwrap();
     assert_eq!(world.queued().await, 5);
+}
+
+/// What it committed too late stands before others in the global namespace of keys.
+#[tokio::test]
+async fn messages_to_an_endpoint_that_was_dropped_meanwhile_hold_up_their_key_no_longer_than_a_second() {
+    let mut world = World::<Postgres>::start().await;
+    let global = || json!({"key_scope": "global"});
+    world.endpoint("dropped", global()).await;
+    let lasting = world.endpoint("lasting", global()).await;
+    let mut app = connect(&world).await;
+    let transaction = app.transaction().await.unwrap();
+    let mut orphans = Vec::new();
+    for _ in 0..5 {
+        orphans.push(send_in(&transaction, &to("dropped").ordering_key("k")).await.unwrap().id);
+    }
+    let behind = send_in(&transaction, &to("lasting").ordering_key("k")).await.unwrap().id;
+    world.store().drop_endpoint("dropped", true).await.unwrap();
+    transaction.commit().await.unwrap();
+    world.store().expire(100).await.unwrap();
+    assert_eq!(world.states(&orphans).await, [State::Cancelled; 5]);
+    let claimed: Vec<MessageId> = world.claim(lasting, 10).await.iter().map(|ticket| ticket.id).collect();
+    assert_eq!(claimed, [behind]);
 }
 
 #[tokio::test]
