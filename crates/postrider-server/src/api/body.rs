@@ -22,7 +22,7 @@ const READ_TIME_MAX: Duration = Duration::from_secs(120);
 const DRAIN_BYTES_MAX: usize = 64 << 20;
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Of all bodies together, from the first byte until their requests are answered: almost twice the largest that there can be.
+/// Of all bodies together, until their requests are answered: almost twice the largest that there can be.
 const TOGETHER_BYTES_MAX: usize = 256 << 20;
 static TOGETHER: Semaphore = Semaphore::const_new(TOGETHER_BYTES_MAX);
 /// So much of each is not counted: for as many as there are connections it is 64 MiB, and most bodies are not larger.
