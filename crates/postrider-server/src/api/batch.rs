@@ -11,7 +11,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::answers::{self, Clash, Common, Full, Named};
-use super::body::Limit;
+use super::body::{Held, Limit};
 use super::messages::Sent;
 use super::problem::Problem;
 use super::wanted::BatchLine;
@@ -38,7 +38,7 @@ pub(super) async fn send(
     let (parts, body) = request.into_parts();
     send_options::refuse_headers(&parts.headers, "the options of its line")?;
     let most = api.limits.max_batch_messages(&*api.operate).await?;
-    let body = body::read(&parts.headers, body, BODY_MAX).await?;
+    let Held { bytes: body, share: _share } = body::read(&parts.headers, body, BODY_MAX).await?;
     let (numbers, mut messages) = aside::run(body.len(), async move { lines(&body, most) }).await?;
     messages.iter_mut().for_each(|message| trace::carry_on(&parts.headers, message));
     let sent = match api.operate.send_batch(messages.clone()).await {

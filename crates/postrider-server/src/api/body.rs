@@ -1,12 +1,14 @@
-//! Reading a request body under a limit: never more than the limit is held.
+//! Reading a request body under a limit: never more than the limit is held, of one body and of all together.
 
+use std::ops::Deref;
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use http::header::{EXPECT, HeaderMap};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::problem::Problem;
 
@@ -20,6 +22,15 @@ const READ_TIME_MAX: Duration = Duration::from_secs(120);
 const DRAIN_BYTES_MAX: usize = 64 << 20;
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// Of all bodies together, until their requests are answered: almost twice the largest that there can be.
+const TOGETHER_BYTES_MAX: usize = 256 << 20;
+static TOGETHER: Semaphore = Semaphore::const_new(TOGETHER_BYTES_MAX);
+/// So much of each is not counted: for as many as there are connections it is 64 MiB, and most bodies are not larger.
+const UNCOUNTED_BYTES: usize = 16 << 10;
+/// How long a body waits until others are done.
+const SHARE_WAIT_MAX: Duration = Duration::from_secs(10);
+const RETRY_AFTER_CROWDED_SECONDS: u32 = 1;
+
 #[derive(Clone, Copy)]
 pub(super) struct Limit {
     pub(super) bytes: u64,
@@ -32,7 +43,31 @@ impl Limit {
     }
 }
 
-pub(super) async fn read(headers: &HeaderMap, body: Body, limit: Limit) -> Result<Bytes, Problem> {
+/// A body, and its share of what all bodies may take. Keep both until the request is answered.
+pub(super) struct Held {
+    pub(super) bytes: Bytes,
+    pub(super) share: Share,
+}
+
+impl Deref for Held {
+    type Target = Bytes;
+
+    fn deref(&self) -> &Bytes {
+        &self.bytes
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Share(Option<SemaphorePermit<'static>>);
+
+/// Why a body is not held.
+enum Refused {
+    TooLarge,
+    Crowded,
+    Broken(axum::Error),
+}
+
+pub(super) async fn read(headers: &HeaderMap, body: Body, limit: Limit) -> Result<Held, Problem> {
     read_with_room(headers, body, limit, 0).await
 }
 
@@ -42,38 +77,82 @@ pub(super) async fn read_with_room(
     mut body: Body,
     limit: Limit,
     room: u64,
-) -> Result<Bytes, Problem> {
+) -> Result<Held, Problem> {
     let bytes_max = limit.bytes + room;
-    if body.size_hint().lower() > bytes_max {
-        // Whoever asks first has sent nothing yet, and need not.
-        if !headers.contains_key(EXPECT) {
-            drain(body).await;
-        }
-        return Err(limit.exceeded());
-    }
-    let reading = Limited::new(&mut body, bytes_max as usize).collect();
-    let read = match tokio::time::timeout(READ_TIME_MAX, reading).await {
-        Ok(read) => read,
-        Err(_elapsed) => {
-            return Err(Problem::new(
-                StatusCode::REQUEST_TIMEOUT,
-                "slow-body",
-                "The body did not arrive in time",
-            )
+    // Whoever asks first and says how much it is has sent nothing when it is refused, and need not.
+    let nothing_comes = headers.contains_key(EXPECT) && body.size_hint().lower() > 0;
+    let reading = whole(&mut body, bytes_max as usize);
+    let Ok(read) = tokio::time::timeout(READ_TIME_MAX, reading).await else {
+        let title = "The body did not arrive in time";
+        return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "slow-body", title)
             .detail(format!("a body has {} seconds", READ_TIME_MAX.as_secs())));
+    };
+    let problem = match read {
+        Ok(held) => return Ok(held),
+        Err(Refused::TooLarge) => limit.exceeded(),
+        Err(Refused::Crowded) => crowded(),
+        Err(Refused::Broken(error)) => {
+            return Err(Problem::new(
+                StatusCode::BAD_REQUEST,
+                "broken-body",
+                "The body did not arrive whole",
+            )
+            .detail(error.to_string()));
         }
     };
-    match read {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => {
-            drain(body).await;
-            Err(limit.exceeded())
-        }
-        Err(error) => {
-            Err(Problem::new(StatusCode::BAD_REQUEST, "broken-body", "The body did not arrive whole")
-                .detail(error.to_string()))
-        }
+    if !nothing_comes {
+        drain(body).await;
     }
+    Err(problem)
+}
+
+async fn whole(body: &mut Body, bytes_max: usize) -> Result<Held, Refused> {
+    let expected = body.size_hint().lower();
+    if expected > bytes_max as u64 {
+        return Err(Refused::TooLarge);
+    }
+    // All of it before any is read: bodies that grew side by side would wait for each other.
+    let mut share = Share::default();
+    share.grow_to(expected as usize).await?;
+    let (mut chunks, mut length) = (Vec::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let Ok(chunk) = frame.map_err(Refused::Broken)?.into_data() else { continue };
+        length += chunk.len();
+        if length > bytes_max {
+            return Err(Refused::TooLarge);
+        }
+        share.grow_to(length).await?;
+        chunks.push(chunk);
+    }
+    let bytes = if chunks.len() == 1 { chunks.remove(0) } else { chunks.concat().into() };
+    Ok(Held { bytes, share })
+}
+
+impl Share {
+    async fn grow_to(&mut self, bytes: usize) -> Result<(), Refused> {
+        let counted = self.0.as_ref().map_or(0, SemaphorePermit::num_permits);
+        let more = bytes.saturating_sub(UNCOUNTED_BYTES).saturating_sub(counted);
+        if more == 0 {
+            return Ok(());
+        }
+        let more = TOGETHER.acquire_many(u32::try_from(more).unwrap_or(u32::MAX));
+        let more = tokio::time::timeout(SHARE_WAIT_MAX, more).await.map_err(|_elapsed| Refused::Crowded)?;
+        let more = more.expect("the semaphore is never closed");
+        match &mut self.0 {
+            Some(share) => share.merge(more),
+            none => *none = Some(more),
+        }
+        Ok(())
+    }
+}
+
+fn crowded() -> Problem {
+    let (mebibytes, seconds) = (TOGETHER_BYTES_MAX >> 20, SHARE_WAIT_MAX.as_secs());
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too-many-bodies", "Too much is being sent at once")
+        .detail(format!(
+            "the bodies of all requests together take at most {mebibytes} MiB; there was no room for {seconds} s"
+        ))
+        .retry_after(RETRY_AFTER_CROWDED_SECONDS)
 }
 
 /// Closing a connection that still has bytes to read resets it, and a client that writes its whole body
@@ -91,4 +170,66 @@ async fn drain(mut body: Body) {
     };
     // Time is up, or all is read: either way it is answered now.
     let _ = tokio::time::timeout(DRAIN_TIME_MAX, reading).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use axum::response::IntoResponse;
+    use futures_util::FutureExt;
+    use hyper::body::{Frame, SizeHint};
+
+    use super::*;
+
+    const LARGE: u64 = 60 << 20;
+    const LARGE_MAX: Limit = Limit { bytes: 64 << 20, setting: "the API" };
+
+    /// So many bytes will come.
+    struct Announced(u64);
+
+    impl HttpBody for Announced {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Pending
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            SizeHint::with_exact(self.0)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_that_are_too_much_together_are_refused_until_others_are_done() {
+        let headers = HeaderMap::new();
+        let announced = || read(&headers, Body::new(Announced(LARGE)), LARGE_MAX);
+        let refused = async || {
+            let answer = announced().await.err().expect("it never comes").into_response();
+            (answer.status(), answer.headers().contains_key("retry-after"))
+        };
+        let mut others: Vec<_> = (0..4).map(|_| Box::pin(announced())).collect();
+        assert!(others.iter_mut().all(|other| other.now_or_never().is_none()));
+        assert_eq!(refused().await, (StatusCode::SERVICE_UNAVAILABLE, true));
+        assert!(read(&headers, Body::from("small"), SMALL_MAX).await.is_ok(), "what is small always fits");
+
+        others.pop();
+        let whole =
+            read(&headers, Body::from(vec![0; LARGE as usize]), LARGE_MAX).await.expect("room for one");
+        assert_eq!(
+            refused().await,
+            (StatusCode::SERVICE_UNAVAILABLE, true),
+            "it is held until it is answered"
+        );
+        drop(whole);
+        assert!(announced().now_or_never().is_none(), "and read again");
+        let (status, _) = refused().await;
+        assert_eq!(status, StatusCode::REQUEST_TIMEOUT, "there is room for it, but it never comes");
+    }
 }

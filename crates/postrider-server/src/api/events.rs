@@ -38,7 +38,7 @@ pub(super) async fn publish(
     request: Request<Body>,
 ) -> Result<Response<Body>, Problem> {
     let event_type = event_types::name(event_type)?;
-    let (mut message, headers) = messages::read(&api, String::new(), request).await?;
+    let (mut message, headers, _share) = messages::read(&api, String::new(), request).await?;
     let span = SendSpan::of_event(api.tracer.as_ref(), &event_type, &headers, &mut message);
     let event = event(event_type, message)?;
     let operate = Arc::clone(&api.operate);

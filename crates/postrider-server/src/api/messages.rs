@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 use super::answers::{self, Clash, Common, Full, Named};
 use super::authority::Viewer;
-use super::body::{self, Limit};
+use super::body::{self, Held, Limit, Share};
 use super::endpoints::endpoint_name;
 use super::fields::Fields;
 use super::problem::Problem;
@@ -51,7 +51,7 @@ pub(super) async fn send(
     name: Result<Path<String>, PathRejection>,
     request: Request<Body>,
 ) -> Result<Response<Body>, Problem> {
-    let (mut message, headers) = read(&api, endpoint_name(name)?, request).await?;
+    let (mut message, headers, _share) = read(&api, endpoint_name(name)?, request).await?;
     let span = SendSpan::begin(api.tracer.as_ref(), &headers, &mut message);
     let sent = api.operate.send(message).await;
     span.end(&sent);
@@ -60,12 +60,12 @@ pub(super) async fn send(
     Ok(json_response(StatusCode::ACCEPTED, answer))
 }
 
-/// A request's payload and options, as a message to this endpoint; and its headers.
+/// A request's payload and options, as a message to this endpoint; its headers; and the body's share of the memory.
 pub(super) async fn read(
     api: &Api,
     endpoint: String,
     request: Request<Body>,
-) -> Result<(NewMessage, HeaderMap), Problem> {
+) -> Result<(NewMessage, HeaderMap, Share), Problem> {
     let max_payload_bytes = api.limits.max_payload_bytes(&*api.operate).await?;
     let (parts, body) = request.into_parts();
     let content_type = content_type(&parts.headers)?;
@@ -73,14 +73,14 @@ pub(super) async fn read(
     // In base64 a payload is longer by a third.
     let room = if is_envelope { max_payload_bytes / 3 + ENVELOPE_BYTES_EXTRA } else { 0 };
     let limit = Limit { bytes: max_payload_bytes, setting: "max_payload_bytes" };
-    let body = body::read_with_room(&parts.headers, body, limit, room).await?;
+    let Held { bytes: body, share } = body::read_with_room(&parts.headers, body, limit, room).await?;
     let message = if is_envelope {
         send_options::refuse_headers(&parts.headers, "the body's options")?;
         aside::run(body.len(), async move { envelope::message(endpoint, &body) }).await?
     } else {
         from_body(endpoint, &parts.headers, content_type, body)?
     };
-    Ok((message, parts.headers))
+    Ok((message, parts.headers, share))
 }
 
 /// What became of a send.

@@ -17,7 +17,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::answers::{self, Common, Named};
-use super::body::Limit;
+use super::body::{Held, Limit};
 use super::endpoints::endpoint_name;
 use super::problem::Problem;
 use super::{Api, body, messages, node, to_response};
@@ -118,7 +118,7 @@ pub(super) async fn test(
     let settings = api.operate.settings().await?;
     let (parts, body) = request.into_parts();
     let limit = Limit { bytes: settings.max_payload_bytes, setting: "max_payload_bytes" };
-    let body = body::read(&parts.headers, body, limit).await?;
+    let Held { bytes: body, share: _share } = body::read(&parts.headers, body, limit).await?;
     let content_type = messages::content_type(&parts.headers)?;
     let mut message = messages::from_body(endpoint.name.to_string(), &parts.headers, content_type, body)?;
     if message.payload.is_empty() {

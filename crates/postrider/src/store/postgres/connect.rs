@@ -26,6 +26,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// No statement of ours is worth compiling for, whatever the planner thinks of it.
 const SESSION: &str = "SET default_transaction_isolation = 'read committed'; SET jit = off";
+/// An application's transaction may stay open for hours, and nobody waits for an answer that long.
+const IMPATIENT: &str = "SET lock_timeout = '5s'";
 
 pub(super) type ServerConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 pub(super) type Pool = managed::Pool<Server>;
@@ -39,7 +41,8 @@ pub(super) struct Server {
     ask_first: Arc<AtomicUsize>,
     /// Connections that were made before are to end.
     silent_since: Arc<watch::Sender<Option<Instant>>>,
-    for_ourselves: bool,
+    /// What a connection is told first.
+    session: &'static [&'static str],
 }
 
 struct Host {
@@ -59,13 +62,18 @@ impl Server {
             .collect();
         let tls = MakeRustlsConnect::new(tls::client_config(asked.trust, &asked.files)?);
         let (ask_first, silent_since) = (Arc::default(), Arc::default());
-        Ok(Self { hosts: hosts?.into(), tls, ask_first, silent_since, for_ourselves: false })
+        Ok(Self { hosts: hosts?.into(), tls, ask_first, silent_since, session: &[] })
     }
 
     /// For connections that ask nothing but our own questions. What the database or the role has set for its applications
     /// is not for these: who claims, cancels or redrives must see what others claimed a moment ago.
     pub(super) fn for_ourselves(&self) -> Self {
-        Self { for_ourselves: true, ..self.clone() }
+        Self { session: &[SESSION], ..self.clone() }
+    }
+
+    /// For senders and tools: whoever waits for somebody else's transaction is given up after a while.
+    pub(super) fn for_others(&self) -> Self {
+        Self { session: &[SESSION, IMPATIENT], ..self.clone() }
     }
 
     /// Whoever asks drives the connection.
@@ -117,8 +125,8 @@ impl Server {
                 () = found_silent => {}
             }
         });
-        if self.for_ourselves {
-            client.batch_execute(SESSION).await.map_err(store_error)?;
+        if !self.session.is_empty() {
+            client.batch_execute(&self.session.join(";")).await.map_err(store_error)?;
         }
         Ok((client, driving))
     }

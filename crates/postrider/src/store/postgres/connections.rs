@@ -1,33 +1,57 @@
 //! Open connections, as many as are needed and not more than allowed.
 
+use std::time::Duration;
+
 use deadpool::managed::Object;
 use deadpool_postgres::ClientWrapper;
 use postgres_types::ToSql;
 use scopeguard::ScopeGuard;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_postgres::Row;
 
 use super::connect::{Pool, Server};
 use super::errors::{pool_error, store_error};
+use crate::error::StoreError;
 use crate::store::Result;
+
+/// How long somebody waits while all are lent.
+const TURN_WAIT_MAX: Duration = Duration::from_secs(10);
 
 pub(super) struct Connections {
     pool: Pool,
     server: Server,
+    /// How many of the pool's are lent here at a time.
+    turns: Semaphore,
 }
 
 impl Connections {
     pub(super) fn of(server: Server, count_max: usize) -> Self {
-        Self { pool: server.pool(count_max), server }
+        Self { pool: server.pool(count_max), server, turns: Semaphore::new(count_max) }
+    }
+
+    /// The same ones, but not all of them at a time: some are always left for the others.
+    pub(super) fn at_most(&self, count_max: usize) -> Self {
+        let (pool, server) = (self.pool.clone(), self.server.clone());
+        Self { pool, server, turns: Semaphore::new(count_max) }
     }
 
     /// Lends a connection for a question, or for several in a transaction. Whoever leaves before the answer has come takes
     /// it along: the next one would wait behind a question that nobody asks any more.
     pub(super) async fn with<T>(&self, ask: impl AsyncFnOnce(&mut ClientWrapper) -> Result<T>) -> Result<T> {
+        let _turn = self.turn().await?;
         let client = self.pool.get().await.map_err(pool_error)?;
         let mut client = scopeguard::guard(client, |client| self.server.give_up(Object::take(client)));
         let answered = ask(&mut client).await;
         drop(ScopeGuard::into_inner(client));
         answered
+    }
+
+    async fn turn(&self) -> Result<SemaphorePermit<'_>> {
+        let Ok(turn) = tokio::time::timeout(TURN_WAIT_MAX, self.turns.acquire()).await else {
+            let sentence = format!("no connection to the database became free within {TURN_WAIT_MAX:?}");
+            return Err(StoreError::Unavailable(sentence));
+        };
+        Ok(turn.expect("the semaphore is never closed"))
     }
 
     pub(super) async fn query(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {

@@ -33,7 +33,7 @@ pub(super) async fn list(shared: &Shared, filter: &DlqFilter) -> Result<Vec<Dead
          WHERE {} ORDER BY d.id LIMIT {limit}",
         matching.conditions
     );
-    Ok(shared.pool.query(&list, &matching.parameters()).await?.iter().map(dead_letter).collect())
+    Ok(shared.prompt.query(&list, &matching.parameters()).await?.iter().map(dead_letter).collect())
 }
 
 /// What a filter says of the letter `d`. Only what it names, so that there is an index for it.
@@ -84,7 +84,7 @@ impl Matching {
 
 /// Dead letters outlive their endpoint, and another one may have its name.
 async fn every_id_of(shared: &Shared, name: &str) -> Result<Vec<i64>> {
-    let ids = shared.pool.query("SELECT id FROM postrider.endpoints WHERE name = $1", &[&name]).await?;
+    let ids = shared.prompt.query("SELECT id FROM postrider.endpoints WHERE name = $1", &[&name]).await?;
     if ids.is_empty() {
         return Err(StoreError::unknown_endpoint(name));
     }
@@ -117,7 +117,7 @@ fn dead_letter(row: &Row) -> DeadLetter {
 
 pub(super) async fn summary(shared: &Shared) -> Result<Vec<DlqSummary>> {
     let summary = "SELECT endpoint, failed, redriven, discarded, oldest_failed FROM postrider.dlq_summary()";
-    let rows = shared.pool.query(summary, &[]).await?;
+    let rows = shared.prompt.query(summary, &[]).await?;
     let of_endpoint = |row: &Row| DlqSummary {
         endpoint: row.get(0),
         failed: big_count(row, 1),
@@ -175,9 +175,9 @@ impl Plan {
              ORDER BY key_group, l.message_id, l.id",
             matching.conditions
         );
-        let rows = shared.pool.query(&plan, &matching.parameters()).await?;
+        let rows = shared.prompt.query(&plan, &matching.parameters()).await?;
         let letters = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-        let due_at = shared.pool.query_one("SELECT postrider._now()", &[]).await?.get(0);
+        let due_at = shared.prompt.query_one("SELECT postrider._now()", &[]).await?.get(0);
         Ok(Self { letters, selection: words, due_at })
     }
 

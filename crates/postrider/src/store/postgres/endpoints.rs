@@ -61,7 +61,7 @@ pub(super) async fn settings(connections: &Connections) -> Result<Settings> {
 
 /// All or none.
 pub(super) async fn configure(shared: &Shared, changes: &[(String, String)]) -> Result<()> {
-    let mut checked = settings(&shared.pool).await?;
+    let mut checked = settings(&shared.prompt).await?;
     for (name, value) in changes {
         checked.apply(name, value)?;
     }
@@ -71,13 +71,13 @@ pub(super) async fn configure(shared: &Shared, changes: &[(String, String)]) -> 
 }
 
 pub(super) async fn by_name(shared: &Shared, name: &str) -> Result<Endpoint> {
-    let rows = shared.pool.query(select!("AND name = $1"), &[&name]).await?;
+    let rows = shared.prompt.query(select!("AND name = $1"), &[&name]).await?;
     endpoint(rows.first().ok_or_else(|| StoreError::unknown_endpoint(name))?)
 }
 
 pub(super) async fn list(shared: &Shared, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {
     let page = select!("AND name COLLATE \"C\" > $1 ORDER BY name COLLATE \"C\" LIMIT $2");
-    let rows = shared.pool.query(page, &[&after.unwrap_or(""), &(limit as i64)]).await?;
+    let rows = shared.prompt.query(page, &[&after.unwrap_or(""), &(limit as i64)]).await?;
     rows.iter().map(endpoint).collect()
 }
 
@@ -125,7 +125,7 @@ fn circuit(row: &Row) -> Circuit {
 
 /// Checked here too: the program knows URLs and certificates better than SQL does.
 pub(super) async fn create(shared: &Shared, new: NewEndpoint) -> Result<Endpoint> {
-    let checked = new.check(&settings(&shared.pool).await?)?;
+    let checked = new.check(&settings(&shared.prompt).await?)?;
     let create = "SELECT postrider.create_endpoint($1, $2, $3, $4, $5)";
     let (config, retry, options) = (Json(&checked.config), Json(&checked.retry), Json(&checked.options));
     shared
@@ -145,7 +145,7 @@ pub(super) async fn alter(shared: &Shared, name: &str, change: EndpointChange) -
         retry_policy: Some(change.retry_policy.unwrap_or_else(|| json!(current.retry))),
         options: Some(change.options.unwrap_or_else(|| json!(current.options))),
     }
-    .check(&settings(&shared.pool).await?)?;
+    .check(&settings(&shared.prompt).await?)?;
     let config = given.0.then_some(Json(&checked.config));
     let retry = given.1.then_some(Json(&checked.retry));
     let options = given.2.then_some(Json(&checked.options));

@@ -92,6 +92,9 @@ impl Said<'_> {
             )),
             // Who may connect, to what, and what is allowed there.
             ("28", _) | (_, "3D000" | "42501") => StoreError::Unusable(message),
+            (_, "55P03") => {
+                StoreError::Unavailable(format!("{message}; another transaction holds what this waits for"))
+            }
             _ => StoreError::Unavailable(message),
         }
     }

@@ -24,14 +24,14 @@ pub(super) async fn drop(shared: &Shared, name: &str) -> Result<()> {
 pub(super) async fn by_name(shared: &Shared, name: &str) -> Result<EventType> {
     check_name(name)?;
     let one = "SELECT name, description, schema, created_at FROM postrider.event_types WHERE name = $1";
-    shared.pool.query(one, &[&name]).await?.first().map(event_type).ok_or_else(|| unknown(name))
+    shared.prompt.query(one, &[&name]).await?.first().map(event_type).ok_or_else(|| unknown(name))
 }
 
 pub(super) async fn list(shared: &Shared, after: Option<&str>, limit: usize) -> Result<Vec<EventType>> {
     let page = "SELECT name, description, schema, created_at FROM postrider.event_types
                 WHERE name COLLATE \"C\" > $1 ORDER BY name COLLATE \"C\" LIMIT $2";
     let after = after.unwrap_or_default().split('\0').next();
-    Ok(shared.pool.query(page, &[&after, &(limit as i64)]).await?.iter().map(event_type).collect())
+    Ok(shared.prompt.query(page, &[&after, &(limit as i64)]).await?.iter().map(event_type).collect())
 }
 
 /// PostgreSQL has no text with U+0000 in it, so there is no such name.

@@ -19,7 +19,7 @@ impl Figures for PostgresStore {
 }
 
 pub(super) async fn figures(shared: &Shared) -> Result<Vec<Figure>> {
-    let rows = shared.pool.query("SELECT name, labels, value FROM postrider.metrics()", &[]).await?;
+    let rows = shared.prompt.query("SELECT name, labels, value FROM postrider.metrics()", &[]).await?;
     let figure = |row: &Row| Figure {
         name: row.get(0),
         labels: row.get::<_, Json<BTreeMap<String, String>>>(1).0,

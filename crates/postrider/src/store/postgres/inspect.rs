@@ -18,10 +18,10 @@ pub(super) async fn story(shared: &Shared, id: MessageId) -> Result<Story> {
                    attempt_count, last_error, reason, dlq_id,
                    (SELECT original_id FROM postrider._replayed r WHERE r.id = $1), postrider._replayed_as($1, $2)
                  FROM postrider._story($1)";
-    let mut story = told(&shared.pool.query_one(story, &[&id.0, &(REPLAYED_AS_MAX as i32)]).await?);
+    let mut story = told(&shared.prompt.query_one(story, &[&id.0, &(REPLAYED_AS_MAX as i32)]).await?);
     let attempts = "SELECT number, node_id, started_at, duration, outcome, class, error, status, body
                     FROM postrider._attempts_of($1)";
-    story.attempts = shared.pool.query(attempts, &[&id.0]).await?.iter().map(attempt).collect();
+    story.attempts = shared.prompt.query(attempts, &[&id.0]).await?.iter().map(attempt).collect();
     Ok(story)
 }
 
@@ -79,7 +79,7 @@ fn attempt(row: &Row) -> AttemptRecord {
 pub(super) async fn status(shared: &Shared) -> Result<StoreStatus> {
     let status = "SELECT s.name, s.schema_version, s.paused_because, t.pending, t.processing, t.dead
                   FROM postrider._store s, postrider._totals() t";
-    let row = shared.pool.query_one(status, &[]).await?;
+    let row = shared.prompt.query_one(status, &[]).await?;
     let endpoints = endpoint_statuses(shared).await?;
     Ok(StoreStatus {
         store: row.get(0),
@@ -99,7 +99,7 @@ async fn endpoint_statuses(shared: &Shared) -> Result<Vec<EndpointStatus>> {
     let statuses =
         "SELECT name, protocol, enabled, paused, circuit, pending, processing, dead, oldest_pending
                     FROM postrider._endpoint_statuses()";
-    let rows = shared.pool.query(statuses, &[]).await?;
+    let rows = shared.prompt.query(statuses, &[]).await?;
     let status = |row: &Row| EndpointStatus {
         name: row.get(0),
         protocol: row.get(1),
@@ -121,7 +121,7 @@ async fn endpoint_statuses(shared: &Shared) -> Result<Vec<EndpointStatus>> {
 pub(super) async fn events(shared: &Shared, before: Option<i64>, limit: usize) -> Result<Vec<EventRecord>> {
     let list = "SELECT id, at, kind, subject, detail FROM postrider.event_log
                 WHERE id < $1 ORDER BY id DESC LIMIT $2";
-    let rows = shared.pool.query(list, &[&before.unwrap_or(i64::MAX), &(limit as i64)]).await?;
+    let rows = shared.prompt.query(list, &[&before.unwrap_or(i64::MAX), &(limit as i64)]).await?;
     let event = |row: &Row| EventRecord {
         id: row.get(0),
         at: row.get(1),

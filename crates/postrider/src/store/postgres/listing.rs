@@ -28,7 +28,7 @@ pub(super) async fn messages(shared: &Shared, filter: &MessageFilter) -> Result<
     let too_new = filter.created_before.and_then(|before| before.checked_add(DISORDER_MAX).ok());
     let state = filter.state.map(State::as_str);
     let last_id = shared
-        .pool
+        .prompt
         .query_one(begin, &[&filter.endpoint, &state, &filter.created_before, &too_new])
         .await?
         .get(0);
@@ -45,7 +45,7 @@ async fn window(shared: &Shared, filter: &MessageFilter, ids: Range<i64>, room: 
                   finished_at, dlq_id
                 FROM postrider._list_window($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
     let rows = shared
-        .pool
+        .prompt
         .query(
             look,
             &[
@@ -98,7 +98,7 @@ pub(super) async fn nodes(shared: &Shared, before: Option<NodeId>, limit: usize)
     let list = "SELECT id, name, state, joined_at, heartbeat_at, lease_until FROM postrider.nodes
                 WHERE id < $1 ORDER BY id DESC LIMIT $2";
     let before = before.map_or(i64::MAX, |node| node.0);
-    let rows = shared.pool.query(list, &[&before, &(limit as i64)]).await?;
+    let rows = shared.prompt.query(list, &[&before, &(limit as i64)]).await?;
     let node = |row: &Row| NodeRecord {
         id: NodeId(row.get(0)),
         name: row.get(1),

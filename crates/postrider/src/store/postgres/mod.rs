@@ -1,7 +1,7 @@
 //! The store in PostgreSQL: schema `postrider`, where the rules live in SQL functions, and any number of nodes.
 //!
 //! Four kinds of connections: two that claim and settle (`exchange.rs`), one that listens (`listen.rs`), a few for what
-//! else a node asks, and a pool for senders and tools. No transaction is ever open while anything but the database is
+//! else a node asks, and a pool for senders and tools, a part of which is never lent to those who may wait for others. No transaction is ever open while anything but the database is
 //! waited for.
 
 use std::io::Read;
@@ -74,9 +74,9 @@ pub use publish::{publish_batch_in, publish_in};
 pub use send::{send_batch_in, send_in};
 
 /// Connections beside those of a node.
-const CONNECTIONS_MAX: usize = 8;
-/// What a node asks beside claiming and settling. Senders may wait for each other as long as they like: the
-/// node's lease does not depend on a connection of theirs.
+const CONNECTIONS_MAX: usize = 12;
+/// What a node asks beside claiming and settling. Senders may wait for each other: the node's lease does not depend on
+/// a connection of theirs.
 const NODE_CONNECTIONS_MAX: usize = 4;
 
 /// How to open a store.
@@ -108,7 +108,10 @@ pub struct PostgresStore {
 /// What the parts of a store share.
 struct Shared {
     server: Server,
-    /// Of senders and tools.
+    /// Of senders and tools, for what waits for nobody's transaction: looks, and sends without keys.
+    prompt: Connections,
+    /// Two thirds of the same ones, for everything else. A transaction that stays open holds up those who wait for it
+    /// and nobody else.
     pool: Connections,
     /// Of the nodes of this process.
     own: Connections,
@@ -142,8 +145,10 @@ impl PostgresStore {
         }
         migrate::check(&client).await?;
         let name: &str = &migrate::name(&client).await?;
+        let prompt = Connections::of(server.for_others(), options.connections_max);
         let shared = Shared {
-            pool: Connections::of(server.clone(), options.connections_max),
+            pool: prompt.at_most((options.connections_max * 2 / 3).max(1)),
+            prompt,
             own: Connections::of(server.clone(), NODE_CONNECTIONS_MAX),
             exchange: Exchange::new(server.clone()),
             name: Mutex::new(name.into()),
@@ -197,6 +202,11 @@ impl PostgresStore {
 }
 
 impl Shared {
+    /// Senders of one key wait for each other's transactions.
+    fn lender(&self, any_key: bool) -> &Connections {
+        if any_key { &self.pool } else { &self.prompt }
+    }
+
     /// What takes no time is answered soon, or there is nobody any more who would: a server that froze, or that another
     /// one took the place of. Then the connections that had all that time to answer end, so that whoever waits for one
     /// of them connects again. Connecting has a patience of its own.
@@ -396,7 +406,7 @@ impl Operate for PostgresStore {
     }
 
     async fn settings(&self) -> Result<Settings> {
-        endpoints::settings(&self.shared.pool).await
+        endpoints::settings(&self.shared.prompt).await
     }
 
     async fn configure(&self, changes: Vec<(String, String)>) -> Result<()> {

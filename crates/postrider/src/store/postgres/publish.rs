@@ -56,18 +56,24 @@ impl PubSub for PostgresStore {
     }
 
     async fn publish(&self, event: NewEvent) -> Result<u64> {
-        let pool = &self.shared.pool;
-        self.shared.refusals.noted(pool.with(async |client| publish_in(&**client, &event).await).await)
+        let lender = self.shared.lender(has_key(&event));
+        self.shared.refusals.noted(lender.with(async |client| publish_in(&**client, &event).await).await)
     }
 
     async fn publish_batch(&self, events: Vec<NewEvent>) -> Result<u64> {
-        let pool = &self.shared.pool;
-        self.shared.refusals.noted(pool.with(async |client| publish_batch_in(&**client, &events).await).await)
+        let lender = self.shared.lender(events.iter().any(has_key));
+        self.shared
+            .refusals
+            .noted(lender.with(async |client| publish_batch_in(&**client, &events).await).await)
     }
 
     async fn publish_skipped(&self) -> Result<u64> {
         skipped(&self.shared).await
     }
+}
+
+fn has_key(event: &NewEvent) -> bool {
+    event.ordering_key.is_some() || event.idempotency_key.is_some()
 }
 
 pub(super) const PUBLISH: &str =
@@ -93,7 +99,7 @@ async fn publish<C: GenericClient>(transaction: &C, publication: &Publication) -
 pub(super) async fn skipped(shared: &Shared) -> Result<u64> {
     let counted = "SELECT coalesce(sum(value), 0)::bigint FROM postrider.metrics()
                    WHERE name = 'postrider_publish_skipped_total'";
-    Ok(big_count(&shared.pool.query_one(counted, &[]).await?, 0))
+    Ok(big_count(&shared.prompt.query_one(counted, &[]).await?, 0))
 }
 
 /// Events that are JSON, as messages without a destination.

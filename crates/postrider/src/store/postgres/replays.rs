@@ -109,7 +109,7 @@ async fn preview(shared: &Shared, replay: &NewReplay) -> Result<ReplayPreview> {
         "SELECT c.messages, c.no_payload, c.endpoint_dropped
          FROM {NEW} AS r, postrider._replay_count(r, 0, r.last_id) AS c"
     );
-    let row = shared.pool.query_one(&count, &asked.values()).await?;
+    let row = shared.prompt.query_one(&count, &asked.values()).await?;
     let skipped = [(Skip::NoPayload, big_count(&row, 1)), (Skip::EndpointDropped, big_count(&row, 2))];
     let skipped: BTreeMap<String, u64> = skipped
         .into_iter()
@@ -127,7 +127,7 @@ async fn preview(shared: &Shared, replay: &NewReplay) -> Result<ReplayPreview> {
     let max = SAMPLE_MAX as i32;
     let mut values = asked.values();
     values.push(&max);
-    let rows = shared.pool.query(&sample, &values).await?;
+    let rows = shared.prompt.query(&sample, &values).await?;
     Ok(ReplayPreview { count, skipped, sample: rows.iter().map(sampled).collect() })
 }
 
@@ -143,14 +143,14 @@ fn sampled(row: &Row) -> ReplaySample {
 }
 
 async fn load(shared: &Shared, id: i64) -> Result<Replay> {
-    let rows = shared.pool.query(&format!("{SELECT} WHERE r.id = $1"), &[&id]).await?;
+    let rows = shared.prompt.query(&format!("{SELECT} WHERE r.id = $1"), &[&id]).await?;
     let unknown = || StoreError::Unknown { what: "replay", name: id.to_string() };
     rows.first().map(told).ok_or_else(unknown)
 }
 
 async fn list(shared: &Shared, before: Option<i64>, limit: usize) -> Result<Vec<Replay>> {
     let list = format!("{SELECT} WHERE r.id < $1 ORDER BY r.id DESC LIMIT $2");
-    let rows = shared.pool.query(&list, &[&before.unwrap_or(i64::MAX), &(limit as i64)]).await?;
+    let rows = shared.prompt.query(&list, &[&before.unwrap_or(i64::MAX), &(limit as i64)]).await?;
     Ok(rows.iter().map(told).collect())
 }
 

@@ -56,7 +56,7 @@ pub(super) async fn send(shared: &Shared, commit: Commit, message: &NewMessage) 
         let statement = client.prepare_typed_cached(sql, &TYPES).await.map_err(store_error)?;
         client.query_one(&statement, &arguments.values()).await.map(|row| sent(&row)).map_err(store_error)
     };
-    shared.pool.with(ask).await
+    shared.lender(has_key(message)).with(ask).await
 }
 
 /// All or nothing.
@@ -74,7 +74,11 @@ pub(super) async fn send_batch(
         transaction.commit().await.map_err(store_error)?;
         Ok(sent)
     };
-    shared.pool.with(ask).await
+    shared.lender(messages.iter().any(has_key)).with(ask).await
+}
+
+fn has_key(message: &NewMessage) -> bool {
+    message.ordering_key.is_some() || message.idempotency_key.is_some()
 }
 
 /// Sends within the caller's own transaction: the message commits, or rolls back, with the caller's data.

@@ -24,14 +24,14 @@ pub(super) async fn by_id(shared: &Shared, id: i64) -> Result<Subscription> {
     let one = "SELECT s.id, s.pattern, e.name, s.filter, s.template, s.enabled, s.created_at
                FROM postrider.subscriptions s JOIN postrider.endpoints e ON e.id = s.endpoint_id WHERE s.id = $1";
     let unknown = || StoreError::Unknown { what: "subscription", name: id.to_string() };
-    shared.pool.query(one, &[&id]).await?.first().map(subscription).ok_or_else(unknown)
+    shared.prompt.query(one, &[&id]).await?.first().map(subscription).ok_or_else(unknown)
 }
 
 pub(super) async fn list(shared: &Shared, after: Option<i64>, limit: usize) -> Result<Vec<Subscription>> {
     let page = "SELECT s.id, s.pattern, e.name, s.filter, s.template, s.enabled, s.created_at
                 FROM postrider.subscriptions s JOIN postrider.endpoints e ON e.id = s.endpoint_id
                 WHERE s.id > $1 ORDER BY s.id LIMIT $2";
-    let rows = shared.pool.query(page, &[&after.unwrap_or(0), &(limit as i64)]).await?;
+    let rows = shared.prompt.query(page, &[&after.unwrap_or(0), &(limit as i64)]).await?;
     Ok(rows.iter().map(subscription).collect())
 }
 

@@ -86,7 +86,7 @@ async fn begin(shared: &Shared, action: SweepAction, filter: &DlqFilter) -> Resu
         "SELECT coalesce((SELECT max(id) FROM postrider.dlq), 0),
            (SELECT count(*) FROM postrider.dlq d WHERE {possible} AND {conditions})"
     );
-    let row = shared.pool.query_one(&sql, &matching.parameters()).await?;
+    let row = shared.prompt.query_one(&sql, &matching.parameters()).await?;
     Ok(SweepCursor::begin(row.get(0), big_count(&row, 1)))
 }
 
@@ -122,7 +122,7 @@ async fn next(
          FROM (SELECT * FROM first UNION ALL SELECT * FROM rest) AS l, last
          ORDER BY l.message_id, l.id"
     );
-    let rows = shared.pool.query(&sql, &matching.parameters()).await?;
+    let rows = shared.prompt.query(&sql, &matching.parameters()).await?;
     let letter = |row: &Row| Letter { id: row.get(0), endpoint: EndpointId(row.get(1)), group: row.get(2) };
     Ok((rows.iter().map(letter).collect(), rows.first().and_then(|row| row.get(3))))
 }

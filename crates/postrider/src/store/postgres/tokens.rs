@@ -42,7 +42,7 @@ pub(super) async fn create(shared: &Shared, new: NewToken) -> Result<IssuedToken
 
 pub(super) async fn list(shared: &Shared) -> Result<Vec<TokenRecord>> {
     let list = "SELECT prefix, name, scope, created_at FROM postrider._tokens ORDER BY created_at, prefix";
-    let rows = shared.pool.query(list, &[]).await?;
+    let rows = shared.prompt.query(list, &[]).await?;
     let token = |row: &Row| TokenRecord {
         prefix: row.get(0),
         name: row.get(1),

@@ -70,17 +70,35 @@ BEGIN
   RETURN postrider._maintain_months('archive', months_ahead) + postrider._maintain_months('attempts', months_ahead);
 END $$;
 
--- Attempts of queued messages stay however old they are, so what else is in a month that has some is deleted.
-CREATE FUNCTION postrider._clean_old_attempts(p_partition text, p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+-- Attempts of queued messages stay however old they are, and their month with them.
+CREATE FUNCTION postrider._has_queued(p_partition text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
   v_queued boolean;
-  v_count integer;
 BEGIN
   EXECUTE format('SELECT EXISTS (SELECT FROM postrider.%I a JOIN postrider.queue q ON q.id = a.message_id)', p_partition)
   INTO v_queued;
-  IF NOT v_queued THEN
-    EXECUTE format('DROP TABLE postrider.%I', p_partition);
-    RETURN 1;
+  RETURN v_queued;
+END $$;
+
+-- True when it went.
+CREATE FUNCTION postrider._drop_attempts(p_partition text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  IF postrider._has_queued(p_partition) THEN
+    RETURN false;
+  END IF;
+  EXECUTE format('DROP TABLE postrider.%I', p_partition);
+  RETURN true;
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+  RETURN false;
+END $$;
+
+-- What else is in a month that stays.
+CREATE FUNCTION postrider._clean_attempts(p_partition text, p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  v_count integer;
+BEGIN
+  IF NOT postrider._has_queued(p_partition) THEN
+    RETURN 0;
   END IF;
   EXECUTE format(
     'DELETE FROM postrider.%I WHERE ctid = ANY (ARRAY(
@@ -94,7 +112,7 @@ EXCEPTION WHEN lock_not_available THEN
 END $$;
 
 -- A month of the archive goes when all of it was finished before p_before. True when it went.
-CREATE FUNCTION postrider._drop_old_month(p_partition text, p_before timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._drop_archived(p_partition text, p_before timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
   v_look text := format('SELECT EXISTS (SELECT FROM postrider.%I WHERE finished_at > $1)', p_partition);
   v_kept boolean;
@@ -115,26 +133,44 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
   RETURN false;
 END $$;
 
--- One bounded step over both tables; how much was done.
-CREATE FUNCTION postrider._clean_months(p_retention_months integer, p_limit integer) RETURNS integer
+-- Before when a month is old.
+CREATE FUNCTION postrider._kept_from(p_retention_months integer) RETURNS timestamptz LANGUAGE sql STABLE AS $$
+  SELECT (postrider._now() AT TIME ZONE 'UTC' - p_retention_months * interval '1 month') AT TIME ZONE 'UTC'
+$$;
+
+CREATE FUNCTION postrider._old_months(p_table text, p_retention_months integer) RETURNS SETOF text LANGUAGE sql STABLE AS $$
+  SELECT name FROM postrider._months(p_table)
+  WHERE month + interval '1 month' <= postrider._kept_from(p_retention_months) AT TIME ZONE 'UTC'
+$$;
+
+-- Drops one month of either table; true when one went. From then on everybody who archives waits until the transaction
+-- ends, so it had better end.
+CREATE FUNCTION postrider._drop_old_month(p_retention_months integer) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  v_name text;
+BEGIN
+  FOR v_name IN SELECT * FROM postrider._old_months('archive', p_retention_months) LOOP
+    IF postrider._drop_archived(v_name, postrider._kept_from(p_retention_months)) THEN
+      RETURN true;
+    END IF;
+  END LOOP;
+  FOR v_name IN SELECT * FROM postrider._old_months('attempts', p_retention_months) LOOP
+    IF postrider._drop_attempts(v_name) THEN
+      RETURN true;
+    END IF;
+  END LOOP;
+  RETURN false;
+END $$;
+
+CREATE FUNCTION postrider._clean_old_attempts(p_retention_months integer, p_limit integer) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
-  v_before timestamptz := (postrider._now() AT TIME ZONE 'UTC' - p_retention_months * interval '1 month')
-    AT TIME ZONE 'UTC';
-  v_month record;
+  v_name text;
   v_done integer := 0;
 BEGIN
-  FOR v_month IN
-    SELECT name FROM postrider._months('archive') WHERE month + interval '1 month' <= v_before AT TIME ZONE 'UTC'
-  LOOP
+  FOR v_name IN SELECT * FROM postrider._old_months('attempts', p_retention_months) LOOP
     EXIT WHEN v_done >= p_limit;
-    v_done := v_done + postrider._drop_old_month(v_month.name, v_before)::integer;
-  END LOOP;
-  FOR v_month IN
-    SELECT name FROM postrider._months('attempts') WHERE month + interval '1 month' <= v_before AT TIME ZONE 'UTC'
-  LOOP
-    EXIT WHEN v_done >= p_limit;
-    v_done := v_done + postrider._clean_old_attempts(v_month.name, p_limit - v_done);
+    v_done := v_done + postrider._clean_attempts(v_name, p_limit - v_done);
   END LOOP;
   RETURN v_done;
 END $$;
@@ -150,8 +186,9 @@ BEGIN
     PERFORM postrider._invalid('retention_months', 'must be a whole number from 1 to 120');
   END IF;
   PERFORM pg_advisory_xact_lock(1886548338, 1);
-  LOOP
-    EXIT WHEN postrider._clean_months(v_months, 10000) < 10000;
+  WHILE postrider._drop_old_month(v_months) LOOP
+  END LOOP;
+  WHILE postrider._clean_old_attempts(v_months, 10000) > 0 LOOP
   END LOOP;
   RETURN v_before - (SELECT count(*) FROM postrider._months('archive'));
 END $$;
@@ -184,36 +221,52 @@ BEGIN
   RETURN v_count;
 END $$;
 
--- What a sender committed while its endpoint was dropped.
-CREATE FUNCTION postrider._cancel_orphans(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+-- What senders committed while their endpoint was dropped, if that was after p_dropped_after. The next one of a key is
+-- found when the one before it has gone. Waits for nobody who has one of them in the middle of a transaction.
+CREATE FUNCTION postrider._cancel_orphans(p_dropped_after timestamptz, p_limit integer) RETURNS integer
+LANGUAGE plpgsql AS $$
 DECLARE
-  v_ids bigint[] := ARRAY(
-    SELECT q.id FROM postrider.endpoints e, LATERAL (
-      SELECT q.id FROM postrider.queue q WHERE q.place = 0 AND q.endpoint_id = e.id LIMIT p_limit) AS q
-    WHERE e.dropped_at IS NOT NULL LIMIT p_limit);
+  v_done integer := 0;
+  v_ids bigint[];
 BEGIN
-  PERFORM postrider._cancel_by_force(id) FROM unnest(v_ids) AS id;
-  RETURN cardinality(v_ids);
+  WHILE v_done < p_limit LOOP
+    v_ids := ARRAY(
+      SELECT o.id FROM postrider.endpoints e, LATERAL (
+        SELECT q.id FROM postrider.queue q WHERE q.place = 0 AND q.endpoint_id = e.id
+        LIMIT p_limit - v_done FOR UPDATE SKIP LOCKED) AS o
+      WHERE e.dropped_at > p_dropped_after LIMIT p_limit - v_done
+    ) || ARRAY(
+      SELECT q.id FROM postrider.queue q JOIN postrider.endpoints e ON e.id = q.endpoint_id
+      WHERE q.place = 3 AND e.dropped_at > p_dropped_after LIMIT p_limit - v_done FOR UPDATE OF q SKIP LOCKED);
+    EXIT WHEN cardinality(v_ids) = 0;
+    PERFORM postrider._cancel_by_force(id) FROM unnest(v_ids) AS id;
+    v_done := v_done + cardinality(v_ids);
+  END LOOP;
+  RETURN v_done;
 END $$;
 
 -- One bounded step of all retention; true when there is more to do. Whoever comes second has nothing to do.
 CREATE FUNCTION postrider._clean_up(p_limit integer) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 DECLARE
   v_left integer := p_limit;
+  v_months integer := postrider._setting('archive_retention_months')::integer;
 BEGIN
   IF NOT pg_try_advisory_xact_lock(1886548338, 1) THEN
     RETURN false;
   END IF;
-  PERFORM postrider._maintain_months('archive', 3);
-  PERFORM postrider._maintain_months('attempts', 3);
+  -- Who archives or looks waits for a transaction that makes or drops a month: nothing else is done in it.
+  IF postrider._maintain_months('archive', 3) + postrider._maintain_months('attempts', 3) > 0
+     OR postrider._drop_old_month(v_months) THEN
+    RETURN true;
+  END IF;
   v_left := v_left - postrider._clean_event_log(v_left);
   v_left := v_left - postrider._clean_reservations(v_left);
   v_left := v_left - postrider._clean_holds(v_left);
   v_left := v_left - postrider._clean_nodes(v_left);
   v_left := v_left - postrider._clean_replayed(v_left);
   v_left := v_left - postrider._clean_replays(v_left);
-  v_left := v_left - postrider._cancel_orphans(v_left);
-  v_left := v_left - postrider._clean_months(postrider._setting('archive_retention_months')::integer, v_left);
+  v_left := v_left - postrider._cancel_orphans('-infinity', v_left);
+  v_left := v_left - postrider._clean_old_attempts(v_months, v_left);
   v_left := v_left - postrider._clean_dlq(v_left);
   IF v_left > 0 THEN
     v_left := v_left - postrider._evict_dlq(v_left);

@@ -102,7 +102,7 @@ BEGIN
 END $$;
 
 -- One step of a drop: cancels up to p_limit messages of the endpoint, and drops it when none is left. True when
--- done. What a sender commits after that is cancelled by the next cleanup.
+-- done. What a sender commits after that is cancelled by a node within a second, or by the next cleanup if it took a day.
 CREATE FUNCTION postrider._drop_endpoint(p_name text, p_force boolean, p_limit integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE

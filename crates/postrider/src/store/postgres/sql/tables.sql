@@ -76,6 +76,7 @@ CREATE TABLE postrider.endpoints (
   dropped_at timestamptz
 );
 CREATE UNIQUE INDEX endpoints_name ON postrider.endpoints (name) WHERE dropped_at IS NULL;
+CREATE INDEX endpoints_dropped ON postrider.endpoints (dropped_at) WHERE dropped_at IS NOT NULL;
 
 -- What nodes write about endpoints is not in those rows: people change them in transactions that stay open as long as
 -- they like, and no node waits for one. People touch what follows only to reset a circuit.

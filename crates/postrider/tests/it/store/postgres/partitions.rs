@@ -155,6 +155,27 @@ async fn attempts_of_a_message_that_still_waits_outlive_their_month() {
     );
 }
 
+/// Whoever archives waits until its transaction has ended.
+#[tokio::test]
+async fn a_step_of_cleanup_that_drops_a_month_does_nothing_else() {
+    let (mut world, owner) = start().await;
+    owner.run("SELECT postrider.maintain_archive_partitions()").await;
+    deliver(&mut world).await;
+    pass(&mut world, 400).await;
+    let old = "SELECT count(*) FROM (SELECT month FROM postrider._months('archive')
+               UNION ALL SELECT month FROM postrider._months('attempts')) AS m WHERE month < '2026-05-01'";
+    let events = "SELECT count(*) FROM postrider.event_log WHERE kind = 'endpoint.created'";
+    let mut more = true;
+    while more {
+        let before = (owner.number(old).await, owner.number(events).await);
+        more = owner.value("SELECT postrider._clean_up(100)").await == "t";
+        let (dropped, forgotten) =
+            (before.0 - owner.number(old).await, before.1 - owner.number(events).await);
+        assert!(dropped == 0 || (dropped, forgotten, more) == (1, 0, true), "{dropped} {forgotten} {more}");
+    }
+    assert_eq!((owner.number(old).await, owner.number(events).await), (0, 0));
+}
+
 /// A message that is archived into an old month while that month is looked at.
 #[tokio::test]
 async fn a_month_that_gets_a_message_in_the_last_moment_stays() {

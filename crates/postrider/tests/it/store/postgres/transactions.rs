@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use postrider::error::StoreError;
 use postrider::store::postgres::{publish_batch_in, publish_in, send_batch_in, send_in};
-use postrider::{MessageId, NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, State};
+use postrider::{
+    MessageId, NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, State, Store,
+};
+use serde_json::json;
 use test_servers::PgBouncer;
 
 use super::{Postgres, connect};
@@ -119,6 +123,63 @@ async fn a_key_is_delivered_in_commit_order_though_transactions_interleave() {
     expected.push(second.await.unwrap());
     expected.push(world.send(keyed).await);
     assert_eq!(deliver_all(&mut world).await, expected);
+}
+
+/// As many as there are connections for those who may wait.
+#[tokio::test]
+async fn senders_who_wait_for_a_key_hold_up_nobody_else_and_are_given_up() {
+    let world = World::<Postgres>::start().await;
+    let (mut app, onlooker) = (connect(&world).await, connect(&world).await);
+    let transaction = app.transaction().await.unwrap();
+    send_in(&transaction, &to("a").ordering_key("k")).await.unwrap();
+    let store = world.store();
+    let others = async {
+        let waiting = "SELECT count(*) FROM pg_stat_activity
+                       WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        while onlooker.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) < 8 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        store.settings().await.unwrap();
+        store.status().await.unwrap();
+        store.send(to("a")).await.unwrap();
+        store.send_batch(vec![to("a"), to("a")]).await.unwrap();
+        onlooker.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0)
+    };
+    let waiters = join_all((0..8).map(|_| store.send(to("a").ordering_key("k"))));
+    let both = async { tokio::join!(others, waiters) };
+    let deadline = Duration::from_secs(60);
+    let (still_waiting, given_up) =
+        tokio::time::timeout(deadline, both).await.expect("nobody waits for ever");
+    assert!(still_waiting > 0, "the others did not wait until the senders were given up");
+    for sent in given_up {
+        let Err(StoreError::Unavailable(why)) = sent else { panic!("the key is still locked: {sent:?}") };
+        assert!(why.contains("another transaction"), "{why}");
+    }
+    transaction.commit().await.unwrap();
+    store.send(to("a").ordering_key("k")).await.unwrap();
+    assert_eq!(world.queued().await, 5);
+}
+
+/// What it committed too late stands before others in the global namespace of keys.
+#[tokio::test]
+async fn messages_to_an_endpoint_that_was_dropped_meanwhile_hold_up_their_key_no_longer_than_a_second() {
+    let mut world = World::<Postgres>::start().await;
+    let global = || json!({"key_scope": "global"});
+    world.endpoint("dropped", global()).await;
+    let lasting = world.endpoint("lasting", global()).await;
+    let mut app = connect(&world).await;
+    let transaction = app.transaction().await.unwrap();
+    let mut orphans = Vec::new();
+    for _ in 0..5 {
+        orphans.push(send_in(&transaction, &to("dropped").ordering_key("k")).await.unwrap().id);
+    }
+    let behind = send_in(&transaction, &to("lasting").ordering_key("k")).await.unwrap().id;
+    world.store().drop_endpoint("dropped", true).await.unwrap();
+    transaction.commit().await.unwrap();
+    world.store().expire(100).await.unwrap();
+    assert_eq!(world.states(&orphans).await, [State::Cancelled; 5]);
+    let claimed: Vec<MessageId> = world.claim(lasting, 10).await.iter().map(|ticket| ticket.id).collect();
+    assert_eq!(claimed, [behind]);
 }
 
 #[tokio::test]
