@@ -17,8 +17,8 @@ pub(crate) async fn guilty(
         | StoreError::Unknown { .. }
         | StoreError::Disabled { .. }
         | StoreError::TooLarge { .. } => {}
-        StoreError::IdempotencyConflict { .. }
-        | StoreError::Exists { .. }
+        StoreError::IdempotencyConflict { at, .. } => return (*at < messages.len()).then_some(*at),
+        StoreError::Exists { .. }
         | StoreError::Conflict(_)
         | StoreError::QueueFull { .. }
         | StoreError::Unavailable(_)

@@ -30,10 +30,13 @@ pub enum StoreError {
     Unknown { what: &'static str, name: String },
     #[error("endpoint {endpoint:?} is disabled; enable it to send to it")]
     Disabled { endpoint: String },
+    /// `at` is the place of the refused message in its batch. There is no holder where it is a message of the same
+    /// batch, whose id will be that of another one.
     #[error(
-        "idempotency_key: message {holder} of this endpoint has the same key and another payload or content type"
+        "idempotency_key: {} has the same key and another payload or content type",
+        holder.map_or("a message before it in the batch".to_owned(), |id| format!("message {id} of this endpoint"))
     )]
-    IdempotencyConflict { holder: MessageId },
+    IdempotencyConflict { holder: Option<MessageId>, at: usize },
     #[error("{what} {name:?} exists already")]
     Exists { what: &'static str, name: String },
     #[error("{0}")]

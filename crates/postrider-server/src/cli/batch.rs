@@ -98,20 +98,21 @@ impl Batch {
 
     async fn send_parsed(&mut self, messages: Vec<Numbered>) -> Result<(), Failure> {
         let Some(((first, _), (last, _))) = messages.first().zip(messages.last()) else { return Ok(()) };
-        let (first, last) = (*first, *last);
+        let (first, mut last) = (*first, *last);
         let (numbers, mut messages): (Vec<u64>, Vec<NewMessage>) = messages.into_iter().unzip();
-        let Err(error) = self.commit(&messages).await else { return Ok(()) };
-        let Some(at) = guilty(&*self.operate, &messages, &error).await else {
-            self.account.lines = first - 1;
-            return Err(of_lines(first, last, error.into()));
-        };
-        messages.truncate(at);
-        if let Err(error) = self.commit(&messages).await {
-            self.account.lines = first - 1;
-            return Err(of_lines(first, numbers[at] - 1, error.into()));
+        let mut refused = Ok(());
+        // A store need not name the first that it refuses.
+        while let Err(error) = self.commit(&messages).await {
+            let Some(at) = guilty(&*self.operate, &messages, &error).await else {
+                self.account.lines = first - 1;
+                return Err(of_lines(first, last, error.into()));
+            };
+            messages.truncate(at);
+            last = numbers[at] - 1;
+            self.account.lines = last;
+            refused = Err(at_line(numbers[at], error.into()));
         }
-        self.account.lines = numbers[at] - 1;
-        Err(at_line(numbers[at], error.into()))
+        refused
     }
 
     async fn commit(&mut self, messages: &[NewMessage]) -> Result<(), StoreError> {

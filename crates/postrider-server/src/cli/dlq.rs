@@ -244,8 +244,15 @@ async fn by_id(store: &dyn Operate, action: SweepAction, ids: &[i64], output: Ou
 fn tell(action: SweepAction, done: u64, total: u64, output: Output) {
     output.document(
         || json!({ done_word(action): done, "total": total }).to_string(),
-        || match total {
-            0 => "no dead letter is selected; `postrider dlq list` shows which there are".to_owned(),
+        || match (total, action) {
+            (0, SweepAction::Redrive) => {
+                "no dead letter that can be redriven is selected; `postrider dlq list` shows \
+                which there are, and those of dropped endpoints can only be discarded"
+                    .to_owned()
+            }
+            (0, SweepAction::Discard) => {
+                "no dead letter is selected; `postrider dlq list` shows which there are".to_owned()
+            }
             _ => format!("{} {}", plural(done, "dead letter"), done_word(action)),
         },
     );

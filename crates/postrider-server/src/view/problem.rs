@@ -81,7 +81,8 @@ impl ProblemView {
                 StoreError::Disabled { endpoint: self.endpoint.clone().unwrap_or_default() }
             }
             "idempotency-conflict" => {
-                StoreError::IdempotencyConflict { holder: MessageId(self.message_id.unwrap_or_default()) }
+                let at = self.line.map_or(0, |line| line.saturating_sub(1) as usize);
+                StoreError::IdempotencyConflict { holder: self.message_id.map(MessageId), at }
             }
             "exists" => StoreError::Exists { what, name: name() },
             "conflict" => StoreError::Conflict(detail()),
@@ -126,9 +127,9 @@ impl From<&StoreError> for ProblemView {
                 endpoint: Some(endpoint.clone()),
                 ..new(StatusCode::CONFLICT, "endpoint-disabled", "The endpoint is disabled")
             },
-            StoreError::IdempotencyConflict { holder } => Self {
+            StoreError::IdempotencyConflict { holder, .. } => Self {
                 field: Some("idempotency_key".to_owned()),
-                message_id: Some(holder.0),
+                message_id: holder.map(|id| id.0),
                 ..new(
                     StatusCode::CONFLICT,
                     "idempotency-conflict",
@@ -188,7 +189,8 @@ mod tests {
             StoreError::Invalid(Invalid::new("config.url", "must be a URL: a: b")),
             StoreError::Unknown { what: "dead letter", name: "7".to_owned() },
             StoreError::Disabled { endpoint: "shop".to_owned() },
-            StoreError::IdempotencyConflict { holder: MessageId(12) },
+            StoreError::IdempotencyConflict { holder: Some(MessageId(12)), at: 0 },
+            StoreError::IdempotencyConflict { holder: None, at: 0 },
             StoreError::Exists { what: "event type", name: "orders.created".to_owned() },
             StoreError::Conflict("message 7 is completed".to_owned()),
             StoreError::QueueFull { queued: 10, limit: 11, endpoint: None },

@@ -116,7 +116,7 @@ fn who_interrupts_it_is_told_what_was_sent() {
 }
 
 /// Refusals of all kinds, each at a line of its own behind a thousand good ones.
-fn refusals() -> [(&'static str, &'static str); 6] {
+fn refusals() -> [(&'static str, &'static str); 7] {
     [
         ("no JSON", "{\"endpoint\": \"shop\", \"payload\"}"),
         ("no endpoint", "{\"payload\": 1}"),
@@ -124,6 +124,11 @@ fn refusals() -> [(&'static str, &'static str); 6] {
         ("a bad value", "{\"endpoint\": \"shop\", \"payload\": 1, \"options\": {\"priority\": 11}}"),
         ("an unknown endpoint", "{\"endpoint\": \"nobody\", \"payload\": 1}"),
         ("too large", "{\"endpoint\": \"shop\", \"payload\": \"TOO LARGE\"}"),
+        (
+            "a key of another payload, before something else that is refused",
+            "{\"endpoint\": \"shop\", \"payload\": 2, \"options\": {\"idempotency_key\": \"taken\"}}
+             {\"endpoint\": \"nobody\", \"payload\": 1}",
+        ),
     ]
 }
 
@@ -135,8 +140,9 @@ fn stops_at_a_bad_line(home: &Home, store: Option<&str>) -> String {
         command.output().expect("it ends")
     };
     run(&["config", "set", "max_payload_bytes=1024"]);
+    run(&["send", "shop", "1", "--idempotency-key", "taken"]);
     let mut told_of = Vec::new();
-    let mut sent = 0;
+    let mut sent = 1;
     for (what, bad) in refusals() {
         let bad = bad.replace("TOO LARGE", &"x".repeat(2000));
         write(home, &format!("{}{bad}\n{}", lines(1..=1500), lines(1502..=1504)));

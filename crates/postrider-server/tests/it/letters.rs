@@ -153,6 +153,18 @@ fn dead_letters_are_found_shown_and_dealt_with() {
 }
 
 #[test]
+fn letters_of_a_dropped_endpoint_can_only_be_discarded() {
+    let shop = Shop::with_letters();
+    shop.home.json(&["endpoint", "drop", "shop"]);
+    let of_shop = |command: &[&str]| told(&shop.home.run(&[command, &["--endpoint", "shop"]].concat()));
+    assert!(of_shop(&["dlq", "list"]).contains("answered 400"));
+    let said = of_shop(&["dlq", "redrive"]);
+    assert!(said.contains("those of dropped endpoints can only be discarded"), "{said}");
+    let said = of_shop(&["dlq", "discard"]);
+    assert!(said.contains("2 dead letters discarded"), "{said}");
+}
+
+#[test]
 fn letters_that_were_dealt_with_before_an_error_are_told() {
     let shop = Shop::with_letters();
     let said = told(&shop.home.run(&["dlq", "discard", "1", "99", "2"]));

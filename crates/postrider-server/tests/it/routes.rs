@@ -207,16 +207,31 @@ fn a_refused_batch_names_line_and_field_and_queues_nothing() {
             json!("ordering_key"),
         ),
         ("not JSON", 422, json!(null)),
+        (
+            "{\"endpoint\":\"shop\",\"payload\":2,\"options\":{\"idempotency_key\":\"taken\"}}",
+            409,
+            json!("idempotency_key"),
+        ),
     ];
+    let keyed = |payload: u64, key: &str| {
+        json!({ "endpoint": "shop", "payload": payload, "options": { "idempotency_key": key } }).to_string()
+    };
+    node.post("/v1/messages:batch", &[], keyed(1, "taken").as_bytes()).expect(202);
     for (bad, status, field) in table {
         let body = format!("{good}\n\n{bad}\n{good}");
         let refused = node.post("/v1/messages:batch", &[], body.as_bytes()).expect(status).json();
         assert_eq!((&refused["line"], &refused["field"]), (&json!(3), &field), "{bad}: {refused}");
     }
+    let both = format!("{good}\n{}\n{}", keyed(1, "both"), keyed(2, "both"));
+    let refused = node.post("/v1/messages:batch", &[], both.as_bytes()).expect(409).json();
+    assert_eq!((&refused["line"], refused.get("message_id")), (&json!(3), None), "{refused}");
     node.post("/v1/messages:batch", &[], b"\n \n").expect(422);
     let refused = node.post("/v1/messages:batch", &[("idempotency-key", "k")], good.as_bytes()).expect(422);
     assert_eq!(refused.json()["field"], "idempotency-key");
-    assert_eq!(node.get("/v1/messages").expect(200).json()["items"], json!([]));
+    let queued = node.get("/v1/messages").expect(200).json()["items"].clone();
+    let keys: Vec<&Value> =
+        queued.as_array().expect("a list").iter().map(|item| &item["idempotency_key"]).collect();
+    assert_eq!(keys, ["taken"]);
 }
 
 #[test]

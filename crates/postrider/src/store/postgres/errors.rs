@@ -74,8 +74,8 @@ impl Said<'_> {
             "55000" if column == Some("endpoint") => StoreError::Disabled { endpoint: name() },
             "55000" => StoreError::Conflict(self.message.to_owned()),
             "23505" if column == Some("idempotency_key") => {
-                let holder = constraint.and_then(|id| id.parse().ok()).unwrap_or_default();
-                StoreError::IdempotencyConflict { holder: MessageId(holder) }
+                let holder = constraint.and_then(|id| id.parse().ok()).map(MessageId);
+                StoreError::IdempotencyConflict { holder, at: self.figures().at }
             }
             "53400" if self.detail.is_some() => self.queue_full(),
             _ => self.unexpected(),
@@ -129,4 +129,5 @@ struct Figures {
     size: u64,
     queued: u64,
     limit: u64,
+    at: usize,
 }

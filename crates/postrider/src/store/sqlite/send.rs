@@ -36,12 +36,23 @@ pub(super) fn send(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<Vec
     Ok(sent)
 }
 
-/// What of the batch was queued before it was refused will not stay, so a full queue does not count it.
+/// What of the batch was queued before it was refused will not stay: a full queue does not count it, and its ids will
+/// be those of other messages.
 fn without_its_own(error: StoreError, messages: &[NewMessage], sent: &[Sent]) -> StoreError {
-    let StoreError::QueueFull { queued, limit, endpoint } = error else { return error };
-    let counted = |message: &NewMessage| endpoint.as_ref().is_none_or(|name| *name == message.endpoint);
-    let own = messages.iter().zip(sent).filter(|(message, sent)| !sent.duplicate && counted(message)).count();
-    StoreError::QueueFull { queued: queued.saturating_sub(own as u64), limit, endpoint }
+    let mut own = messages.iter().zip(sent).filter(|(_, sent)| !sent.duplicate);
+    match error {
+        StoreError::QueueFull { queued, limit, endpoint } => {
+            let counted =
+                |message: &NewMessage| endpoint.as_ref().is_none_or(|name| *name == message.endpoint);
+            let own = own.filter(|(message, _)| counted(message)).count();
+            StoreError::QueueFull { queued: queued.saturating_sub(own as u64), limit, endpoint }
+        }
+        StoreError::IdempotencyConflict { holder, .. } => {
+            let holder = holder.filter(|id| !own.any(|(_, sent)| sent.id == *id));
+            StoreError::IdempotencyConflict { holder, at: sent.len() }
+        }
+        error => error,
+    }
 }
 
 pub(super) fn send_one(write: &mut Write<'_>, message: &NewMessage) -> Result<Sent> {
@@ -163,7 +174,7 @@ pub(super) fn holder_of_idempotency_key(
 }
 
 fn same_or_conflict(holder: MessageId, same: bool) -> Result<MessageId> {
-    if same { Ok(holder) } else { Err(StoreError::IdempotencyConflict { holder }) }
+    if same { Ok(holder) } else { Err(StoreError::IdempotencyConflict { holder: Some(holder), at: 0 }) }
 }
 
 /// What is compared when the payload itself is no longer queued.

@@ -66,8 +66,9 @@ BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
 END $$;
 
--- Many messages, all or nothing, to one endpoint or to one each (p_endpoints). Arrays have an entry for each message;
--- a null array stands for "none has it". One row for each message, in order.
+-- Many messages, all or nothing: a list that goes to p_endpoint, or with an endpoint each (p_endpoints). Arrays have an
+-- entry for each message; a null array stands for "none has it". One row for each message, in order. What is refused of a
+-- list is named with its place.
 CREATE FUNCTION postrider._send_batch(
   p_endpoint text, p_endpoints text[], p_payloads bytea[], p_content_types text[], p_priorities smallint[],
   p_scheduled_at timestamptz[], p_idempotency_keys text[], p_correlation_ids uuid[], p_expires_at timestamptz[],
@@ -120,7 +121,8 @@ BEGIN
            OR t.event_type = '' OR t.event_type ~ '[\u0001-\u001f\u007f-\u009f]'))
     ORDER BY t.ord
   LOOP
-    PERFORM postrider._check_message(v_destinations[coalesce(m.destination, 1)], octet_length(m.payload),
+    PERFORM postrider._check_message(CASE WHEN p_endpoints IS NULL THEN format('messages[%s].', m.ord - 1) ELSE '' END,
+      v_destinations[coalesce(m.destination, 1)], octet_length(m.payload),
       CASE WHEN p_content_types IS NULL THEN 'application/json' ELSE m.content_type END,
       CASE WHEN p_priorities IS NULL THEN 0::smallint ELSE m.priority END, m.scheduled_at, m.expires_at,
       m.idempotency_key, m.ordering_key, m.event_type, m.headers, m.options);
@@ -136,7 +138,8 @@ BEGIN
   END IF;
   IF p_idempotency_keys IS NOT NULL THEN
     SELECT f.known, f.first INTO v_known, v_first
-    FROM postrider._batch_holders(v_destinations, p_endpoints, p_payloads, p_content_types, p_idempotency_keys, v_now) f;
+    FROM postrider._batch_holders(v_destinations, v_at, p_endpoints IS NULL, p_payloads, p_content_types,
+      p_idempotency_keys, v_now) f;
   END IF;
   v_new := CASE WHEN v_known IS NULL THEN v_count
                 ELSE (SELECT count(*) FROM unnest(v_known, v_first) AS f (k, s) WHERE k IS NULL AND s IS NULL) END;
@@ -206,36 +209,32 @@ BEGIN
 END $$;
 
 -- Which messages of a batch are there already: `known` has the ids of those that hold the same key, `first` the place in
--- the batch of the one that is to hold it. The keys are locked.
+-- the batch of the one that is to hold it. The keys are locked. p_at is null where all have the first destination.
 CREATE FUNCTION postrider._batch_holders(
-  p_destinations postrider._destination[], p_endpoints text[], p_payloads bytea[], p_content_types text[],
+  p_destinations postrider._destination[], p_at integer[], p_listed boolean, p_payloads bytea[], p_content_types text[],
   p_keys text[], p_now timestamptz, OUT known bigint[], OUT first integer[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
-  d postrider._destination;
   m record;
 BEGIN
   known := array_fill(NULL::bigint, ARRAY[cardinality(p_payloads)]);
   first := array_fill(NULL::integer, ARRAY[cardinality(p_payloads)]);
-  FOREACH d IN ARRAY p_destinations LOOP
-    FOR m IN
-      SELECT k.key, k.ord::integer, p_payloads[k.ord] AS payload,
-             coalesce(p_content_types[k.ord], 'application/json') AS content_type,
-             min(k.ord) OVER (PARTITION BY k.key)::integer AS first_ord
-      FROM unnest(p_keys, p_endpoints) WITH ORDINALITY AS k (key, endpoint, ord)
-      WHERE k.key IS NOT NULL AND (p_endpoints IS NULL OR k.endpoint = d.name) ORDER BY k.ord
-    LOOP
-      IF m.ord = m.first_ord OR known[m.first_ord] IS NOT NULL THEN
-        known[m.ord] := postrider._idempotency_holder(d, m.key, m.payload, m.content_type, p_now);
-      ELSIF m.payload = p_payloads[m.first_ord]
-        AND m.content_type = coalesce(p_content_types[m.first_ord], 'application/json') THEN
-        first[m.ord] := m.first_ord;
-      ELSE
-        RAISE EXCEPTION USING ERRCODE = '23505', COLUMN = 'idempotency_key', CONSTRAINT = m.first_ord::text,
-          MESSAGE = format('idempotency_key: message %s of this batch has the same key and another payload or content type',
-            m.first_ord);
-      END IF;
-    END LOOP;
+  FOR m IN
+    SELECT k.key, k.ord::integer, p_payloads[k.ord] AS payload, coalesce(k.destination, 1) AS destination,
+           coalesce(p_content_types[k.ord], 'application/json') AS content_type,
+           min(k.ord) OVER (PARTITION BY k.destination, k.key)::integer AS first_ord
+    FROM unnest(p_keys, p_at) WITH ORDINALITY AS k (key, destination, ord)
+    WHERE k.key IS NOT NULL ORDER BY k.ord
+  LOOP
+    IF m.ord = m.first_ord OR known[m.first_ord] IS NOT NULL THEN
+      known[m.ord] := postrider._idempotency_holder(p_destinations[m.destination], m.key, m.payload, m.content_type,
+        p_now, m.ord - 1, p_listed);
+    ELSIF m.payload = p_payloads[m.first_ord]
+      AND m.content_type = coalesce(p_content_types[m.first_ord], 'application/json') THEN
+      first[m.ord] := m.first_ord;
+    ELSE
+      PERFORM postrider._idempotency_conflict(NULL, m.ord - 1, p_listed);
+    END IF;
   END LOOP;
 END $$;
 
@@ -274,7 +273,7 @@ BEGIN
   IF v_count > d.max_batch_messages THEN
     PERFORM postrider._too_large('messages', v_count, d.max_batch_messages, 'max_batch_messages');
   END IF;
-  PERFORM postrider._check_message(d, 0, 'application/json', p_priority, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+  PERFORM postrider._check_message('', d, 0, 'application/json', p_priority, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
   PERFORM postrider._make_room(d, v_count);
   WITH inserted AS (
     INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, priority, content_type, payload)
@@ -284,11 +283,10 @@ BEGIN
   )
   -- Ids were given in the order of the payloads.
   SELECT array_agg(id ORDER BY id), max(bytes), bool_or(bytes IS NULL) INTO v_ids, v_largest, v_empty FROM inserted;
-  IF v_empty THEN
-    PERFORM postrider._invalid('payload', 'is required');
-  END IF;
-  IF v_largest > d.max_payload_bytes THEN
-    PERFORM postrider._too_large('payload', v_largest, d.max_payload_bytes, 'max_payload_bytes');
+  IF v_empty OR v_largest > d.max_payload_bytes THEN
+    PERFORM postrider._check_message(format('messages[%s].', n - 1), d, octet_length(convert_to(p::text, 'UTF8')),
+      'application/json', p_priority, NULL, NULL, NULL, NULL, NULL, NULL, NULL)
+    FROM unnest(p_payloads) WITH ORDINALITY AS u (p, n);
   END IF;
   PERFORM postrider._tell_nodes(d);
   RETURN v_ids;

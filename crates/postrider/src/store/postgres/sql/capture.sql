@@ -2,59 +2,101 @@
 -- captures a table has to be allowed to make triggers on it, and who writes to it has to be allowed to send. TRUNCATE
 -- is not captured.
 
-CREATE FUNCTION postrider._endpoint_is_known(p_endpoint text) RETURNS boolean LANGUAGE sql STABLE
-SECURITY DEFINER SET search_path = postrider, pg_temp
-AS $$ SELECT EXISTS (SELECT FROM postrider.endpoints WHERE name = p_endpoint AND dropped_at IS NULL) $$;
+-- The endpoint, and the headers that every message is to carry.
+CREATE FUNCTION postrider._check_captured(p_endpoint text, p_headers jsonb) RETURNS void LANGUAGE plpgsql STABLE
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+DECLARE
+  v_protocol text := (SELECT protocol FROM postrider.endpoints WHERE name = p_endpoint AND dropped_at IS NULL);
+BEGIN
+  IF v_protocol IS NULL THEN
+    PERFORM postrider._unknown('endpoint', p_endpoint);
+  END IF;
+  IF p_headers IS NOT NULL THEN
+    PERFORM postrider._check_message_headers('p_options.headers', v_protocol, max_headers_bytes, p_headers)
+    FROM postrider._limits;
+  END IF;
+END $$;
 
 CREATE FUNCTION postrider._note_skipped_capture() RETURNS void LANGUAGE sql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$ SELECT postrider._count('capture_skipped', 1) $$;
 
--- Sends one captured change. on_refused = skip: the application's statement goes on without its message.
-CREATE FUNCTION postrider._send_captured(p_endpoint text, p_payload jsonb, p_options jsonb, p_key text) RETURNS void
-LANGUAGE plpgsql AS $$
+-- Sends one captured change.
+CREATE FUNCTION postrider._send_captured(
+  p_endpoint text, p_operation text, p_table text, p_old jsonb, p_new jsonb, p_options jsonb, p_key text
+) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF p_options->>'on_refused' = 'skip' THEN
-    BEGIN
-      PERFORM postrider._send_captured(p_endpoint, p_payload, p_options - 'on_refused', p_key);
-    EXCEPTION WHEN SQLSTATE '42704' OR SQLSTATE '55000' OR SQLSTATE '22023' OR SQLSTATE '53400' OR SQLSTATE '54000' THEN
-      PERFORM postrider._note_skipped_capture();
-    END;
-    RETURN;
+  PERFORM postrider.send_with_options(p_endpoint,
+    jsonb_build_object('op', lower(p_operation), 'table', p_table, 'at', postrider._now(),
+      'txid', pg_current_xact_id()::text::bigint, 'old', p_old, 'new', p_new),
+    coalesce((p_options->>'priority')::smallint, 0::smallint), p_ordering_key => p_key, p_headers => p_options->'headers');
+END $$;
+
+CREATE FUNCTION postrider._send_captured_row(
+  p_endpoint text, p_operation text, p_table text, p_old record, p_new record, p_options jsonb
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_old jsonb := to_jsonb(p_old);
+  v_new jsonb := to_jsonb(p_new);
+  v_column text := p_options->>'ordering_key';
+BEGIN
+  -- Without its key it would be sent out of order.
+  IF NOT coalesce(v_new, v_old) ? v_column THEN
+    RAISE EXCEPTION USING ERRCODE = '22023', COLUMN = 'ordering_key', MESSAGE = format(
+      'ordering_key: %s has no column "%s" any more; capture it again with the name that the column has now', p_table, v_column);
   END IF;
-  PERFORM postrider.send_with_options(p_endpoint, p_payload, coalesce((p_options->>'priority')::smallint, 0::smallint),
-    p_ordering_key => p_key, p_headers => p_options->'headers');
+  PERFORM postrider._send_captured(p_endpoint, p_operation, p_table, v_old, v_new, p_options,
+    coalesce(v_new, v_old)->>v_column);
 END $$;
 
 -- TG_ARGV: endpoint, options, and `partitioned` where rows come from partitions: people know the table by its own name.
+-- on_refused = skip: the application's statement goes on without its message, also where what changed is no JSON that
+-- the server can keep.
 CREATE FUNCTION postrider._capture_row() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+  v_options jsonb := TG_ARGV[1]::jsonb;
+  v_table text := format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME);
+BEGIN
+  IF TG_ARGV[2] = 'partitioned' THEN
+    SELECT format('%I.%I', n.nspname, c.relname) INTO v_table
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = pg_partition_root(TG_RELID);
+  END IF;
+  IF v_options->>'on_refused' = 'skip' THEN
+    BEGIN
+      PERFORM postrider._send_captured_row(TG_ARGV[0], TG_OP, v_table, OLD, NEW, v_options);
+    EXCEPTION WHEN data_exception OR program_limit_exceeded OR SQLSTATE '42704' OR SQLSTATE '55000' OR SQLSTATE '53400' THEN
+      PERFORM postrider._note_skipped_capture();
+    END;
+  ELSE
+    PERFORM postrider._send_captured_row(TG_ARGV[0], TG_OP, v_table, OLD, NEW, v_options);
+  END IF;
+  RETURN NULL;
+END $$;
+
+-- The same for a statement: old and new are lists of rows, in the same order. Only the trigger itself sees them, so it
+-- reads them in both branches: who does not skip needs no subtransaction.
+CREATE FUNCTION postrider._capture_statement() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
   v_options jsonb := TG_ARGV[1]::jsonb;
   v_table text := format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME);
   v_old jsonb;
   v_new jsonb;
 BEGIN
-  IF TG_OP <> 'INSERT' THEN
-    v_old := to_jsonb(OLD);
+  IF v_options->>'on_refused' = 'skip' THEN
+    BEGIN
+      IF TG_OP <> 'INSERT' THEN
+        v_old := (SELECT jsonb_agg(to_jsonb(o.*)) FROM old_rows AS o);
+      END IF;
+      IF TG_OP <> 'DELETE' THEN
+        v_new := (SELECT jsonb_agg(to_jsonb(n.*)) FROM new_rows AS n);
+      END IF;
+      IF v_old IS NOT NULL OR v_new IS NOT NULL THEN
+        PERFORM postrider._send_captured(TG_ARGV[0], TG_OP, v_table, v_old, v_new, v_options, NULL);
+      END IF;
+    EXCEPTION WHEN data_exception OR program_limit_exceeded OR SQLSTATE '42704' OR SQLSTATE '55000' OR SQLSTATE '53400' THEN
+      PERFORM postrider._note_skipped_capture();
+    END;
+    RETURN NULL;
   END IF;
-  IF TG_OP <> 'DELETE' THEN
-    v_new := to_jsonb(NEW);
-  END IF;
-  IF TG_ARGV[2] = 'partitioned' THEN
-    SELECT format('%I.%I', n.nspname, c.relname) INTO v_table
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = pg_partition_root(TG_RELID);
-  END IF;
-  PERFORM postrider._send_captured(TG_ARGV[0], jsonb_build_object('op', lower(TG_OP), 'table', v_table,
-    'at', postrider._now(), 'txid', pg_current_xact_id()::text::bigint, 'old', v_old, 'new', v_new), v_options,
-    coalesce(v_new, v_old)->>(v_options->>'ordering_key'));
-  RETURN NULL;
-END $$;
-
--- The same for a statement: old and new are lists of rows, in the same order.
-CREATE FUNCTION postrider._capture_statement() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-  v_old jsonb;
-  v_new jsonb;
-BEGIN
   IF TG_OP <> 'INSERT' THEN
     v_old := (SELECT jsonb_agg(to_jsonb(o.*)) FROM old_rows AS o);
   END IF;
@@ -62,9 +104,7 @@ BEGIN
     v_new := (SELECT jsonb_agg(to_jsonb(n.*)) FROM new_rows AS n);
   END IF;
   IF v_old IS NOT NULL OR v_new IS NOT NULL THEN
-    PERFORM postrider._send_captured(TG_ARGV[0], jsonb_build_object('op', lower(TG_OP),
-      'table', format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME), 'at', postrider._now(),
-      'txid', pg_current_xact_id()::text::bigint, 'old', v_old, 'new', v_new), TG_ARGV[1]::jsonb, NULL);
+    PERFORM postrider._send_captured(TG_ARGV[0], TG_OP, v_table, v_old, v_new, v_options, NULL);
   END IF;
   RETURN NULL;
 END $$;
@@ -80,12 +120,13 @@ BEGIN
   IF p_table IS NULL THEN
     PERFORM postrider._invalid('p_table', 'is required');
   END IF;
+  IF NOT EXISTS (SELECT FROM pg_class WHERE oid = p_table) THEN
+    PERFORM postrider._unknown('table', p_table::text);
+  END IF;
   IF (SELECT relnamespace = 'postrider'::regnamespace FROM pg_class WHERE oid = p_table) THEN
     PERFORM postrider._invalid('p_table', 'must not be one of Postrider''s own');
   END IF;
-  IF NOT postrider._endpoint_is_known(p_endpoint) THEN
-    PERFORM postrider._unknown('endpoint', p_endpoint);
-  END IF;
+  PERFORM postrider._check_captured(p_endpoint, NULL);
   IF cardinality(v_operations) = 0 OR NOT v_operations <@ ARRAY['INSERT', 'UPDATE', 'DELETE'] THEN
     PERFORM postrider._invalid('p_operations', 'must be a list of insert, update and delete');
   END IF;
@@ -104,10 +145,7 @@ BEGIN
   IF p_options ? 'priority' THEN
     PERFORM postrider._check_whole('p_options.priority', p_options->'priority', 0, 10);
   END IF;
-  IF p_options ? 'headers' AND (NOT postrider._is_object(p_options->'headers')
-       OR jsonb_path_exists(p_options, 'strict $.headers.* ? (@.type() != "string")')) THEN
-    PERFORM postrider._invalid('p_options.headers', 'must be an object of strings');
-  END IF;
+  PERFORM postrider._check_captured(p_endpoint, p_options->'headers');
   IF p_options ? 'ordering_key' AND NOT EXISTS (
        SELECT FROM pg_attribute WHERE attrelid = p_table AND attnum > 0 AND NOT attisdropped
          AND attname = p_options->>'ordering_key') THEN

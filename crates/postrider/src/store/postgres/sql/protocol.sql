@@ -446,22 +446,33 @@ BEGIN
   END IF;
 END $$;
 
--- A message's headers, strings all of them.
-CREATE FUNCTION postrider._check_message_headers(p_protocol text, p_headers jsonb) RETURNS void LANGUAGE plpgsql AS $$
+-- A message's headers.
+CREATE FUNCTION postrider._check_message_headers(p_field text, p_protocol text, p_bytes_max bigint, p_headers jsonb)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_bytes bigint;
 BEGIN
+  IF jsonb_typeof(p_headers) <> 'object'
+     OR EXISTS (SELECT FROM jsonb_each(p_headers) WHERE jsonb_typeof(value) <> 'string') THEN
+    PERFORM postrider._invalid(p_field, 'must be an object of strings');
+  END IF;
+  SELECT coalesce(sum(octet_length(key) + octet_length(value)), 0) INTO v_bytes FROM jsonb_each_text(p_headers);
+  IF v_bytes > p_bytes_max THEN
+    PERFORM postrider._too_large(p_field, v_bytes, p_bytes_max, 'max_headers_bytes');
+  END IF;
   -- A file sink writes them as JSON strings, which can hold anything.
   IF p_protocol = 'http' THEN
-    PERFORM postrider._check_headers('headers', p_headers);
+    PERFORM postrider._check_headers(p_field, p_headers);
   END IF;
 END $$;
 
 -- A message's options. What an endpoint requires, a message need not repeat.
 CREATE FUNCTION postrider._check_message_options(
-  p_protocol text, p_config jsonb, p_options jsonb, p_stale_recovery_timeout interval
+  p_field text, p_protocol text, p_config jsonb, p_options jsonb, p_stale_recovery_timeout interval
 ) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM postrider._check_keys(p_protocol, 'options', '', 'endpoint', p_options, false);
-  PERFORM postrider._check_timeout('options.timeout', coalesce(p_options->'timeout', p_config->'timeout'),
+  PERFORM postrider._check_keys(p_protocol, p_field, '', 'endpoint', p_options, false);
+  PERFORM postrider._check_timeout(p_field || '.timeout', coalesce(p_options->'timeout', p_config->'timeout'),
     p_stale_recovery_timeout);
 END $$;
 

@@ -387,7 +387,7 @@ BEGIN
   -- A mistake is one even where nobody listens; what depends on the receiver is checked for each of them.
   SELECT l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes
   INTO d.max_payload_bytes, d.max_headers_bytes, d.max_key_bytes FROM postrider._limits l;
-  PERFORM postrider._check_message(d, octet_length(coalesce(b.payloads[e.n], convert_to(e.payload::text, 'UTF8'))),
+  PERFORM postrider._check_message('', d, octet_length(coalesce(b.payloads[e.n], convert_to(e.payload::text, 'UTF8'))),
     'application/json', b.priorities[e.n], b.scheduled_at[e.n], b.expires_at[e.n],
     b.idempotency_keys[e.n], b.ordering_keys[e.n], e.event_type, b.headers[e.n], NULL)
   FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n);

@@ -27,7 +27,7 @@ BEGIN
     END IF;
   END LOOP;
   RETURN NEXT 'GRANT USAGE ON SCHEMA postrider TO postrider_admin, postrider_application, postrider_monitor';
-  -- Everything that has a public name. _now and the two below are what captures run with the writer's rights.
+  -- Everything that has a public name. _now and the three below are what captures run with the writer's rights.
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname !~ '^_' ORDER BY p.oid;
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_application', p.oid::regprocedure)
@@ -36,11 +36,11 @@ BEGIN
       'enable_fast_mode', 'publish', 'publish_batch', 'cancel_message', 'message') ORDER BY p.oid;
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin, postrider_application', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
-      '_now', '_send_captured', '_note_skipped_capture', '_program_send', '_program_send_batch',
-      '_program_publish') ORDER BY p.oid;
+      '_now', '_send_captured', '_send_captured_row', '_note_skipped_capture', '_program_send',
+      '_program_send_batch', '_program_publish') ORDER BY p.oid;
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
-      '_capture_row', '_capture_statement', '_capture_name', '_checked_capture', '_endpoint_is_known', '_invalid',
+      '_capture_row', '_capture_statement', '_capture_name', '_checked_capture', '_check_captured', '_invalid',
       '_unknown', '_is_object', '_check_choice', '_check_whole') ORDER BY p.oid;
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_monitor', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (

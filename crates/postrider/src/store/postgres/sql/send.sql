@@ -176,58 +176,49 @@ BEGIN
   END IF;
 END $$;
 
--- The rules that every message keeps. The first line is for messages without options, nearly all.
+-- The rules that every message keeps. p_within names it among others, `messages[3].`, or is empty.
 CREATE FUNCTION postrider._check_message(
-  d postrider._destination, p_bytes bigint, p_content_type text, p_priority smallint, p_scheduled_at timestamptz,
-  p_expires_at timestamptz, p_idempotency_key text, p_ordering_key text, p_event_type text, p_headers jsonb,
-  p_options jsonb
+  p_within text, d postrider._destination, p_bytes bigint, p_content_type text, p_priority smallint,
+  p_scheduled_at timestamptz, p_expires_at timestamptz, p_idempotency_key text, p_ordering_key text, p_event_type text,
+  p_headers jsonb, p_options jsonb
 ) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-  v_bytes bigint;
 BEGIN
   IF p_priority IS NULL OR p_priority NOT BETWEEN 0 AND 10 THEN
-    PERFORM postrider._invalid('priority', 'must be from 0 to 10');
+    PERFORM postrider._invalid(p_within || 'priority', 'must be from 0 to 10');
   END IF;
   IF p_bytes IS NULL THEN
-    PERFORM postrider._invalid('payload', 'is required');
+    PERFORM postrider._invalid(p_within || 'payload', 'is required');
   END IF;
   IF p_bytes > d.max_payload_bytes THEN
-    PERFORM postrider._too_large('payload', p_bytes, d.max_payload_bytes, 'max_payload_bytes');
+    PERFORM postrider._too_large(p_within || 'payload', p_bytes, d.max_payload_bytes, 'max_payload_bytes');
   END IF;
   IF p_content_type IS NULL OR octet_length(p_content_type) NOT BETWEEN 1 AND 256 OR p_content_type ~ '[^ -~]' THEN
-    PERFORM postrider._invalid('content_type', 'must be 1 to 256 printable ASCII characters');
+    PERFORM postrider._invalid(p_within || 'content_type', 'must be 1 to 256 printable ASCII characters');
   END IF;
   IF p_headers IS NOT NULL THEN
-    IF jsonb_typeof(p_headers) <> 'object'
-       OR EXISTS (SELECT FROM jsonb_each(p_headers) WHERE jsonb_typeof(value) <> 'string') THEN
-      PERFORM postrider._invalid('headers', 'must be an object of strings');
-    END IF;
-    SELECT coalesce(sum(octet_length(key) + octet_length(value)), 0) INTO v_bytes FROM jsonb_each_text(p_headers);
-    IF v_bytes > d.max_headers_bytes THEN
-      PERFORM postrider._too_large('headers', v_bytes, d.max_headers_bytes, 'max_headers_bytes');
-    END IF;
-    PERFORM postrider._check_message_headers(d.protocol, p_headers);
+    PERFORM postrider._check_message_headers(p_within || 'headers', d.protocol, d.max_headers_bytes, p_headers);
   END IF;
   IF p_ordering_key IS NOT NULL THEN
-    PERFORM postrider._check_key('ordering_key', p_ordering_key, d.max_key_bytes);
+    PERFORM postrider._check_key(p_within || 'ordering_key', p_ordering_key, d.max_key_bytes);
   END IF;
   IF p_idempotency_key IS NOT NULL THEN
-    PERFORM postrider._check_key('idempotency_key', p_idempotency_key, d.max_key_bytes);
+    PERFORM postrider._check_key(p_within || 'idempotency_key', p_idempotency_key, d.max_key_bytes);
   END IF;
   IF p_event_type IS NOT NULL THEN
-    PERFORM postrider._check_key('event_type', p_event_type, d.max_key_bytes);
+    PERFORM postrider._check_key(p_within || 'event_type', p_event_type, d.max_key_bytes);
   END IF;
   IF p_options IS NOT NULL AND p_options <> '{}' THEN
-    PERFORM postrider._check_message_options(d.protocol, d.config, p_options, d.stale_recovery_timeout);
+    PERFORM postrider._check_message_options(p_within || 'options', d.protocol, d.config, p_options,
+      d.stale_recovery_timeout);
   END IF;
   IF p_scheduled_at IS NOT NULL THEN
-    PERFORM postrider._check_time('scheduled_at', p_scheduled_at);
+    PERFORM postrider._check_time(p_within || 'scheduled_at', p_scheduled_at);
   END IF;
   IF p_expires_at IS NOT NULL THEN
-    PERFORM postrider._check_time('expires_at', p_expires_at);
+    PERFORM postrider._check_time(p_within || 'expires_at', p_expires_at);
   END IF;
   IF p_expires_at <= p_scheduled_at THEN
-    PERFORM postrider._invalid('expires_at', 'must be later than scheduled_at');
+    PERFORM postrider._invalid(p_within || 'expires_at', 'must be later than scheduled_at');
   END IF;
 END $$;
 
@@ -243,9 +234,24 @@ BEGIN
   PERFORM postrider._lock_sorted(1886548340, ARRAY(SELECT ~e FROM unnest(p_endpoints) AS e), p_keys);
 END $$;
 
+-- Without a holder it is one of the same batch, whose id will belong to another message. DETAIL tells programs the place of
+-- the one that is refused.
+CREATE FUNCTION postrider._idempotency_conflict(p_holder bigint, p_at integer, p_listed boolean) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  v_field text := CASE WHEN p_listed THEN format('messages[%s].', p_at) ELSE '' END || 'idempotency_key';
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = '23505', COLUMN = v_field, CONSTRAINT = coalesce(p_holder::text, ''),
+    DETAIL = json_build_object('at', p_at)::text,
+    MESSAGE = format('%s: %s has the same key and another payload or content type', v_field,
+      CASE WHEN p_holder IS NULL THEN 'a message before it in the batch'
+           ELSE format('message %s of this endpoint', p_holder) END);
+END $$;
+
 -- The message that holds the key already, or nothing. The key is locked. Of plans see _place_of_new.
 CREATE FUNCTION postrider._idempotency_holder(
-  d postrider._destination, p_key text, p_payload bytea, p_content_type text, p_now timestamptz
+  d postrider._destination, p_key text, p_payload bytea, p_content_type text, p_now timestamptz, p_at integer,
+  p_listed boolean
 ) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
   v_held record;
@@ -275,8 +281,7 @@ BEGIN
     RETURN NULL;
   END IF;
   IF v_held.same IS NOT TRUE THEN
-    RAISE EXCEPTION USING ERRCODE = '23505', COLUMN = 'idempotency_key', CONSTRAINT = v_held.id::text,
-      MESSAGE = format('idempotency_key: message %s of this endpoint has the same key and another payload or content type', v_held.id);
+    PERFORM postrider._idempotency_conflict(v_held.id, p_at, p_listed);
   END IF;
   RETURN v_held.id;
 END $$;
@@ -328,12 +333,12 @@ DECLARE
   v_scope bigint;
   v_place smallint := 0;
 BEGIN
-  PERFORM postrider._check_message(d, octet_length(p_payload), p_content_type, p_priority, p_scheduled_at,
+  PERFORM postrider._check_message('', d, octet_length(p_payload), p_content_type, p_priority, p_scheduled_at,
     p_expires_at, p_idempotency_key, p_ordering_key, p_event_type, p_headers, p_options);
   duplicate := false;
   -- A batch of one knows what to say when the holder of the key cannot be seen.
   IF p_idempotency_key IS NOT NULL AND NOT postrider._is_read_committed() THEN
-    SELECT b.id, b.duplicate INTO id, duplicate FROM postrider._send_batch(p_endpoint, NULL, ARRAY[p_payload],
+    SELECT b.id, b.duplicate INTO id, duplicate FROM postrider._send_batch(NULL, ARRAY[p_endpoint], ARRAY[p_payload],
       ARRAY[p_content_type], ARRAY[p_priority], ARRAY[p_scheduled_at], ARRAY[p_idempotency_key], ARRAY[p_correlation_id],
       ARRAY[p_expires_at], ARRAY[p_ordering_key], ARRAY[p_headers], ARRAY[p_options], ARRAY[p_event_type]) AS b;
     RETURN;
@@ -345,7 +350,7 @@ BEGIN
     IF p_ordering_key IS NOT NULL THEN
       PERFORM postrider._lock_key(d.key_scope, p_ordering_key);
     END IF;
-    id := postrider._idempotency_holder(d, p_idempotency_key, p_payload, p_content_type, v_now);
+    id := postrider._idempotency_holder(d, p_idempotency_key, p_payload, p_content_type, v_now, 0, false);
     IF id IS NOT NULL THEN
       duplicate := true;
       RETURN;

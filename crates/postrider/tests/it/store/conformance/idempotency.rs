@@ -16,7 +16,10 @@ async fn is_duplicate<H: Harness>(world: &World<H>, of: MessageId, message: NewM
 
 async fn is_conflict<H: Harness>(world: &World<H>, of: MessageId, message: NewMessage) {
     let refused = world.store().send(message).await.unwrap_err();
-    assert!(matches!(refused, StoreError::IdempotencyConflict { holder } if holder == of), "{refused:?}");
+    assert!(
+        matches!(refused, StoreError::IdempotencyConflict { holder: Some(holder), at: 0 } if holder == of),
+        "{refused:?}"
+    );
     assert_eq!(refused.sqlstate(), "23505");
 }
 
@@ -118,9 +121,29 @@ pub(crate) async fn a_batch_meets_its_own_keys<H: Harness>(world: World<H>) {
 
     let other = |payload| NewMessage::new("a", payload).idempotency_key("other");
     let refused = world.store().send_batch(vec![to("a"), other("1"), other("2")]).await.unwrap_err();
-    assert!(matches!(refused, StoreError::IdempotencyConflict { .. }), "{refused:?}");
+    assert!(matches!(refused, StoreError::IdempotencyConflict { holder: None, at: 2 }), "{refused:?}");
     assert_eq!(world.queued().await, 2, "all or nothing");
     world.send(other("2")).await;
+}
+
+pub(crate) async fn a_batch_says_which_message_has_a_key_of_another<H: Harness>(world: World<H>) {
+    world.endpoint("b", json!({})).await;
+    let at_b = |payload| NewMessage { endpoint: "b".into(), ..once(payload) };
+    let holder = world.send(at_b("1")).await;
+    let other = world.send(once("1")).await;
+    let batches = [
+        (vec![to("a"), to("a"), at_b("2"), once("2")], 2, holder),
+        (vec![to("a"), once("2"), at_b("2")], 1, other),
+        (vec![once("1"), at_b("1"), once("1"), once("2")], 3, other),
+    ];
+    for (batch, place, id) in batches {
+        let refused = world.store().send_batch(batch).await.unwrap_err();
+        assert!(
+            matches!(refused, StoreError::IdempotencyConflict { holder: Some(holder), at } if (holder, at) == (id, place)),
+            "{refused:?}"
+        );
+    }
+    assert_eq!(world.queued().await, 2);
 }
 
 pub(crate) async fn a_redriven_message_lost_its_key<H: Harness>(mut world: World<H>) {

@@ -73,6 +73,7 @@ macro_rules! conformance {
                 a_running_holder_keeps_its_key_past_its_expiry,
                 only_a_completed_message_reserves_its_key,
                 a_batch_meets_its_own_keys,
+                a_batch_says_which_message_has_a_key_of_another,
                 a_redriven_message_lost_its_key,
             }
             claiming {

@@ -140,9 +140,10 @@ impl<H: Harness> Pair<H> {
                 (Accepted::Duplicate(id), Ok(sent)) => {
                     assert_eq!((sent[at].id, sent[at].duplicate), (id, true))
                 }
-                (Accepted::Conflict(id), Err(StoreError::IdempotencyConflict { holder })) => {
-                    // Of a batch, the holder may be a message that is rolled back with it.
-                    assert!(*holder == id || !self.mail.messages.contains_key(&id));
+                (Accepted::Conflict(id), Err(StoreError::IdempotencyConflict { holder, at: refused })) => {
+                    // Nobody is told of one that is rolled back with the batch.
+                    let stays = self.mail.messages.contains_key(&id);
+                    assert_eq!((*holder, *refused), (stays.then_some(id), at));
                     return;
                 }
                 (Accepted::Conflict(id), other) => panic!("{other:?} instead of a conflict with {id}"),

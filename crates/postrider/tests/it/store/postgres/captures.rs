@@ -159,6 +159,76 @@ async fn every_kind_of_refusal_can_be_skipped() {
     }
 }
 
+/// A json column keeps what jsonb cannot hold.
+#[tokio::test]
+async fn a_row_that_makes_no_payload_can_be_skipped() {
+    let bad = [(r#"{"a":"\u0000"}"#, "22P05"), (r#"{"a":"\ud800"}"#, "22P02")];
+    for capture in ["capture_rows", "capture_statements"] {
+        let (_database, owner) = start().await;
+        for (table, on_refused) in [("strict", "fail"), ("lenient", "skip")] {
+            owner.run(&format!("CREATE TABLE shop.{table} (document json)")).await;
+            let options = json!({"on_refused": on_refused});
+            owner
+                .run(&format!("SELECT postrider.{capture}('shop.{table}', 'a', p_options => '{options}')"))
+                .await;
+        }
+        for (document, code) in bad {
+            let refusal = owner.refusal(&format!("INSERT INTO shop.strict VALUES ('{document}')")).await;
+            assert_eq!(refusal.code, code, "{capture}: {refusal:?}");
+            owner.run(&format!("INSERT INTO shop.lenient VALUES ('{document}')")).await;
+        }
+        owner.run("DELETE FROM shop.lenient; INSERT INTO shop.lenient VALUES ('{}')").await;
+        let skipped = if capture == "capture_rows" { 4 } else { 3 };
+        assert_eq!(
+            (owner.counted("capture_skipped").await, payloads(&owner).await.len()),
+            (skipped, 1),
+            "{capture}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_row_without_the_column_of_its_ordering_key_is_refused() {
+    let (_database, owner) = start().await;
+    owner.run("CREATE TABLE shop.letters (\"k ey\" text)").await;
+    let capture = |options: Value| {
+        format!("SELECT postrider.capture_rows('shop.letters', 'a', p_options => '{options}')")
+    };
+    owner.run(&capture(json!({"ordering_key": "k ey"}))).await;
+    owner.run("INSERT INTO shop.letters VALUES ('k'), (NULL)").await;
+    owner.run(&capture(json!({"ordering_key": "k ey", "on_refused": "skip"}))).await;
+    owner.run("ALTER TABLE shop.letters RENAME COLUMN \"k ey\" TO key").await;
+    owner.run("INSERT INTO shop.letters VALUES ('skipped')").await;
+    assert_eq!(owner.counted("capture_skipped").await, 1);
+    owner.run("ALTER TABLE shop.letters RENAME COLUMN key TO \"k ey\"").await;
+    owner.run(&capture(json!({"ordering_key": "k ey"}))).await;
+    owner.run("ALTER TABLE shop.letters RENAME COLUMN \"k ey\" TO key").await;
+    let says = "ordering_key: shop.letters has no column \"k ey\" any more";
+    owner.refuses("INSERT INTO shop.letters VALUES ('refused')", "22023", says).await;
+    owner.refuses("DELETE FROM shop.letters", "22023", says).await;
+    owner.run(&capture(json!({"ordering_key": "key"}))).await;
+    owner.run("INSERT INTO shop.letters VALUES ('again')").await;
+    let keys = owner.column("SELECT coalesce(ordering_key, '-') FROM postrider.queue ORDER BY id").await;
+    assert_eq!(keys, ["k", "-", "again"]);
+}
+
+/// For PostgreSQL that is a delete and an insert.
+#[tokio::test]
+async fn an_update_that_moves_a_row_to_another_partition_is_no_update() {
+    let (_database, owner) = start().await;
+    owner.run("CREATE TABLE shop.parts (id integer) PARTITION BY LIST (id)").await;
+    for part in [1, 2] {
+        owner
+            .run(&format!("CREATE TABLE shop.part_{part} PARTITION OF shop.parts FOR VALUES IN ({part})"))
+            .await;
+    }
+    owner.run("INSERT INTO shop.parts VALUES (1)").await;
+    owner.run("SELECT postrider.capture_rows('shop.parts', 'a')").await;
+    owner.run("UPDATE shop.parts SET id = 2").await;
+    let operations: Vec<Value> = payloads(&owner).await.iter().map(|payload| payload["op"].clone()).collect();
+    assert_eq!(operations, ["delete", "insert"]);
+}
+
 /// Whatever the columns are called.
 #[tokio::test]
 async fn a_row_is_captured_whole() {
@@ -330,6 +400,22 @@ async fn a_capture_that_cannot_work_is_refused_when_it_is_made() {
             "22023",
             "p_options.headers: must be an object of strings",
         ),
+        (
+            "'shop.orders', 'a', p_options => '{\"headers\": {\"bad header\": \"x\"}}'",
+            "22023",
+            "p_options.headers.bad header: is not a valid header name",
+        ),
+        (
+            "'shop.orders', 'a', p_options => '{\"headers\": {\"webhook-id\": \"x\"}}'",
+            "22023",
+            "p_options.headers.webhook-id: cannot be set",
+        ),
+        (
+            "'shop.orders', 'a', p_options => json_build_object('headers', json_build_object('x', repeat('x', 16384)))::jsonb",
+            "54000",
+            "p_options.headers: 16385 is more than max_headers_bytes allows, which is 16384",
+        ),
+        ("999999::regclass, 'a'", "42704", "there is no table \"999999\""),
     ];
     for capture in ["capture_rows", "capture_statements"] {
         for (arguments, code, says) in refusals {

@@ -267,6 +267,36 @@ async fn a_list_names_the_message_and_the_field_that_is_wrong() {
             json!([{"payload": 1, "priority": 1.5}]),
             "messages[0].priority: must be a whole number from 0 to 10",
         ),
+        (
+            json!([{"payload": 1}, {"payload": 1, "ordering_key": ""}]),
+            "messages[1].ordering_key: must not be empty",
+        ),
+        (
+            json!([{"payload": 1}, {"payload": 1, "idempotency_key": ""}]),
+            "messages[1].idempotency_key: must not be ",
+        ),
+        (
+            json!([{"payload": 1}, {"payload": 1, "headers": 7}]),
+            "messages[1].headers: must be an object of strings",
+        ),
+        (
+            json!([{"payload": 1}, {"payload": 1, "headers": {"a b": ""}}]),
+            "messages[1].headers.a b: is not a valid",
+        ),
+        (json!([{"payload": 1}, {"payload": 1, "options": 7}]), "messages[1].options: must be an object"),
+        (
+            json!([{"payload": 1}, {"payload": 1, "options": {"x": 1}}]),
+            "messages[1].options.x: is not known here",
+        ),
+        (
+            json!([{"payload": 1}, {"payload": 1, "scheduled_at": "infinity"}]),
+            "messages[1].scheduled_at: must be a time before the year 10000",
+        ),
+        (json!([{"payload": 1}, {"payload_base64": null}]), "messages[1].payload: is required"),
+        (
+            json!([{"payload": 1}, {"payload": 1, "content_type": ""}]),
+            "messages[1].content_type: must be 1 to 256",
+        ),
         (json!({}), "messages: must be a list of objects"),
     ];
     let (_database, owner) = start().await;
@@ -277,6 +307,19 @@ async fn a_list_names_the_message_and_the_field_that_is_wrong() {
     owner
         .refuses("SELECT postrider.send_batch_with_options('a', NULL)", "22023", "messages: must be a list")
         .await;
+    let large = json!([{"payload": 1}, {"payload": 1, "ordering_key": "k".repeat(257)}]);
+    let too_large = [
+        (format!("send_batch_with_options('a', '{large}')"), "messages[1].ordering_key: 257 is more than"),
+        (
+            "send_batch('a', ARRAY['1', to_jsonb(repeat('x', 2000000))])".to_owned(),
+            "messages[1].payload: 2000002 is more than",
+        ),
+    ];
+    for (call, says) in too_large {
+        refuses_all(&owner, [format!("SELECT postrider.{call}")], "54000", says).await;
+    }
+    let missing = "SELECT postrider.send_batch('a', ARRAY['1', NULL]::jsonb[])".to_owned();
+    refuses_all(&owner, [missing], "22023", "messages[1].payload: is required").await;
 }
 
 #[tokio::test]
@@ -289,7 +332,9 @@ async fn an_idempotency_key_with_another_payload_is_23505() {
         "send_batch_with_options('a', '[{\"payload\": 3}, {\"payload\": 2, \"idempotency_key\": \"i\"}]')",
     ];
     let says = |holder: i64| format!("idempotency_key: message {holder} of this endpoint has the same key");
-    refuses_all(&owner, ways.map(|call| format!("SELECT postrider.{call}")), "23505", &says(first)).await;
+    let ways = ways.map(|call| format!("SELECT postrider.{call}"));
+    owner.refuses(&ways[2], "23505", &format!("messages[1].{}", says(first))).await;
+    refuses_all(&owner, ways, "23505", &says(first)).await;
     // A subscription's key is its own.
     assert_eq!(owner.number("SELECT postrider.publish('e', '1', p_idempotency_key => 'i')").await, 1);
     let published = owner.number("SELECT max(id) FROM postrider.queue").await;
@@ -300,7 +345,8 @@ async fn an_idempotency_key_with_another_payload_is_23505() {
     refuses_all(&owner, ways.map(|call| format!("SELECT postrider.{call}")), "23505", &says(published)).await;
     let twice = json!([1, 2].map(|payload| json!({"payload": payload, "idempotency_key": "j"})));
     let within = format!("SELECT postrider.send_batch_with_options('a', '{twice}')");
-    refuses_all(&owner, [within], "23505", "idempotency_key: message 1 of this batch has the same key").await;
+    let of_the_batch = "messages[1].idempotency_key: a message before it in the batch has the same key";
+    refuses_all(&owner, [within], "23505", of_the_batch).await;
     let same = "SELECT postrider.send_with_options('a', '1', p_idempotency_key => 'i')";
     assert_eq!(owner.number(same).await, first);
 }

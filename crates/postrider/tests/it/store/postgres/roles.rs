@@ -194,6 +194,7 @@ async fn only_what_captures_and_programs_need_is_granted_besides() {
         "_program_send",
         "_program_send_batch",
         "_send_captured",
+        "_send_captured_row",
     ];
     assert_eq!(owner.column(&granted("postrider_application")).await, application);
     assert_eq!(owner.column(&granted("postrider_monitor")).await, ["_as_json", "_endpoint_statuses"]);
