@@ -1,9 +1,11 @@
 //! How a command answers: tables on a terminal, plain columns in a pipe, JSON when asked.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{Cell, ContentArrangement, Table};
+
+use crate::failure::Failure;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
@@ -27,18 +29,25 @@ impl Output {
     }
 
     /// One document: JSON when asked for, else what `text` makes of it.
-    pub(crate) fn document(self, json: impl FnOnce() -> String, text: impl FnOnce() -> String) {
-        self.line(&if self.json { json() } else { text() });
+    pub(crate) fn document(
+        self,
+        json: impl FnOnce() -> String,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), Failure> {
+        self.line(&if self.json { json() } else { text() })
     }
 
-    pub(crate) fn line(self, text: &str) {
-        // A reader that went away (`| head`) is no failure of this command.
-        let _ = self.try_line(text);
+    pub(crate) fn line(self, text: &str) -> Result<(), Failure> {
+        self.try_line(text).map(|_| ())
     }
 
-    /// False when the reader went away: whoever has more to say need not go on.
-    pub(crate) fn try_line(self, text: &str) -> bool {
-        writeln!(std::io::stdout(), "{}", text.trim_end()).is_ok()
+    /// False when the reader went away (`| head`), which is no failure: whoever has more to say need not go on.
+    pub(crate) fn try_line(self, text: &str) -> Result<bool, Failure> {
+        match writeln!(std::io::stdout(), "{}", text.trim_end()) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+            Err(error) => Err(Failure::failed(format!("cannot write the answer: {error}"))),
+        }
     }
 
     pub(crate) fn table(self, header: &[&str], rows: Vec<Vec<String>>) -> String {

@@ -1,6 +1,7 @@
 //! Values as text: one reading for API headers, envelopes, filters and the command line.
 
 use jiff::Timestamp;
+use jiff::fmt::temporal::Pieces;
 use postrider::Invalid;
 use postrider::message::PRIORITY_MAX;
 use postrider::rate::RateLimit;
@@ -17,9 +18,22 @@ pub(crate) fn priority(field: &str, text: &str) -> Result<u8, Invalid> {
 }
 
 pub(crate) fn timestamp(field: &str, text: &str) -> Result<Timestamp, Invalid> {
-    text.parse().map_err(|_| {
-        Invalid::new(field, "must be a time with its offset, such as 2030-01-31T08:00:00Z (RFC 3339)")
+    text.parse().map_err(|_| match is_past_the_calendar(text) {
+        true => Invalid::new(field, TOO_LATE),
+        false => {
+            Invalid::new(field, "must be a time with its offset, such as 2030-01-31T08:00:00Z (RFC 3339)")
+        }
     })
+}
+
+/// Where the calendar of nodes ends, less what offsets may add. SQL says the same.
+const TOO_LATE: &str = "must be a time before 9999-12-30";
+
+fn is_past_the_calendar(text: &str) -> bool {
+    let is_late = |pieces: Pieces<'_>| {
+        pieces.date().year() == 9999 && pieces.time().is_some() && pieces.offset().is_some()
+    };
+    Pieces::parse(text).is_ok_and(is_late)
 }
 
 /// A point in time, or `+5m`: that long from now.
@@ -95,6 +109,17 @@ mod tests {
         assert_eq!(read("2030-01-31T08:00:00+01:00").as_deref(), Ok("2030-01-31T07:00:00Z"));
         for bad in ["", "-", "-soon", "2h", "+2h", "yesterday", "-999999999h"] {
             assert_eq!(read(bad).map_err(|invalid| invalid.field), Err("from".to_owned()), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_time_that_no_node_can_read_is_refused_for_that() {
+        let refused = |text| timestamp("at", text).expect_err("no time").to_string();
+        for late in ["9999-12-31T23:59:59Z", "9999-12-30T23:00:00-01:00"] {
+            assert_eq!(refused(late), "at: must be a time before 9999-12-30");
+        }
+        for other in ["9999-12-31", "9999-12-31T23:59:59", "-009999-01-01T00:00:00Z"] {
+            assert!(refused(other).contains("RFC 3339"), "{other}");
         }
     }
 

@@ -57,21 +57,26 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
         router = api::with_empty_route(router);
     }
     let gate = Gate::new(store.keyring, keys, address);
-    let serving = tokio::spawn(api::serve(listener, router, gate, stop.clone()));
+    let drained = CancellationToken::new();
+    let serving = tokio::spawn(api::serve(listener, router, gate, stop.clone(), drained.clone()));
     greet(&config.store, created, address);
     tracing::info!(store = %config.store, %address, node = config.engine.node_name, "Postrider is ready");
 
     let name = signals.next().await;
     tracing::info!(signal = name, drain_timeout = ?config.engine.drain_timeout, "Stopping");
     stop.cancel();
-    let drained = async {
-        let (_, ()) = tokio::join!(tokio::time::timeout(config.engine.drain_timeout, serving), node.stop());
+    let stopped = async {
+        let engine = async {
+            node.stop().await;
+            drained.cancel();
+        };
+        let (_, ()) = tokio::join!(tokio::time::timeout(config.engine.drain_timeout, serving), engine);
         if let Some(traces) = traces {
             traces.stop().await;
         }
     };
     tokio::select! {
-        () = drained => tracing::info!("Stopped; what was not delivered stays in the store"),
+        () = stopped => tracing::info!("Stopped; what was not delivered stays in the store"),
         name = signals.next() => {
             tracing::warn!(signal = name, "Stopping at once; claims go back when the lease runs out");
             std::process::exit(EXIT_AT_ONCE);

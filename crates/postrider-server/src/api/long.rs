@@ -126,7 +126,8 @@ mod tests {
         let (address, stop) = (listener.local_addr().expect("an address"), CancellationToken::new());
         let gate = Gate::new(Arc::clone(&store) as Arc<dyn Keyring>, Vec::new(), address);
         let api = Api::new(Arc::clone(&store) as _, Arc::new(Noisy(happenings.clone())), None, stop.clone());
-        let serving = tokio::spawn(serve(listener, router(api), gate, stop.clone()));
+        let serving =
+            tokio::spawn(serve(listener, router(api), gate, stop.clone(), CancellationToken::new()));
         Served { happenings, store, address, stop, serving, _folder: folder }
     }
 

@@ -168,7 +168,7 @@ pub(crate) async fn run(
         report.add(&scenario.name(), scenario.run(&mut lab).await?);
     }
     lab.close();
-    output.document(|| report.json().to_string(), || report.text(output));
+    output.document(|| report.json().to_string(), || report.text(output))?;
     if arguments.check && !report.misses().is_empty() {
         return Err(Failure::failed(format!("missed: {}", report.misses().join(", "))));
     }

@@ -28,10 +28,11 @@ pub(super) async fn run(
     let ended = batch.send_all(&mut lines, limit.min(TRANSACTION_MESSAGES_MAX), &progress).await;
     drop(progress);
     let account = batch.account;
+    let mut told = Ok(());
     if ended.is_ok() || output.json || account.lines > 0 {
-        output.document(|| account.json(), || account.text());
+        told = output.document(|| account.json(), || account.text());
     }
-    ended.map_err(|failure| account.tell_how_to_go_on(failure))
+    ended.map_err(|failure| account.tell_how_to_go_on(failure)).and(told)
 }
 
 struct Batch {

@@ -48,7 +48,7 @@ pub(super) async fn run(command: ConfigCommand, place: &Place, output: Output) -
             output.document(
                 || shown(&[setting], &settings).to_string(),
                 || settings.value(&name).unwrap_or_default(),
-            );
+            )?;
         }
         ConfigCommand::Set { changes } => {
             let changes = parsed(&changes)?;
@@ -57,11 +57,11 @@ pub(super) async fn run(command: ConfigCommand, place: &Place, output: Output) -
             let store = place.open_tool().await?;
             store.configure(pairs.collect()).await?;
             let settings = store.settings().await?;
-            output.document(|| shown(&names, &settings).to_string(), || changed(&names, &settings));
+            output.document(|| shown(&names, &settings).to_string(), || changed(&names, &settings))?;
         }
         ConfigCommand::List => {
             let settings = place.open_tool().await?.settings().await?;
-            output.document(|| list_json(&settings).to_string(), || list_text(&settings, output));
+            output.document(|| list_json(&settings).to_string(), || list_text(&settings, output))?;
         }
     }
     Ok(())

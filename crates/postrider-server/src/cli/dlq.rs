@@ -90,8 +90,7 @@ pub(super) async fn run(command: DlqCommand, place: &Place, output: Output) -> R
             output.document(
                 || json!({ "items": summary, "next": null }).to_string(),
                 || summarized(&summary, Timestamp::now(), output),
-            );
-            Ok(())
+            )
         }
     }
 }
@@ -114,8 +113,7 @@ async fn list(store: &dyn Operate, arguments: ListArgs, output: Output) -> Resul
             format!(r#"{{"items":[{}],"next":{}}}"#, items.join(","), json!(next))
         },
         || listed(&letters, next, now, output),
-    );
-    Ok(())
+    )
 }
 
 fn status(text: &str) -> Result<DlqStatus, Failure> {
@@ -151,8 +149,7 @@ async fn show(store: &dyn Operate, id: i64, output: Output) -> Result<(), Failur
     let filter = DlqFilter { id: Some(id), limit: 1, ..DlqFilter::default() };
     let unknown = || StoreError::Unknown { what: "dead letter", name: id.to_string() };
     let letter = store.dlq(filter).await?.pop().ok_or_else(unknown)?;
-    output.document(|| view::dead_letter(&letter), || shown(&letter));
-    Ok(())
+    output.document(|| view::dead_letter(&letter), || shown(&letter))
 }
 
 fn shown(letter: &DeadLetter) -> String {
@@ -197,8 +194,7 @@ async fn sweep(
         return Err(Failure::usage("which of them? Give ids, a filter such as --endpoint NAME, or --all"));
     }
     let sweep = all_steps(store, action, &filter, output).await?;
-    tell(action, sweep.done, sweep.total, output);
-    Ok(())
+    tell(action, sweep.done, sweep.total, output)
 }
 
 async fn all_steps(
@@ -237,11 +233,10 @@ async fn by_id(store: &dyn Operate, action: SweepAction, ids: &[i64], output: Ou
             _ => interrupted(error, action, done, total),
         })?;
     }
-    tell(action, total, total, output);
-    Ok(())
+    tell(action, total, total, output)
 }
 
-fn tell(action: SweepAction, done: u64, total: u64, output: Output) {
+fn tell(action: SweepAction, done: u64, total: u64, output: Output) -> Result<(), Failure> {
     output.document(
         || json!({ done_word(action): done, "total": total }).to_string(),
         || match (total, action) {
@@ -255,7 +250,7 @@ fn tell(action: SweepAction, done: u64, total: u64, output: Output) {
             }
             _ => format!("{} {}", plural(done, "dead letter"), done_word(action)),
         },
-    );
+    )
 }
 
 fn done_word(action: SweepAction) -> &'static str {

@@ -95,13 +95,13 @@ pub(super) async fn run(command: EndpointCommand, place: &Place, output: Output)
                     options: arguments.policy.options()?,
                 })
                 .await?;
-            show(&endpoint, &format!("endpoint {} is there", endpoint.name), output);
+            show(&endpoint, &format!("endpoint {} is there", endpoint.name), output)?;
         }
         EndpointCommand::List => list(&*store, output).await?,
         EndpointCommand::Show { name } => {
             let endpoint = store.endpoint(&name).await?;
             let text = serde_json::to_string_pretty(&view::endpoint(&endpoint)).expect("JSON");
-            show(&endpoint, &text, output);
+            show(&endpoint, &text, output)?;
         }
         EndpointCommand::Alter(arguments) => {
             let (config, config_changes) = arguments.policy.config_change()?;
@@ -115,31 +115,31 @@ pub(super) async fn run(command: EndpointCommand, place: &Place, output: Output)
                 return Err(Failure::usage("nothing to change was given; see --help"));
             }
             let endpoint = store.alter_endpoint(&arguments.name, change).await?;
-            show(&endpoint, &format!("endpoint {} is changed", endpoint.name), output);
+            show(&endpoint, &format!("endpoint {} is changed", endpoint.name), output)?;
         }
         EndpointCommand::Drop { name, force } => {
             store.drop_endpoint(&name, force).await?;
-            done(&name, "dropped", output);
+            done(&name, "dropped", output)?;
         }
         EndpointCommand::Enable { name } => {
             store.set_endpoint_enabled(&name, true).await?;
-            done(&name, "enabled", output);
+            done(&name, "enabled", output)?;
         }
         EndpointCommand::Disable { name } => {
             store.set_endpoint_enabled(&name, false).await?;
-            done(&name, "disabled", output);
+            done(&name, "disabled", output)?;
         }
         EndpointCommand::Pause { name } => {
             store.set_endpoint_paused(&name, true).await?;
-            done(&name, "paused", output);
+            done(&name, "paused", output)?;
         }
         EndpointCommand::Resume { name } => {
             store.set_endpoint_paused(&name, false).await?;
-            done(&name, "resumed", output);
+            done(&name, "resumed", output)?;
         }
         EndpointCommand::Reset { name } => {
             store.reset_circuit(&name).await?;
-            done(&name, "reset", output);
+            done(&name, "reset", output)?;
         }
     }
     Ok(())
@@ -168,8 +168,7 @@ async fn list(store: &dyn Operate, output: Output) -> Result<(), Failure> {
             let rows = endpoints.iter().map(row).collect();
             output.table(&["endpoint", "protocol", "state", "circuit", "destination"], rows)
         },
-    );
-    Ok(())
+    )
 }
 
 fn row(endpoint: &Endpoint) -> Vec<String> {
@@ -189,15 +188,15 @@ fn row(endpoint: &Endpoint) -> Vec<String> {
     ]
 }
 
-fn show(endpoint: &Endpoint, text: &str, output: Output) {
-    output.document(|| view::endpoint(endpoint).to_string(), || text.to_owned());
+fn show(endpoint: &Endpoint, text: &str, output: Output) -> Result<(), Failure> {
+    output.document(|| view::endpoint(endpoint).to_string(), || text.to_owned())
 }
 
-fn done(name: &str, what: &str, output: Output) {
+fn done(name: &str, what: &str, output: Output) -> Result<(), Failure> {
     output.document(
         || json!({ "endpoint": name, "done": what }).to_string(),
         || format!("endpoint {name} is {what}"),
-    );
+    )
 }
 
 impl PolicyArgs {

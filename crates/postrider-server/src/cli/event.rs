@@ -66,16 +66,16 @@ pub(super) async fn run(command: EventCommand, place: &Place, output: Output) ->
         EventCommand::Create(CreateArgs { name, description, schema }) => {
             let schema = schema.map(|text| rule("schema", &text)).transpose()?;
             let made = store.create_event_type(NewEventType { name, description, schema }).await?;
-            show(&made, output, || format!("event type {} is there", made.name));
+            show(&made, output, || format!("event type {} is there", made.name))?;
         }
         EventCommand::List => list_types(&*store, output).await?,
         EventCommand::Show { name } => {
             let found = store.event_type(&name).await?;
-            show(&found, output, || serde_json::to_string_pretty(&found).expect("records become JSON"));
+            show(&found, output, || serde_json::to_string_pretty(&found).expect("records become JSON"))?;
         }
         EventCommand::Drop { name } => {
             store.drop_event_type(&name).await?;
-            done("event_type", &name, "dropped", output);
+            done("event_type", &name, "dropped", output)?;
         }
         EventCommand::Subscribe(arguments) => {
             let SubscribeArgs { pattern, endpoint, filter, template } = arguments;
@@ -83,20 +83,20 @@ pub(super) async fn run(command: EventCommand, place: &Place, output: Output) ->
             let template = template.map(|text| rule("template", &text)).transpose()?;
             let made = store.subscribe(NewSubscription { pattern, endpoint, filter, template }).await?;
             let text = || format!("subscription {}: {} gets {}", made.id, made.endpoint, made.pattern);
-            show(&made, output, text);
+            show(&made, output, text)?;
         }
         EventCommand::Subscriptions => list_subscriptions(&*store, output).await?,
         EventCommand::Unsubscribe { id } => {
             store.unsubscribe(id).await?;
-            done("subscription", &id.to_string(), "dropped", output);
+            done("subscription", &id.to_string(), "dropped", output)?;
         }
         EventCommand::Enable { id } => {
             store.set_subscription_enabled(id, true).await?;
-            done("subscription", &id.to_string(), "enabled", output);
+            done("subscription", &id.to_string(), "enabled", output)?;
         }
         EventCommand::Disable { id } => {
             store.set_subscription_enabled(id, false).await?;
-            done("subscription", &id.to_string(), "disabled", output);
+            done("subscription", &id.to_string(), "disabled", output)?;
         }
     }
     Ok(())
@@ -119,8 +119,7 @@ async fn list_types(store: &dyn Operate, output: Output) -> Result<(), Failure> 
             vec![one.name.clone(), schema.to_owned(), one.description.clone().unwrap_or("-".to_owned())]
         };
         output.table(&["event type", "schema", "description"], types.iter().map(row).collect())
-    });
-    Ok(())
+    })
 }
 
 async fn list_subscriptions(store: &dyn Operate, output: Output) -> Result<(), Failure> {
@@ -149,12 +148,16 @@ async fn list_subscriptions(store: &dyn Operate, output: Output) -> Result<(), F
         };
         let header = ["id", "pattern", "endpoint", "state", "filter", "template"];
         output.table(&header, subscriptions.iter().map(row).collect())
-    });
-    Ok(())
+    })
 }
 
 /// In the shape of the API.
-fn list<T: Serialize>(items: &[T], output: Output, nothing: &str, table: impl FnOnce() -> String) {
+fn list<T: Serialize>(
+    items: &[T],
+    output: Output,
+    nothing: &str,
+    table: impl FnOnce() -> String,
+) -> Result<(), Failure> {
     #[derive(Serialize)]
     struct List<'a, T> {
         items: &'a [T],
@@ -163,18 +166,18 @@ fn list<T: Serialize>(items: &[T], output: Output, nothing: &str, table: impl Fn
     output.document(
         || serde_json::to_string(&List { items, next: None }).expect("records become JSON"),
         || if items.is_empty() { nothing.to_owned() } else { table() },
-    );
+    )
 }
 
-fn show(shown: &impl Serialize, output: Output, text: impl FnOnce() -> String) {
-    output.document(|| serde_json::to_string(shown).expect("records become JSON"), text);
+fn show(shown: &impl Serialize, output: Output, text: impl FnOnce() -> String) -> Result<(), Failure> {
+    output.document(|| serde_json::to_string(shown).expect("records become JSON"), text)
 }
 
-fn done(what: &str, name: &str, done: &str, output: Output) {
+fn done(what: &str, name: &str, done: &str, output: Output) -> Result<(), Failure> {
     output.document(
         || json!({ what: name, "done": done }).to_string(),
         || format!("{} {name} is {done}", what.replace('_', " ")),
-    );
+    )
 }
 
 fn rule(field: &str, text: &str) -> Result<Json, Invalid> {

@@ -50,10 +50,7 @@ pub(super) async fn run(arguments: ExportArgs, url: &StoreUrl, output: Output) -
         _ = tokio::signal::ctrl_c() => Err(Failure::failed("interrupted; the store is as it was")),
     };
     match written {
-        Ok(moved) => {
-            tell(&moved, &target, url, !arguments.leave_open, output);
-            Ok(())
-        }
+        Ok(moved) => tell(&moved, &target, url, !arguments.leave_open, output),
         Err(failure) => {
             if closed {
                 store.reopen().await?;
@@ -115,7 +112,7 @@ fn folder(file: &Path) -> &Path {
     file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn tell(moved: &Moved, target: &Target, url: &StoreUrl, closed: bool, output: Output) {
+fn tell(moved: &Moved, target: &Target, url: &StoreUrl, closed: bool, output: Output) -> Result<(), Failure> {
     let json = || {
         let (store, rows) = (&moved.store, &moved.rows);
         json!({ "store": store, "url": url.to_string(), "file": target.name(), "closed": closed, "rows": rows }).to_string()
@@ -146,8 +143,9 @@ fn tell(moved: &Moved, target: &Target, url: &StoreUrl, closed: bool, output: Ou
         // Where the stream went is no place for words.
         Target::Stdout if output.json => eprintln!("{}", json()),
         Target::Stdout => eprintln!("{}", text()),
-        Target::File(_) => output.document(json, text),
+        Target::File(_) => return output.document(json, text),
     }
+    Ok(())
 }
 
 async fn reopen(store: &SqliteStore, url: &StoreUrl, output: Output) -> Result<(), Failure> {
@@ -158,6 +156,5 @@ async fn reopen(store: &SqliteStore, url: &StoreUrl, output: Output) -> Result<(
             true => format!("{url} is open again; make sure that no node runs on what was imported from it"),
             false => format!("{url} was not closed"),
         },
-    );
-    Ok(())
+    )
 }

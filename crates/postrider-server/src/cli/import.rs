@@ -37,8 +37,7 @@ pub(super) async fn run(arguments: ImportArgs, url: &StoreUrl, output: Output) -
                 moved.store
             )
         },
-    );
-    Ok(())
+    )
 }
 
 /// With its length, where it has one.

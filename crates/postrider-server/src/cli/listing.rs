@@ -65,8 +65,7 @@ pub(super) async fn run(store: &dyn Operate, arguments: ListArgs, output: Output
             json!({ "items": items, "next": next }).to_string()
         },
         || listed(&items, next, now, output),
-    );
-    Ok(())
+    )
 }
 
 /// A page may end early where few match, so pages are asked for until there are enough.

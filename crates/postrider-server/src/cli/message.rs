@@ -55,8 +55,7 @@ pub(super) async fn run(command: MessageCommand, place: &Place, output: Output) 
         MessageCommand::Show { id } => show(store, MessageId(id), output).await,
         MessageCommand::Cancel { id } => {
             store.cancel(MessageId(id)).await?;
-            done(id, "cancelled", output);
-            Ok(())
+            done(id, "cancelled", output)
         }
         MessageCommand::Reschedule { id, at } => {
             let at = send_values::timestamp_or_delay("at", &at, Timestamp::now())?;
@@ -64,28 +63,23 @@ pub(super) async fn run(command: MessageCommand, place: &Place, output: Output) 
             output.document(
                 || json!({ "message": id, "done": "rescheduled", "due_at": at }).to_string(),
                 || format!("message {id} is tried next at {at}"),
-            );
-            Ok(())
+            )
         }
         MessageCommand::Erase { id } => {
             store.erase(MessageId(id)).await?;
-            done(id, "erased", output);
-            Ok(())
+            done(id, "erased", output)
         }
     }
 }
 
-fn done(id: i64, what: &str, output: Output) {
-    output.document(
-        || json!({ "message": id, "done": what }).to_string(),
-        || format!("message {id} is {what}"),
-    );
+fn done(id: i64, what: &str, output: Output) -> Result<(), Failure> {
+    output
+        .document(|| json!({ "message": id, "done": what }).to_string(), || format!("message {id} is {what}"))
 }
 
 async fn show(store: &dyn Operate, id: MessageId, output: Output) -> Result<(), Failure> {
     let story = store.story(id).await?;
-    output.document(|| view::story(&story), || told(&story, output));
-    Ok(())
+    output.document(|| view::story(&story), || told(&story, output))
 }
 
 fn told(story: &Story, output: Output) -> String {

@@ -36,6 +36,5 @@ pub(super) async fn run(new_store_id: bool, url: &StoreUrl, output: Output) -> R
             }
             text
         },
-    );
-    Ok(())
+    )
 }

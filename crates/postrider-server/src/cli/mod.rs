@@ -247,10 +247,7 @@ async fn dispatch(cli: Cli, whereto: Whereto, file: RawConfig) -> Result<(), Fai
                 Command::Top => top::run(Remote::new(whereto.node())?, output).await,
                 Command::Config(command) => config::run(command, &place()?, output).await,
                 Command::Signature(command) => signature::run(command, output),
-                Command::Completions { shell } => {
-                    completions::run(shell, output);
-                    Ok(())
-                }
+                Command::Completions { shell } => completions::run(shell, output),
                 Command::Token(command) => token::run(command, &place()?, output).await,
                 Command::Serve(_) | Command::BenchReceiver => unreachable!("handled above"),
             }

@@ -31,8 +31,7 @@ pub(super) async fn run(arguments: PublishArgs, place: &Place, output: Output) -
             1 => format!("{event_type} became 1 message"),
             _ => format!("{event_type} became {messages} messages"),
         },
-    );
-    Ok(())
+    )
 }
 
 fn event(arguments: PublishArgs, now: Timestamp) -> Result<NewEvent, Failure> {

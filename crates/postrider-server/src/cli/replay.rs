@@ -139,19 +139,19 @@ pub(super) async fn run(command: ReplayCommand, place: &Place, output: Output) -
         ReplayCommand::List { before, limit } => {
             return list(store, before, usize::from(limit), output).await;
         }
-        ReplayCommand::Show { id } => show(&store.replay(id).await?, output),
-        ReplayCommand::Stop { id } => show(&store.stop_replay(id).await?, output),
+        ReplayCommand::Show { id } => show(&store.replay(id).await?, output)?,
+        ReplayCommand::Stop { id } => show(&store.stop_replay(id).await?, output)?,
         ReplayCommand::Resume { id, wait } => {
             let replay = store.resume_replay(id).await?;
             let replay = if wait.is_wanted(output) { watch(store, replay, output).await? } else { replay };
-            show(&replay, output);
+            show(&replay, output)?;
         }
         ReplayCommand::Message { id, to } => {
             let new = store.replay_message(MessageId(id), to.as_deref()).await?;
             output.document(
                 || json!({ "id": new, "replay_of": id }).to_string(),
                 || format!("message {id} is sent again as message {new}"),
-            );
+            )?;
         }
     }
     Ok(())
@@ -162,13 +162,11 @@ async fn start(store: &dyn Operate, arguments: StartArgs, output: Output) -> Res
     let replay = arguments.replay(Timestamp::now())?;
     if dry_run {
         let preview = store.preview_replay(replay).await?;
-        output.document(|| json!(preview).to_string(), || previewed(&preview, output));
-        return Ok(());
+        return output.document(|| json!(preview).to_string(), || previewed(&preview, output));
     }
     let started = store.start_replay(replay).await?;
     let replay = if wait { watch(store, started, output).await? } else { started };
-    show(&replay, output);
-    Ok(())
+    show(&replay, output)
 }
 
 impl StartArgs {
@@ -227,8 +225,7 @@ async fn list(store: &dyn Operate, before: Option<i64>, limit: usize, output: Ou
     output.document(
         || json!({ "items": replays, "next": next }).to_string(),
         || listed(&replays, next, Timestamp::now(), output),
-    );
-    Ok(())
+    )
 }
 
 fn listed(replays: &[Replay], next: Option<i64>, now: Timestamp, output: Output) -> String {
@@ -270,8 +267,8 @@ fn selected(replay: &Replay) -> String {
     words.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-fn show(replay: &Replay, output: Output) {
-    output.document(|| json!(replay).to_string(), || shown(replay));
+fn show(replay: &Replay, output: Output) -> Result<(), Failure> {
+    output.document(|| json!(replay).to_string(), || shown(replay))
 }
 
 fn shown(replay: &Replay) -> String {

@@ -123,8 +123,7 @@ pub(super) async fn run(arguments: SendArgs, place: &Place, output: Output) -> R
                 format!("message {} is queued for {endpoint}", sent.id)
             }
         },
-    );
-    Ok(())
+    )
 }
 
 fn message(arguments: SendArgs, now: Timestamp) -> Result<NewMessage, Failure> {

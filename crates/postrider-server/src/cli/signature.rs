@@ -85,8 +85,7 @@ pub(super) fn run(command: SignatureCommand, output: Output) -> Result<(), Failu
             output.document(
                 || json!({ "valid": true, "age_seconds": age.as_secs() }).to_string(),
                 || format!("the signature fits{}", remark.unwrap_or_default()),
-            );
-            Ok(())
+            )
         }
     }
 }
@@ -102,8 +101,7 @@ fn sign(signed: &SignedArgs, timestamp: i64, output: Output) -> Result<(), Failu
                 .to_string()
         },
         || format!("webhook-id: {id}\nwebhook-timestamp: {timestamp}\nwebhook-signature: {signature}"),
-    );
-    Ok(())
+    )
 }
 
 fn duration(text: &str) -> Result<SignedDuration, Invalid> {

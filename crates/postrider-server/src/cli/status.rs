@@ -13,8 +13,7 @@ pub(super) async fn run(place: &Place, output: Output) -> Result<(), Failure> {
     output.document(
         || serde_json::to_string(&status).expect("figures become JSON"),
         || text(place, &status, output, Timestamp::now()),
-    );
-    Ok(())
+    )
 }
 
 fn text(place: &Place, status: &StoreStatus, output: Output, now: Timestamp) -> String {

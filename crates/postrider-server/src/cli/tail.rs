@@ -6,7 +6,7 @@ use clap::Args;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use postrider::StoreError;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::event_stream::{EventStream, ServerEvent, TooLong};
 use crate::failure::Failure;
@@ -90,8 +90,9 @@ async fn again(remote: &Remote, query: &[(&str, &str)]) -> Result<Incoming, Fail
 
 /// Beside the events, for whoever watches.
 fn say(output: Output, text: &str) {
-    if !output.json {
-        eprintln!("{text}");
+    match output.json {
+        true => eprintln!("{}", json!({ "message": text })),
+        false => eprintln!("{text}"),
     }
 }
 
@@ -107,7 +108,7 @@ async fn read(mut body: Incoming, output: Output) -> Result<Ended, Failure> {
             .map_err(|TooLong| Failure::failed("what comes back is not the tail of a node"))?;
         for event in events {
             let line = if output.is_for_people() { line(&event) } else { json_line(&event) };
-            if !output.try_line(&line) {
+            if !output.try_line(&line)? {
                 return Ok(Ended::Unread);
             }
         }

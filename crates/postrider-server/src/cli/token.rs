@@ -57,23 +57,34 @@ pub(super) async fn run(command: TokenCommand, place: &Place, output: Output) ->
     match command {
         TokenCommand::Create { name, scope } => {
             let issued = store.create_token(NewToken { name, scope: scope.into() }).await?;
-            let token = issued.token.clone();
+            let prefix = issued.record.prefix.clone();
             // Only the token on stdout: it goes straight into a file or a variable.
-            output.document(|| json!(IssuedTokenView::from(issued)).to_string(), || token);
+            let text = match output.json {
+                true => json!(IssuedTokenView::from(issued)).to_string(),
+                false => issued.token,
+            };
+            let shown = output.try_line(&text).and_then(|is_read| match is_read {
+                true => Ok(()),
+                false => Err(Failure::failed("cannot write the answer: nobody reads it")),
+            });
+            if let Err(failure) = shown {
+                store.revoke_token(&prefix, true).await?;
+                return Err(failure.hint("nobody saw the token, so it was revoked; make another"));
+            }
             if !output.json {
                 eprintln!("keep it: it is not shown again");
             }
         }
         TokenCommand::List => {
             let tokens = store.tokens().await?;
-            output.document(|| list_json(tokens.clone()), || list_text(&tokens, output, Timestamp::now()));
+            output.document(|| list_json(tokens.clone()), || list_text(&tokens, output, Timestamp::now()))?;
         }
         TokenCommand::Revoke { prefix, last } => {
             store.revoke_token(&prefix, last).await.map_err(refused)?;
             output.document(
                 || json!({ "token": prefix, "done": "revoked" }).to_string(),
                 || format!("token {prefix} is revoked"),
-            );
+            )?;
         }
     }
     Ok(())

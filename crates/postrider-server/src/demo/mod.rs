@@ -54,7 +54,7 @@ pub(crate) async fn run(arguments: DemoArgs, output: Output) -> Result<(), Failu
         account = play(&plan, output) => account?,
         _ = tokio::signal::ctrl_c() => return Err(Failure::failed("interrupted; the temporary store is gone")),
     };
-    output.document(|| account.json().to_string(), || account.text(output));
+    output.document(|| account.json().to_string(), || account.text(output))?;
     match account.complaints.is_empty() {
         true => Ok(()),
         false => {

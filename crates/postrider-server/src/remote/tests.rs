@@ -33,7 +33,13 @@ impl World {
         let address = listener.local_addr().expect("an address");
         let api = Api::new(store.clone(), Arc::new(Stopped), None, CancellationToken::new());
         let gate = Gate::new(store.clone(), Vec::new(), address);
-        tokio::spawn(api::serve(listener, api::router(api), gate, CancellationToken::new()));
+        tokio::spawn(api::serve(
+            listener,
+            api::router(api),
+            gate,
+            CancellationToken::new(),
+            CancellationToken::new(),
+        ));
         let url = Some(format!("http://{address}"));
         let remote = Remote::new(RemoteArgs { url, token_env: "POSTRIDER_NO_TOKEN".to_owned() });
         let world = Self { store, remote: remote.expect("a client"), _folder: folder };

@@ -162,3 +162,24 @@ fn a_new_store_id_is_given_when_asked() {
     assert_eq!(first["store"], again["store"]);
     assert_ne!(first["store"], renewed["store"]);
 }
+
+#[test]
+fn an_answer_that_cannot_be_written_is_a_failure_and_a_token_nobody_saw_is_none() {
+    let home = Home::new();
+    home.json(&["migrate"]);
+    let says = |arguments: &[&str]| {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("a full disk");
+        let output = home.command(arguments).stdout(full).stderr(Stdio::piped()).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        String::from_utf8(output.stderr).expect("text")
+    };
+    assert!(says(&["status"]).contains("cannot write the answer"));
+    let failure: Value = serde_json::from_str(&says(&["status", "--json"])).expect("JSON");
+    assert_eq!(failure["exit_code"], 1);
+    let said = says(&["token", "create", "a", "admin"]);
+    assert!(said.contains("was revoked") && !said.contains("keep it"), "{said}");
+    assert_eq!(home.json(&["token", "list"])["items"], json!([]));
+    let mut unread = home.command(&["status"]).stdout(Stdio::piped()).spawn().expect("it starts");
+    drop(unread.stdout.take());
+    assert_eq!(unread.wait().expect("it ends").code(), Some(0), "a reader that went away");
+}

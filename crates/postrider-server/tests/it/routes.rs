@@ -111,6 +111,25 @@ fn a_test_says_what_the_receiver_said_and_queues_nothing() {
 }
 
 #[test]
+fn a_test_takes_no_longer_than_its_message_asks_for() {
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let receiver = Receiver::start(move |_| {
+        let _ = held.lock().expect("one at a time").recv();
+        Some(200)
+    });
+    let home = Home::new();
+    let node = home.start();
+    let config = json!({ "url": receiver.url(), "timeout": 25 });
+    node.create_endpoint(json!({ "name": "shop", "protocol": "http", "config": config }));
+    let options = [("postrider-options", "{\"timeout\":1}")];
+    let said = node.post("/v1/endpoints/shop/test", &options, b"").expect(200).json();
+    let error = said["error"].as_str().expect("an error");
+    assert!(error.contains("1 s") && !error.contains("25 s"), "{error}");
+    drop(release);
+}
+
+#[test]
 fn a_test_of_nobody_says_why_it_failed() {
     let home = Home::new();
     let node = home.start_with(&[]);

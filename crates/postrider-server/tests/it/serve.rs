@@ -55,6 +55,25 @@ fn a_clean_stop_waits_for_the_attempt_that_runs() {
 }
 
 #[test]
+fn a_clean_stop_waits_for_no_one_who_does_not_finish_asking() {
+    let home = Home::new();
+    let mut node = home.start_with(&["--drain-timeout", "100s"]);
+    let mut head = node.client();
+    head.write(b"GET /liv").expect("it is read");
+    let mut body = node.client();
+    let host = node.address;
+    let half = format!("POST /v1/endpoints HTTP/1.1\r\nhost: {host}\r\ncontent-length: 9\r\n\r\n{{");
+    body.write(half.as_bytes()).expect("it is read");
+    // Whoever asked after them was answered, so they are known.
+    node.get("/livez").expect(200);
+    node.signal("TERM");
+    assert!(node.until_exit(Duration::from_secs(30)).success());
+    for unfinished in [&mut head, &mut body] {
+        assert!(unfinished.read().is_err(), "nothing was asked");
+    }
+}
+
+#[test]
 fn a_second_signal_ends_it_at_once() {
     let receiver = Receiver::start(|_| {
         std::thread::sleep(Duration::from_secs(8));

@@ -187,6 +187,24 @@ fn the_command_waits_for_a_node_that_restarts() {
 }
 
 #[test]
+fn the_command_tells_programs_of_a_node_that_goes_and_comes_back() {
+    let home = Home::new();
+    let node = home.start();
+    let address = node.address.to_string();
+    let tail = TailCommand::start(&home, &format!("http://{address}"), "", &["--json"]);
+    let said = || -> String {
+        let line = tail.said.recv_timeout(Duration::from_secs(30)).expect("a line in time");
+        let said: Value = serde_json::from_str(&line).expect("JSON");
+        said["message"].as_str().expect("what it says").replace(&address, "NODE")
+    };
+    assert_eq!(said(), "listening to http://NODE");
+    node.kill();
+    assert_eq!(said(), "http://NODE went away; waiting for it");
+    let _node = home.start_with(&["--allow-internal", "--listen", &address]);
+    assert_eq!(said(), "listening to http://NODE again");
+}
+
+#[test]
 fn the_command_ends_when_nobody_reads_it() {
     let home = Home::new();
     let node = home.start();

@@ -47,7 +47,10 @@ impl Lanes {
             }
             keep
         });
-        for endpoint in &snapshot.endpoints {
+        let mut endpoints: Vec<_> = snapshot.endpoints.iter().collect();
+        // The oldest come first into the tally, where only so many have figures of their own.
+        endpoints.sort_unstable_by_key(|endpoint| endpoint.id);
+        for endpoint in endpoints {
             let lane = self
                 .lanes
                 .entry(endpoint.id)

@@ -42,7 +42,7 @@ pub struct NodeFigures {
     /// Claims that run or are about to.
     pub in_flight: u32,
     pub in_flight_max: u32,
-    /// The oldest ones, and the rest as one.
+    /// The first hundred that this node heard of, and the rest as one.
     pub endpoints: Vec<EndpointFigures>,
 }
 
@@ -62,11 +62,11 @@ impl Measures {
         let lines = self.tally.lines.read().expect("nobody panics while holding the tally");
         let mut others = self.tally.dropped.read(OTHERS, 0);
         let mut endpoints = Vec::with_capacity(lines.len().min(ENDPOINTS_MAX) + 1);
-        for (place, (id, line)) in lines.iter().enumerate() {
+        for (id, line) in &*lines {
             let figures = line.read(&line.endpoint, self.slots.taken(*id));
-            if place < ENDPOINTS_MAX { endpoints.push(figures) } else { others.add(&figures) }
+            if line.stands_alone { endpoints.push(figures) } else { others.add(&figures) }
         }
-        if others.attempts.iter().any(|(_, _, count)| *count > 0) || lines.len() > ENDPOINTS_MAX {
+        if others.attempts.iter().any(|(_, _, count)| *count > 0) || endpoints.len() < lines.len() {
             endpoints.push(others);
         }
         NodeFigures { in_flight: self.slots.taken_in_all(), in_flight_max: self.slots.total(), endpoints }
@@ -92,12 +92,18 @@ pub(super) struct Tally {
 
 impl Tally {
     pub(super) fn new() -> Self {
-        Self { lines: RwLock::default(), dropped: Line::new(OTHERS.into()) }
+        Self { lines: RwLock::default(), dropped: Line::new(OTHERS.into(), false) }
     }
 
     pub(super) fn line(&self, endpoint: &Endpoint) -> Arc<Line> {
         let mut lines = self.lines.write().expect("nobody panics while holding the tally");
-        lines.entry(endpoint.id).or_insert_with(|| Arc::new(Line::new(endpoint.name.clone()))).clone()
+        if let Some(line) = lines.get(&endpoint.id) {
+            return Arc::clone(line);
+        }
+        let alone = lines.values().filter(|line| line.stands_alone).count();
+        let line = Arc::new(Line::new(endpoint.name.clone(), alone < ENDPOINTS_MAX));
+        lines.insert(endpoint.id, Arc::clone(&line));
+        line
     }
 
     pub(super) fn forget(&self, endpoint: EndpointId) {
@@ -115,6 +121,8 @@ impl Tally {
 
 pub(super) struct Line {
     endpoint: Arc<str>,
+    /// Or among the others, for good: a sum that an endpoint leaves would shrink.
+    stands_alone: bool,
     /// As [`ENDS`].
     attempts: [AtomicU64; ENDS.len()],
     durations: Histogram,
@@ -122,9 +130,10 @@ pub(super) struct Line {
 }
 
 impl Line {
-    fn new(endpoint: Arc<str>) -> Self {
+    fn new(endpoint: Arc<str>, stands_alone: bool) -> Self {
         Self {
             endpoint,
+            stands_alone,
             attempts: Default::default(),
             durations: Histogram::new(DURATION_BOUNDS),
             delays: Histogram::new(DELAY_BOUNDS),

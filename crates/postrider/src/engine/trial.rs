@@ -64,9 +64,11 @@ impl Trial {
     }
 
     pub async fn run(self) -> TrialReport {
-        let connection = Connection::new(self.endpoint.clone(), self.environment.clone());
+        let endpoint = &self.endpoint;
+        let connection = Connection::new(endpoint.clone(), self.environment.clone());
+        let timeout = endpoint.protocol.attempt_timeout(&endpoint.config, &self.delivery.message.options);
         let began = Instant::now();
-        let (result, _) = try_once(&connection, &self.delivery, self.endpoint.timeout()).await;
+        let (result, _) = try_once(&connection, &self.delivery, timeout).await;
         let duration = began.elapsed();
         match result {
             Ok(receipt) => TrialReport {

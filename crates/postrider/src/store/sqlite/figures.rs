@@ -41,7 +41,7 @@ pub(super) fn count(write: &Write<'_>, name: &str, by: usize) -> Result<()> {
 }
 
 pub(super) fn figures(conn: &Connection, store: &str, now: Timestamp) -> Result<Vec<Figure>> {
-    let status = inspect::status(conn, store)?;
+    let status = inspect::status(conn, store, now)?;
     let mut figures = of_the_store(&status, now);
     figures.extend(lags(conn, now)?);
     figures.push(Figure::new("postrider_nodes", &[("state", "live")], live_nodes(conn, now)?));

@@ -8,7 +8,7 @@ use super::keys::{GLOBAL_SCOPE, Place};
 use super::row::{self, at, optional_at};
 use super::{claim, endpoints, export, known, schema, storage_error, stored_events};
 use crate::breaker::CircuitState;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, EndpointId};
 use crate::error::StoreError;
 use crate::message::{MessageId, NodeId, State};
 use crate::store::{
@@ -254,13 +254,13 @@ fn attempts(conn: &Connection, id: MessageId) -> rusqlite::Result<Vec<AttemptRec
     .collect()
 }
 
-pub(super) fn status(conn: &Connection, store: &str) -> Result<StoreStatus> {
+pub(super) fn status(conn: &Connection, store: &str, now: Timestamp) -> Result<StoreStatus> {
     let (queued, dead): (u64, u64) = conn
         .query_row("SELECT queued, dead FROM _postrider_counts WHERE endpoint_id = 0", [], |row| {
             Ok((row.get(0)?, row.get(1)?))
         })
         .map_err(storage_error)?;
-    let endpoints = endpoint_statuses(conn)?;
+    let endpoints = endpoint_statuses(conn, now)?;
     let processing = endpoints.iter().map(|endpoint| endpoint.processing).sum();
     let (stored_events, oldest_stored_event) = stored_events::waiting(conn).map_err(storage_error)?;
     Ok(StoreStatus {
@@ -277,7 +277,7 @@ pub(super) fn status(conn: &Connection, store: &str) -> Result<StoreStatus> {
     })
 }
 
-fn endpoint_statuses(conn: &Connection) -> Result<Vec<EndpointStatus>> {
+fn endpoint_statuses(conn: &Connection, now: Timestamp) -> Result<Vec<EndpointStatus>> {
     let mut processing: std::collections::HashMap<i64, u64> = conn
         .prepare_cached(
             "SELECT endpoint_id, count(*) FROM _postrider_queue INDEXED BY _postrider_queue_claimed
@@ -307,13 +307,29 @@ fn endpoint_statuses(conn: &Connection) -> Result<Vec<EndpointStatus>> {
                 pending,
                 processing,
                 dead,
-                // The due time of what waits longest; a message due in the future is not waiting yet.
                 oldest_pending: if pending == 0 {
                     None
                 } else {
-                    claim::earliest_due(conn, endpoint.id).map_err(storage_error)?
+                    waits_longest(conn, endpoint.id, now).map_err(storage_error)?
                 },
             })
         })
         .collect()
+}
+
+/// Since when; behind an ordering key, too. What is due in the future does not wait yet.
+fn waits_longest(
+    conn: &Connection,
+    endpoint: EndpointId,
+    now: Timestamp,
+) -> rusqlite::Result<Option<Timestamp>> {
+    let behind = conn
+        .prepare_cached(
+            "SELECT due_at FROM _postrider_queue INDEXED BY _postrider_queue_behind
+             WHERE place = 1 AND endpoint_id = ?1 ORDER BY due_at LIMIT 1",
+        )?
+        .query_row([endpoint.0], |row| row.get(0).map(at))
+        .optional()?;
+    let earliest = claim::earliest_due(conn, endpoint)?.into_iter().chain(behind).min();
+    Ok(earliest.filter(|due| *due <= now))
 }

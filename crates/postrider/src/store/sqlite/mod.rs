@@ -526,8 +526,8 @@ impl Operate for SqliteStore {
     }
 
     async fn status(&self) -> Result<StoreStatus> {
-        let name = self.name.clone();
-        self.read(move |conn| inspect::status(conn, &name)).await
+        let (name, now) = (self.name.clone(), self.clock.now());
+        self.read(move |conn| inspect::status(conn, &name, now)).await
     }
 }
 

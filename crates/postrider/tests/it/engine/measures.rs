@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use postrider::store::AttemptOutcome::{Delivered, Failed, Lost};
-use postrider::store::figures::OTHERS;
+use postrider::store::figures::{ENDPOINTS_MAX, OTHERS};
 use postrider::verdict::Class::{Gone, Permanent, Retryable};
 use postrider::{Operate, State};
 use serde_json::json;
@@ -61,5 +61,35 @@ async fn what_runs_is_in_flight_and_what_a_dropped_endpoint_did_is_kept() {
     };
     tokio::time::timeout(PATIENCE, is_gone).await.expect("the endpoint goes");
     assert_eq!(measures.read().endpoints[0].attempts[0], (Delivered, None, 1));
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn who_was_counted_among_the_others_stays_there() {
+    let world = World::new().await;
+    let name = |number: usize| format!("e{number:03}");
+    for number in 0..=ENDPOINTS_MAX {
+        world.endpoint(&name(number)).await;
+    }
+    world.receiver.answer(Answer::status(200));
+    let engine = world.engine().await;
+    let measures = engine.measures();
+    let id = world.send(&name(ENDPOINTS_MAX), 1).await;
+    world.until_state(id, State::Completed).await;
+    let delivered = || {
+        let read = measures.read();
+        let others =
+            read.endpoints.iter().find(|of| of.endpoint == OTHERS).expect("more than have their own");
+        (read.endpoints.len(), others.attempts[0].2)
+    };
+    assert_eq!(delivered(), (ENDPOINTS_MAX + 1, 1));
+    world.store.drop_endpoint(&name(0), true).await.unwrap();
+    let is_gone = async {
+        while measures.read().endpoints[0].endpoint == name(0) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, is_gone).await.expect("the endpoint goes");
+    assert_eq!(delivered(), (ENDPOINTS_MAX, 1));
     engine.stop().await;
 }

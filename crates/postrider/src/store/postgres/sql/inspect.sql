@@ -262,7 +262,7 @@ BEGIN
   PERFORM postrider._take_claims_along();
 END $$;
 
--- When the pending message that waits longest was due; those in a node's hands do not wait.
+-- When the claimable message was or is due that comes first; those in a node's hands are not claimable.
 CREATE FUNCTION postrider._oldest_pending(p_endpoint bigint, p_claimed bigint[]) RETURNS timestamptz
 LANGUAGE sql STABLE AS $$
   SELECT min(first.due_at)
@@ -271,6 +271,17 @@ LANGUAGE sql STABLE AS $$
                 WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority = p.priority
                   AND q.id <> ALL (p_claimed)
                 ORDER BY q.due_at LIMIT 1) AS first
+$$;
+
+-- Since when the message waits that waits longest; behind an ordering key, too. What is due in the future does not yet.
+CREATE FUNCTION postrider._waits_longest(p_endpoint bigint, p_claimed bigint[], p_now timestamptz) RETURNS timestamptz
+LANGUAGE sql STABLE AS $$
+  SELECT min(first.due_at)
+  FROM (SELECT postrider._oldest_pending(p_endpoint, p_claimed) AS due_at
+        UNION ALL
+        (SELECT q.due_at FROM postrider.queue q WHERE q.place = 1 AND q.endpoint_id = p_endpoint
+         ORDER BY q.due_at LIMIT 1)) AS first
+  WHERE first.due_at <= p_now
 $$;
 
 -- None where it has not begun or is not over.
@@ -300,6 +311,7 @@ RETURNS TABLE (endpoint_id bigint, name text, protocol text, enabled boolean, di
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
+  v_now timestamptz := postrider._now();
   v_once integer := postrider._counted_at_once();
   v_claimed bigint[] := postrider._claimed_ids();
   v_small boolean := NOT EXISTS (SELECT FROM postrider.queue OFFSET v_once);
@@ -325,7 +337,7 @@ BEGIN
     )
     SELECT e.id, e.name, e.protocol, e.disabled_by IS NULL, e.disabled_by, e.paused, e.circuit, e.circuit_until,
            e.held_until, f.pending, f.processing, f.dead,
-           CASE WHEN f.pending > 0 OR NOT v_small THEN postrider._oldest_pending(e.id, v_claimed) END
+           CASE WHEN f.pending > 0 OR NOT v_small THEN postrider._waits_longest(e.id, v_claimed, v_now) END
     FROM figures f JOIN postrider._endpoints e ON e.id = f.id ORDER BY e.name COLLATE "C";
 END $$;
 

@@ -13,7 +13,7 @@ CREATE TRIGGER queue_place BEFORE UPDATE OF place ON postrider.queue FOR EACH RO
 EXECUTE FUNCTION postrider._refuse_change('a queued message is ready, behind its key or on probation');
 CREATE TRIGGER queue_time BEFORE UPDATE OF due_at ON postrider.queue FOR EACH ROW
 WHEN (NOT isfinite(NEW.due_at) OR NEW.due_at >= '9999-12-30 00:00:00+00')
-EXECUTE FUNCTION postrider._refuse_change('a queued message is due at a time before the year 10000');
+EXECUTE FUNCTION postrider._refuse_change('a queued message is due at a time before 9999-12-30');
 CREATE TRIGGER queue_counts BEFORE UPDATE OF attempts, losses, delivered_late ON postrider.queue FOR EACH ROW
 WHEN (NEW.attempts < OLD.attempts OR NEW.losses < OLD.losses OR (OLD.delivered_late AND NOT NEW.delivered_late))
 EXECUTE FUNCTION postrider._refuse_change('what was counted of a queued message is never taken back');

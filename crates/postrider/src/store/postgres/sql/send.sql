@@ -172,7 +172,7 @@ END $$;
 CREATE FUNCTION postrider._check_time(p_field text, p_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT isfinite(p_at) OR p_at >= '9999-12-30 00:00:00+00' THEN
-    PERFORM postrider._invalid(p_field, 'must be a time before the year 10000');
+    PERFORM postrider._invalid(p_field, 'must be a time before 9999-12-30');
   END IF;
 END $$;
 

@@ -175,7 +175,8 @@ CREATE TABLE postrider.queue (
 );
 -- Only what may be claimed, in the order in which it is claimed.
 CREATE INDEX queue_due ON postrider.queue (endpoint_id, priority DESC, due_at, id) WHERE place = 0;
-CREATE INDEX queue_suspect ON postrider.queue (due_at) WHERE place = 3;
+-- The others, for whoever asks what waits longest and for suspects. One index: each costs something at every send.
+CREATE INDEX queue_held_back ON postrider.queue (place, endpoint_id, due_at) WHERE place > 0;
 -- Who is next of a key: the one that is not behind it, then the others by position. Two that are not behind it cannot
 -- be: FIFO does not rest on code alone.
 CREATE FUNCTION postrider._turn(place smallint, key_position bigint) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE

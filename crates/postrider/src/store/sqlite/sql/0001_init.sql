@@ -96,6 +96,8 @@ CREATE TABLE _postrider_queue (
 );
 -- Only what may be claimed, in the order in which it is claimed.
 CREATE INDEX _postrider_queue_due ON _postrider_queue (endpoint_id, priority DESC, due_at, id) WHERE place = 0;
+-- For whoever asks what waits longest.
+CREATE INDEX _postrider_queue_behind ON _postrider_queue (endpoint_id, due_at) WHERE place = 1;
 CREATE INDEX _postrider_queue_claimed ON _postrider_queue (node_id) WHERE place = 2;
 CREATE INDEX _postrider_queue_suspect ON _postrider_queue (due_at) WHERE place = 3;
 CREATE UNIQUE INDEX _postrider_queue_key ON _postrider_queue (key_scope, ordering_key, key_position)

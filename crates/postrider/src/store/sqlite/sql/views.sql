@@ -91,6 +91,10 @@ FROM (
     (SELECT min(due_at) FROM (
        SELECT (SELECT q.due_at FROM _postrider_queue AS q
                WHERE q.place = 0 AND q.endpoint_id = e.id AND q.priority = n.value ORDER BY q.due_at LIMIT 1) AS due_at
-       FROM json_each('{priorities}') AS n)) AS oldest
+       FROM json_each('{priorities}') AS n
+       UNION ALL
+       SELECT (SELECT q.due_at FROM _postrider_queue AS q
+               WHERE q.place = 1 AND q.endpoint_id = e.id ORDER BY q.due_at LIMIT 1))
+     WHERE due_at <= {now}) AS oldest
   FROM postrider_endpoints AS e) AS p
 LEFT JOIN _postrider_counts AS c ON c.endpoint_id = p.id;

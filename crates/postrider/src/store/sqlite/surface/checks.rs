@@ -27,7 +27,7 @@ const OPTION_PARTS_MAX: usize = 100;
 
 /// The first time that no node can read.
 const TIME_END: &str = "253402128000000000";
-const OUT_OF_CALENDAR: &str = "must be a time before the year 10000";
+const OUT_OF_CALENDAR: &str = "must be a time before 9999-12-30";
 const NO_NUL: &str = "must not contain the character U+0000";
 /// Letters of tokens, as HTTP has them; for a GLOB between brackets.
 const TOKEN: &str = "!#$%&''*+.^_`|~0-9A-Za-z-";

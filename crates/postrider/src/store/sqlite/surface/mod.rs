@@ -115,6 +115,7 @@ fn views() -> String {
         &[
             ("settings", &serde_json::json!(settings).to_string()),
             ("priorities", &serde_json::json!(priorities).to_string()),
+            ("now", now()),
         ],
     );
     with_times_as_text(&sql)

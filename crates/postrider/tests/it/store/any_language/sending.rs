@@ -86,7 +86,7 @@ async fn a_refusal_names_field_and_rule_and_leaves_the_transaction_as_it_was() {
         ("scheduled_at", "'2026-02-28T00:00:00.Z'", "22023 scheduled_at: must be a time like "),
         ("scheduled_at", "x'00'", "22023 scheduled_at: must be a time like "),
         ("expires_at", "'tomorrow'", "22023 expires_at: must be a time like "),
-        ("expires_at", "'9999-12-31T00:00:00Z'", "22023 expires_at: must be a time before the year 10000"),
+        ("expires_at", "'9999-12-31T00:00:00Z'", "22023 expires_at: must be a time before 9999-12-30"),
         ("expires_at", "9e15", "22023 expires_at: must be a time like "),
         ("idempotency_key", "''", "22023 idempotency_key: must not be empty and has no control characters"),
         (

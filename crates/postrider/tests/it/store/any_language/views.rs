@@ -115,6 +115,19 @@ async fn a_message_is_shown_once_where_it_is() {
 }
 
 #[tokio::test]
+async fn the_oldest_that_waits_may_be_behind_its_key_and_is_never_due_later() {
+    let world = World::<Sqlite>::start().await;
+    let app = Connection::open(world.harness().path()).unwrap();
+    let oldest = || rows(&app, "SELECT coalesce(oldest_pending, 'none') FROM postrider_endpoint_status");
+    let never = "2226-01-01T00:00:00Z".parse().unwrap();
+    let head = NewMessage { scheduled_at: Some(never), ordering_key: Some("k".into()), ..to("a") };
+    world.send(head).await;
+    assert_eq!(oldest(), ["none"]);
+    world.send_keyed("k", 1).await;
+    assert_eq!(oldest(), ["2026-01-15T12:00:00.000000Z"]);
+}
+
+#[tokio::test]
 async fn settings_show_their_defaults_and_what_was_set() {
     let shop = Shop::open().await;
     shop.configure("max_queue_size", "77").await;

@@ -336,6 +336,7 @@ macro_rules! conformance {
                 only_a_pending_message_has_a_reason,
                 a_message_is_erased_wherever_it_is,
                 status_counts_each_endpoint,
+                what_waits_behind_its_key_waits_and_what_is_due_later_does_not,
             }
             listing {
                 every_message_is_listed_once_newest_first,

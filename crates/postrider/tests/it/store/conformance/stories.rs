@@ -132,3 +132,44 @@ pub(crate) async fn status_counts_each_endpoint<H: Harness>(mut world: World<H>)
         .collect();
     assert_eq!(figures, [("a", 1, 1, 1, Some(world.now())), ("b", 1, 0, 0, Some(first))]);
 }
+
+pub(crate) async fn what_waits_behind_its_key_waits_and_what_is_due_later_does_not<H: Harness>(
+    mut world: World<H>,
+) {
+    let held = world.endpoint("held", json!({ "on_dead": "hold" })).await;
+    let later = NewMessage { scheduled_at: Some(world.in_seconds(1000)), ..to("a") };
+    world.send(NewMessage { ordering_key: Some("later".into()), ..later.clone() }).await;
+    world.send(later).await;
+    let oldest = async |world: &World<H>, name: &str| {
+        let status = world.store().status().await.unwrap();
+        let of = status.endpoints.into_iter().find(|of| of.name == name).expect("the endpoint");
+        assert_eq!(status.oldest_pending, of.oldest_pending, "nothing else waits");
+        of.oldest_pending
+    };
+    assert_eq!(oldest(&world, "a").await, None, "nothing is due");
+
+    world.send_keyed("k", 1).await;
+    let ticket = world.claim_one().await;
+    let second = world.now();
+    world.send_keyed("k", 1).await;
+    world.live(3).await;
+    world.send_keyed("k", 1).await;
+    assert_eq!(oldest(&world, "a").await, Some(second), "behind one that runs");
+    world.retry(ticket, 60).await;
+    assert_eq!(oldest(&world, "a").await, Some(second), "behind one that is tried again later");
+    world.live(60).await;
+    for _ in 0..3 {
+        let ticket = world.claim_one().await;
+        world.complete(ticket).await;
+    }
+    assert_eq!(oldest(&world, "a").await, None);
+
+    let keyed = NewMessage { ordering_key: Some("k".into()), ..to("held") };
+    world.send(keyed.clone()).await;
+    let ticket = world.claim(held, 1).await.pop().expect("the head");
+    let behind = world.now();
+    world.send(keyed).await;
+    world.die(ticket).await;
+    world.live(5).await;
+    assert_eq!(oldest(&world, "held").await, Some(behind), "behind a dead letter");
+}
