@@ -186,8 +186,10 @@ async fn sweep(
     let SweepArgs { mut ids, filter, all } = arguments;
     let filter = filter.filter(Timestamp::now())?;
     if !ids.is_empty() {
-        // So that none of a key starts before those that died before it are back.
-        ids.sort_unstable();
+        if action == SweepAction::Redrive {
+            // So that none of a key starts before those that died before it are back.
+            ids.sort_unstable();
+        }
         return by_id(store, action, &ids, output).await;
     }
     if !all && filter == DlqFilter::default() {

@@ -110,7 +110,7 @@ BEGIN
   PERFORM postrider._end_node(p_node, 'left');
 END $$;
 
--- May a lease be judged now? Not before anybody confirmed one with this server.
+-- May leases and claims be judged now? Not before nodes had a lease's time to come back to this server.
 CREATE FUNCTION postrider._may_judge(p_now timestamptz) RETURNS boolean LANGUAGE sql STABLE AS $$
   SELECT EXISTS (SELECT FROM postrider._judgement
                  WHERE server_started_at = pg_postmaster_start_time() AND earliest_at <= p_now)
@@ -124,15 +124,17 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   v_now timestamptz := postrider._now();
-  v_stale timestamptz;
+  v_may_judge boolean := postrider._may_judge(v_now);
+  v_stale timestamptz := '-infinity';
 BEGIN
-  IF EXISTS (SELECT FROM postrider.nodes n WHERE n.state = 'live' AND n.lease_until <= v_now)
-     AND postrider._may_judge(v_now) THEN
+  IF v_may_judge AND EXISTS (SELECT FROM postrider.nodes n WHERE n.state = 'live' AND n.lease_until <= v_now) THEN
     PERFORM postrider._end_node(n.id, 'lost')
     FROM (SELECT n.id FROM postrider.nodes n WHERE n.state = 'live' AND n.lease_until <= v_now
           ORDER BY n.id FOR UPDATE SKIP LOCKED) AS n;
   END IF;
-  v_stale := v_now - (SELECT l.stale_recovery_timeout FROM postrider._limits l);
+  IF v_may_judge THEN
+    v_stale := v_now - (SELECT l.stale_recovery_timeout FROM postrider._limits l);
+  END IF;
   IF NOT EXISTS (SELECT FROM postrider._current_claims() c WHERE c.started_at <= v_stale
                    OR NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = c.node_id AND n.state = 'live')) THEN
     RETURN;

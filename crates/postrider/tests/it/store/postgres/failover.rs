@@ -89,6 +89,8 @@ async fn a_server_that_was_away_for_longer_than_a_lease_costs_nobody_theirs() {
         let claimed = store.claim(ClaimRequest { node, batch: 1, wants, alone: false }).await.unwrap();
         assert_eq!(claimed.claims.len(), 10);
     }
+    // Durable, and with it the claims before it.
+    store.send(to("a")).await.unwrap();
     server.stop_immediately();
     server.start_again().unwrap();
     advance(url, 600).await;

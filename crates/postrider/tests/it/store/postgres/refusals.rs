@@ -290,7 +290,7 @@ async fn a_list_names_the_message_and_the_field_that_is_wrong() {
         ),
         (
             json!([{"payload": 1}, {"payload": 1, "scheduled_at": "infinity"}]),
-            "messages[1].scheduled_at: must be a time before the year 10000",
+            "messages[1].scheduled_at: must be a time before 9999-12-30",
         ),
         (json!([{"payload": 1}, {"payload_base64": null}]), "messages[1].payload: is required"),
         (
