@@ -1,8 +1,8 @@
 //! The store in PostgreSQL: schema `postrider`, where the rules live in SQL functions, and any number of nodes.
 //!
 //! Four kinds of connections: two that claim and settle (`exchange.rs`), one that listens (`listen.rs`), a few for what
-//! else a node asks, and a pool for senders and tools, a part of which is never lent to those who may wait for others. No transaction is ever open while anything but the database is
-//! waited for.
+//! else a node asks, and a pool for senders and tools, a part of which is never lent to those who may wait for others. No
+//! transaction is ever open while anything but the database is waited for.
 
 use std::io::Read;
 use std::sync::atomic::AtomicBool;

@@ -120,7 +120,7 @@ impl WriterHandle {
         Self { commands }
     }
 
-    /// Everything handed over before is still done.
+    /// Everything handed over before is still done, but for what goes behind stored events.
     pub(super) fn stop(&self) {
         // An error means that it has stopped.
         let _ = self.commands.send(Command::Stop);

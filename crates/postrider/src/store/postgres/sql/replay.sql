@@ -146,5 +146,6 @@ BEGIN
   INSERT INTO postrider._replayed (id, original_id, at)
   SELECT s.id, v_originals[s.n], postrider._now()
   FROM postrider._send_batch(NULL, ARRAY(SELECT p_endpoint FROM unnest(v_originals)), b.payloads, b.content_types,
-    b.priorities, NULL, NULL, b.correlation_ids, NULL, b.ordering_keys, b.headers, b.options, b.event_types) WITH ORDINALITY AS s (id, duplicate, n);
+    b.priorities, NULL, NULL, b.correlation_ids, NULL, b.ordering_keys, b.headers, b.options, b.event_types)
+    WITH ORDINALITY AS s (id, duplicate, n);
 END $$;

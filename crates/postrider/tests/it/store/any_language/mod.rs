@@ -5,6 +5,7 @@ mod parity;
 mod publishing;
 mod sending;
 mod views;
+mod waiting_events;
 
 use std::sync::Arc;
 
