@@ -111,22 +111,23 @@ async fn attend(
     client: &Client,
     mut bells: mpsc::UnboundedReceiver<EndpointId>,
 ) -> Result<()> {
-    let snapshot = client.prepare("SELECT pg_current_snapshot()::text").await.map_err(store_error)?;
+    let look = "SELECT pg_current_snapshot()::text, CASE WHEN $1 THEN pg_current_xact_id()::text END";
+    let look = client.prepare(look).await.map_err(store_error)?;
     let mut awaited: HashMap<EndpointId, Stragglers> = HashMap::new();
     loop {
         let look_at = awaited.values().map(|stragglers| stragglers.look_at).min();
+        let mut rung = Vec::new();
         tokio::select! {
             biased;
-            Some(rung) = bells.recv() => {
-                awaited.insert(rung, Stragglers::since(Instant::now()));
-                while let Ok(rung) = bells.try_recv() {
-                    awaited.insert(rung, Stragglers::since(Instant::now()));
-                }
-            }
+            _ = bells.recv_many(&mut rung, usize::MAX) => {}
             () = sleep_until(look_at) => {}
         }
-        let row = client.query_one(&snapshot, &[]).await.map_err(store_error)?;
+        let row = client.query_one(&look, &[&!rung.is_empty()]).await.map_err(store_error)?;
         let Some(snapshot) = Snapshot::parse(row.get(0)) else { continue };
+        if let Some(next) = row.get::<_, Option<&str>>(1).and_then(|next| next.parse().ok()) {
+            let since = Instant::now();
+            awaited.extend(rung.into_iter().map(|endpoint| (endpoint, Stragglers::since(since, next))));
+        }
         let Some(shared) = shared.upgrade() else { return Ok(()) };
         let now = Instant::now();
         awaited.retain(|endpoint, stragglers| {

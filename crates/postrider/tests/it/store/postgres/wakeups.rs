@@ -41,6 +41,10 @@ async fn a_sender_that_commits_late_is_noticed_though_another_rang_for_both() {
     let (mut one, mut other) = (connect(&world).await, connect(&world).await);
     let a = world.a;
     let (first, second) = (one.transaction().await.unwrap(), other.transaction().await.unwrap());
+    let every_bell =
+        "SELECT pg_advisory_xact_lock(hashint8extended($1, (extract(epoch FROM now()) * 100)::bigint + n))
+                      FROM generate_series(0, 1000) AS n";
+    first.execute(every_bell, &[&a.0]).await.unwrap();
     let sent = send_in(&first, &to("a")).await.unwrap().id;
     let late = send_in(&second, &to("a")).await.unwrap().id;
     forget(&mut world);
