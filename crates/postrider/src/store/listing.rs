@@ -108,9 +108,9 @@ impl NodeState {
 pub(crate) const PAGE_DEFAULT: usize = 100;
 
 /// Messages that one window may hold: a few milliseconds.
-pub(crate) const WINDOW_ROWS_MAX: usize = 2_500;
+pub(crate) const WINDOW_ROWS_MAX: usize = 2_000;
 /// Messages looked at for one page.
-const LOOKED_AT_MAX: usize = 5_000;
+const LOOKED_AT_MAX: usize = 4_000;
 /// Windows for one page. Empty ones grow 64 times each and crowded ones shrink to an eighth, so this many find the next
 /// message behind any gap.
 const WINDOWS_MAX: usize = 80;
