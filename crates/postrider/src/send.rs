@@ -1,5 +1,7 @@
 //! What a message must be to be accepted: checked before anything is written, the same on every way in.
 
+use jiff::Timestamp;
+
 use crate::clock::truncated;
 use crate::endpoint::{DisabledBy, Endpoint};
 use crate::error::{Invalid, StoreError};
@@ -7,6 +9,9 @@ use crate::message::{NewMessage, PRIORITY_MAX};
 use crate::settings::Settings;
 
 pub const CONTENT_TYPE_BYTES_MAX: usize = 256;
+/// Where the calendar of nodes ends, less what offsets may add: the first time that is refused.
+pub(crate) const CALENDAR_END: Timestamp = Timestamp::constant(253_402_128_000, 0);
+pub(crate) const OUT_OF_CALENDAR: &str = "must be a time before 9999-12-30";
 pub(crate) const EXPIRES_TOO_EARLY: &str = "must be later than scheduled_at";
 
 pub fn check(message: &NewMessage, endpoint: &Endpoint, settings: &Settings) -> Result<(), StoreError> {
@@ -40,12 +45,19 @@ fn check_for(
         endpoint.protocol.check_message_options(&message.options)?;
         check_timeout(message, endpoint, settings)?;
     }
+    for (field, at) in [("scheduled_at", message.scheduled_at), ("expires_at", message.expires_at)] {
+        at.map_or(Ok(()), |at| check_time(field, at))?;
+    }
     if let (Some(expires_at), Some(scheduled_at)) = (message.expires_at, message.scheduled_at)
         && truncated(expires_at) <= truncated(scheduled_at)
     {
         return Err(Invalid::new("expires_at", EXPIRES_TOO_EARLY).into());
     }
     Ok(())
+}
+
+pub(crate) fn check_time(field: &str, at: Timestamp) -> Result<(), StoreError> {
+    if at < CALENDAR_END { Ok(()) } else { Err(Invalid::new(field, OUT_OF_CALENDAR).into()) }
 }
 
 /// An attempt has to end before the janitor takes it for stuck.

@@ -204,3 +204,21 @@ impl LeaseKeeper {
         self.snapshot.endpoints.iter().find(|endpoint| endpoint.id == id)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_ends_by_whichever_clock_comes_first() {
+        let (began, length) = (Began::now(), Duration::from_secs(15));
+        let lease = |began| Lease::new(NodeId(1), began, length);
+        let confirmed = lease(began);
+        assert!(confirmed.is_valid());
+        let before_the_machine_slept = Began { wall: began.wall - length, ..began };
+        assert!(!lease(before_the_machine_slept).is_valid());
+        let before_the_wall_clock_was_set_back = Began { wall: began.wall + length, ..began };
+        tokio::time::advance(length).await;
+        assert!(!lease(before_the_wall_clock_was_set_back).is_valid());
+    }
+}

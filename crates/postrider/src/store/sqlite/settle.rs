@@ -310,6 +310,7 @@ pub(super) fn cancel_by_force(write: &mut Write<'_>, id: MessageId) -> Result<()
 }
 
 pub(super) fn reschedule(write: &mut Write<'_>, id: MessageId, due_at: Timestamp) -> Result<()> {
+    crate::send::check_time("at", due_at)?;
     let leaving = pending(write, id)?;
     write
         .conn

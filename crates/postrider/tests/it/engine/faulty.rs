@@ -15,7 +15,7 @@ use postrider::store::{
 };
 use postrider::{MessageId, SqliteStore, Store, StoreError};
 use serde_json::Map;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 use tokio::time::Instant;
 
 pub(super) struct Faulty {
@@ -24,14 +24,22 @@ pub(super) struct Faulty {
     /// Heartbeats that are still to be refused.
     pub(super) refused_heartbeats: AtomicU32,
     pub(super) heartbeats: AtomicUsize,
+    /// So many heartbeats are answered; the others wait.
+    pub(super) answers: Semaphore,
     /// Settles that are still to be refused.
     pub(super) refused_settles: AtomicU32,
     /// When it was asked to settle. Time stands still from the first refusal on, but for what is waited for.
     pub(super) asked_to_settle: std::sync::Mutex<Vec<Instant>>,
+    /// Messages that it settled.
+    pub(super) settled: AtomicUsize,
+    /// Messages that it handed out to those who claim.
+    pub(super) claimed: AtomicUsize,
     /// However many lost claims are judged, there are more of them.
     pub(super) endless_losses: AtomicBool,
     /// Questions it refused.
     pub(super) refused: AtomicUsize,
+    /// Whoever claims waits for this one afterwards.
+    pub(super) handing_out: Mutex<()>,
     /// Whoever leaves waits for this one afterwards.
     pub(super) leaving: Mutex<()>,
     pub(super) left: AtomicUsize,
@@ -44,10 +52,14 @@ impl Faulty {
             failing: AtomicBool::new(false),
             refused_heartbeats: AtomicU32::new(0),
             heartbeats: AtomicUsize::new(0),
+            answers: Semaphore::new(Semaphore::MAX_PERMITS),
             refused_settles: AtomicU32::new(0),
             asked_to_settle: std::sync::Mutex::default(),
+            settled: AtomicUsize::new(0),
+            claimed: AtomicUsize::new(0),
             endless_losses: AtomicBool::new(false),
             refused: AtomicUsize::new(0),
+            handing_out: Mutex::default(),
             leaving: Mutex::default(),
             left: AtomicUsize::new(0),
         })
@@ -105,7 +117,9 @@ impl Store for Faulty {
         if one_of(&self.refused_heartbeats) {
             return Err(StoreError::Unavailable("no heartbeat today".to_owned()));
         }
-        self.ask()?.heartbeat(node).await
+        let confirmed = self.ask()?.heartbeat(node).await;
+        self.answers.acquire().await.expect("never closed").forget();
+        confirmed
     }
 
     async fn leave(&self, node: NodeId) -> Result<()> {
@@ -124,7 +138,10 @@ impl Store for Faulty {
     }
 
     async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
-        self.ask()?.claim(request).await
+        let claimed = self.ask()?.claim(request).await?;
+        drop(self.handing_out.lock().await);
+        self.claimed.fetch_add(claimed.claims.len(), SeqCst);
+        Ok(claimed)
     }
 
     async fn settle(&self, settlements: Vec<Settlement>) -> Result<Vec<Settled>> {
@@ -136,7 +153,9 @@ impl Store for Faulty {
             }
             return Err(StoreError::Unavailable("no settling today".to_owned()));
         }
-        self.ask()?.settle(settlements).await
+        let settled = self.ask()?.settle(settlements).await?;
+        self.settled.fetch_add(settled.len(), SeqCst);
+        Ok(settled)
     }
 
     async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {

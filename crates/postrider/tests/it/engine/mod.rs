@@ -15,6 +15,7 @@ mod breaker;
 mod neighbours;
 mod steering;
 mod stock;
+mod gathering;
 mod stopping;
 mod crash;
 mod outage;

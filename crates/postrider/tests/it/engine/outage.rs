@@ -9,10 +9,11 @@ use postrider::breaker::CircuitName;
 use postrider::rusqlite::Connection;
 use postrider::{Engine, NewMessage, Operate, State};
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 use super::faulty::Faulty;
 use super::receiver::Answer;
-use super::world::{World, to};
+use super::world::{World, stand_still, to, until};
 
 #[tokio::test]
 async fn attempts_that_end_while_the_store_fails_are_settled_when_it_is_back() {
@@ -135,6 +136,27 @@ async fn two_lost_heartbeats_do_not_cost_the_lease() {
     engine.stop().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_lease_counts_from_the_heartbeat_and_not_from_its_answer() {
+    let world = World::new().await;
+    world.configure("node_lease", "5").await;
+    let faulty = Faulty::over(&world.store);
+    faulty.answers.forget_permits(Semaphore::MAX_PERMITS);
+    let time = stand_still();
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    until(|| faulty.heartbeats.load(SeqCst) == 1).await;
+    tokio::time::advance(Duration::from_secs(4)).await;
+    faulty.answers.add_permits(1);
+    until(|| faulty.heartbeats.load(SeqCst) == 2).await;
+    tokio::time::advance(Duration::from_millis(900)).await;
+    until(|| engine.is_progressing()).await;
+    tokio::time::advance(Duration::from_millis(200)).await;
+    assert!(!engine.is_progressing(), "the store may have judged it by now");
+    faulty.answers.add_permits(1000);
+    drop(time);
+    engine.stop().await;
+}
+
 #[tokio::test]
 async fn a_node_that_judges_many_lost_claims_keeps_its_own_lease() {
     let world = World::new().await;
@@ -183,6 +205,36 @@ async fn a_node_that_lost_its_lease_works_again_before_it_has_left() {
     let faulty = Faulty::over(&world.store);
     let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
     let leaving = faulty.leaving.lock().await;
+    lose_the_lease(&world, &faulty).await;
+    // The old node is gone; who listens to the store, and in whose name is this claimed?
+    world.tool().send(to("a", 1)).await.unwrap();
+    world.receiver.until("the message", |receiver| receiver.count() == 1).await;
+    drop(leaving);
+    world.until_empty().await;
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_claim_made_under_a_lease_that_was_lost_since_starts_nothing() {
+    let world = World::new().await;
+    world.configure("node_lease", "5").await;
+    world.endpoint("a").await;
+    let faulty = Faulty::over(&world.store);
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    let handing_out = faulty.handing_out.lock().await;
+    let id = world.tool().send(to("a", 1)).await.unwrap().id;
+    world.until_state(id, State::Processing).await;
+    lose_the_lease(&world, &faulty).await;
+    world.until_state(id, State::Pending).await;
+    drop(handing_out);
+    world.until_empty().await;
+    let attempts: Vec<u32> = world.receiver.arrivals().iter().map(|arrival| arrival.attempt).collect();
+    assert_eq!(attempts, [2], "the first was lost with the lease");
+    engine.stop().await;
+}
+
+/// The store judges the node, which learns of it and joins anew.
+async fn lose_the_lease(world: &World, faulty: &Faulty) {
     let judge = "UPDATE _postrider_nodes SET state = 'lost' WHERE state = 'live'";
     assert_eq!(Connection::open(world.path()).unwrap().execute(judge, []).unwrap(), 1);
     let deadline = Instant::now() + super::PATIENCE;
@@ -190,10 +242,4 @@ async fn a_node_that_lost_its_lease_works_again_before_it_has_left() {
         assert!(Instant::now() < deadline, "it never learns that it lost its lease");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // The old node is gone; who listens to the store, and in whose name is this claimed?
-    world.tool().send(to("a", 1)).await.unwrap();
-    world.receiver.until("the message", |receiver| receiver.count() == 1).await;
-    drop(leaving);
-    world.until_empty().await;
-    engine.stop().await;
 }

@@ -29,6 +29,20 @@ async fn a_failed_attempt_is_made_again_after_the_delay_of_the_policy() {
 }
 
 #[tokio::test]
+async fn an_attempt_that_is_not_answered_in_time_is_made_again() {
+    let world = World::new().await;
+    let config = json!({ "timeout": 0.2 });
+    world.endpoint_from(json!({ "name": "a", "retry_policy": quick(5), "config": config })).await;
+    world.receiver.script(|arrival| if arrival.attempt == 1 { Answer::ok().held() } else { Answer::ok() });
+    let engine = world.engine().await;
+    let id = world.send("a", 1).await;
+    let story = world.until_state(id, State::Completed).await;
+    assert_eq!(story.attempt_count, 2);
+    assert!(story.last_error.as_deref().is_some_and(|error| error.starts_with("[RETRYABLE]")), "{story:?}");
+    engine.stop().await;
+}
+
+#[tokio::test]
 async fn a_message_is_dead_after_its_last_attempt_and_its_letter_quotes_them_all() {
     let world = World::new().await;
     world.endpoint_from(json!({ "name": "a", "retry_policy": quick(3) })).await;

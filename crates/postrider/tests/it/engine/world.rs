@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use postrider::clock::{Clock, ManualClock, SystemClock};
@@ -230,5 +230,21 @@ pub(super) fn until_event<T>(
             Ok(found) => found,
             Err(_) => panic!("{caller}: the event never came"),
         }
+    }
+}
+
+/// Until this is dropped, paused time moves only as the test says: not while others work on threads of their own.
+pub(super) fn stand_still() -> mpsc::Sender<()> {
+    let (held, dropped) = mpsc::channel();
+    tokio::task::spawn_blocking(move || dropped.recv());
+    held
+}
+
+/// Without letting time pass.
+pub(super) async fn until(holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "it never came");
+        tokio::task::yield_now().await;
     }
 }

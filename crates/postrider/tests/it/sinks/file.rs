@@ -55,6 +55,17 @@ async fn a_line_tells_all_about_the_message() {
     assert_eq!(std::fs::read_to_string(root.path().join("a.jsonl")).unwrap(), expected);
 }
 
+/// A pipe takes what is written, and nobody can sync it.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn what_is_written_and_not_synced_is_not_delivered() {
+    let root = tempfile::tempdir().unwrap();
+    let made = std::process::Command::new("mkfifo").arg(root.path().join("pipe")).status().unwrap();
+    assert!(made.success());
+    let failure = failure_of(root.path(), "pipe").await;
+    assert_eq!(failure.class, Class::Retryable, "{failure:?}");
+}
+
 #[tokio::test]
 async fn a_line_that_a_crash_cut_off_does_not_spoil_the_next() {
     let root = tempfile::tempdir().unwrap();

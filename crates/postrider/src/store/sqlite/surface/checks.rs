@@ -25,9 +25,6 @@ pub(super) const DIGEST_TOO_LONG: &str = "55000 idempotency_key: was used for a 
 /// Fewer than there are levels that a node reads, and more than any option has.
 const OPTION_PARTS_MAX: usize = 100;
 
-/// The first time that no node can read.
-const TIME_END: &str = "253402128000000000";
-const OUT_OF_CALENDAR: &str = "must be a time before 9999-12-30";
 const NO_NUL: &str = "must not contain the character U+0000";
 /// Letters of tokens, as HTTP has them; for a GLOB between brackets.
 const TOKEN: &str = "!#$%&''*+.^_`|~0-9A-Za-z-";
@@ -360,7 +357,8 @@ fn correlation_and_time_checks() -> Vec<Check> {
     for field in ["scheduled_at", "expires_at"] {
         let rule = "must be a time like 2026-11-16T12:00:00Z, or a number of seconds since 1970";
         checks.push(Check::invalid(field, rule, format!("NEW.{field} = 'bad'")));
-        checks.push(Check::invalid(field, OUT_OF_CALENDAR, format!("NEW.{field} >= {TIME_END}")));
+        let end = send::CALENDAR_END.as_microsecond();
+        checks.push(Check::invalid(field, send::OUT_OF_CALENDAR, format!("NEW.{field} >= {end}")));
     }
     let order = "NEW.expires_at <= NEW.scheduled_at";
     checks.push(Check::invalid("expires_at", send::EXPIRES_TOO_EARLY, order));

@@ -59,6 +59,7 @@ macro_rules! conformance {
                 a_batch_is_taken_in_its_order,
                 one_bad_message_refuses_its_whole_batch,
                 a_bad_message_option_is_named,
+                a_time_may_be_as_late_as_the_calendar_of_nodes_goes,
                 a_disabled_endpoint_refuses_and_a_paused_one_accepts,
                 an_endpoint_that_is_gone_accepts_and_keeps,
                 what_an_operator_disabled_stays_so_when_it_is_gone,

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use postrider::endpoint::DisabledBy;
 use postrider::error::StoreError;
 use postrider::verdict::{DeadReason, Verdict};
@@ -158,6 +159,27 @@ pub(crate) async fn a_bad_message_option_is_named<H: Harness>(world: World<H>) {
         assert!(matches!(&refused, StoreError::Invalid(invalid) if invalid.field == expected), "{refused:?}");
     }
     assert_eq!(world.queued().await, 0);
+}
+
+pub(crate) async fn a_time_may_be_as_late_as_the_calendar_of_nodes_goes<H: Harness>(mut world: World<H>) {
+    let last: Timestamp = "9999-12-29T23:59:59.999999Z".parse().unwrap();
+    let id = world.send(NewMessage { scheduled_at: Some(last), ..to("a") }).await;
+    let story = world.store().story(id).await.unwrap();
+    assert_eq!((story.scheduled_at, story.due_at), (Some(last), Some(last)));
+    assert_eq!(world.claim_ids().await, []);
+    let late: Timestamp = "9999-12-30T00:00:00Z".parse().unwrap();
+    let messages = [
+        ("scheduled_at", NewMessage { scheduled_at: Some(late), ..to("a") }),
+        ("expires_at", NewMessage { expires_at: Some(late), ..to("a") }),
+    ];
+    for (field, message) in messages {
+        let refused = world.store().send(message).await.unwrap_err();
+        let rule = format!("{field}: must be a time before 9999-12-30");
+        assert!(matches!(&refused, StoreError::Invalid(bad) if bad.to_string() == rule), "{refused:?}");
+    }
+    let refused = world.store().reschedule(id, late).await.unwrap_err();
+    assert!(matches!(&refused, StoreError::Invalid(_)), "{refused:?}");
+    assert_eq!(world.queued().await, 1);
 }
 
 pub(crate) async fn a_disabled_endpoint_refuses_and_a_paused_one_accepts<H: Harness>(world: World<H>) {

@@ -288,8 +288,7 @@ async fn nodes_see_each_others_claims_whatever_is_set_for_applications() {
     };
     app.execute("SELECT pg_advisory_lock(1886548337, $1)", &[&(world.a.0 as i32)]).await.unwrap();
     let both_wait = async {
-        let waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1886548337 AND NOT granted";
-        while app.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) < 2 {}
+        until_waiting(&app, 2).await;
         app.execute("SELECT pg_advisory_unlock_all()", &[]).await.unwrap();
     };
     let (first, second, ()) = tokio::join!(claim(0, one), claim(1, other), both_wait);

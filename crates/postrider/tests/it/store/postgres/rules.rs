@@ -85,7 +85,7 @@ async fn a_queued_message_takes_no_step_back() {
         &owner,
         "queue",
         times,
-        &["due_at = 'infinity'", "due_at = '-infinity'", "due_at = '10000-01-01'"],
+        &["due_at = 'infinity'", "due_at = '-infinity'", "due_at = '9999-12-30T00:00:00Z'"],
     )
     .await;
     let counts = "what was counted of a queued message is never taken back";

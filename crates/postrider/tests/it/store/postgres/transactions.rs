@@ -11,6 +11,7 @@ use postrider::{
 use serde_json::json;
 use test_servers::PgBouncer;
 
+use super::isolation::until_waiting;
 use super::{Postgres, connect};
 use crate::store::world::{World, to};
 
@@ -123,6 +124,20 @@ async fn a_key_is_delivered_in_commit_order_though_transactions_interleave() {
     expected.push(second.await.unwrap());
     expected.push(world.send(keyed).await);
     assert_eq!(deliver_all(&mut world).await, expected);
+}
+
+#[tokio::test]
+async fn of_two_transactions_under_one_idempotency_key_the_second_gets_the_message_of_the_first() {
+    let world = World::<Postgres>::start().await;
+    let (mut one, other, onlooker) = (connect(&world).await, connect(&world).await, connect(&world).await);
+    let send = "SELECT postrider.send_with_options('a', '1', p_idempotency_key => 'i')";
+    let first = one.transaction().await.unwrap();
+    let sent: i64 = first.query_one(send, &[]).await.unwrap().get(0);
+    let second = tokio::spawn(async move { other.query_one(send, &[]).await });
+    until_waiting(&onlooker, 1).await;
+    first.commit().await.unwrap();
+    assert_eq!(second.await.unwrap().unwrap().get::<_, i64>(0), sent);
+    assert_eq!(world.queued().await, 1);
 }
 
 /// As many as there are connections for those who may wait.
