@@ -10,6 +10,8 @@ use postrider::verdict::Class;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
+use crate::fields;
+
 pub(crate) fn priority(field: &str, text: &str) -> Result<u8, Invalid> {
     text.parse()
         .ok()
@@ -91,10 +93,11 @@ pub(crate) fn correlation_id(field: &str, text: &str) -> Result<Uuid, Invalid> {
 }
 
 pub(crate) fn options(field: &str, text: &str) -> Result<Map<String, Value>, Invalid> {
-    match serde_json::from_str(text) {
-        Ok(Value::Object(map)) => Ok(map),
-        _ => Err(Invalid::new(field, "must be a JSON object")),
-    }
+    let Ok(Value::Object(map)) = serde_json::from_str(text) else {
+        return Err(Invalid::new(field, "must be a JSON object"));
+    };
+    fields::none_twice("", text.as_bytes()).map_err(|twice| Invalid::new(field, twice.to_string()))?;
+    Ok(map)
 }
 
 #[cfg(test)]
