@@ -88,8 +88,10 @@ pub(crate) fn class(field: &str, text: &str) -> Result<Class, Invalid> {
     found.ok_or_else(|| Invalid::new(field, "must be one of retryable, permanent, gone"))
 }
 
+/// As PostgreSQL reads it: with hyphens, without them, or in braces.
 pub(crate) fn correlation_id(field: &str, text: &str) -> Result<Uuid, Invalid> {
-    text.parse().map_err(|_| Invalid::new(field, "must be a UUID"))
+    let read = Uuid::try_parse(text).ok().filter(|_| !text.starts_with("urn:"));
+    read.ok_or_else(|| Invalid::new(field, "must be a UUID"))
 }
 
 pub(crate) fn options(field: &str, text: &str) -> Result<Map<String, Value>, Invalid> {
