@@ -46,18 +46,18 @@ impl From<Invalid> for BadEnvelope {
 
 /// A message whose endpoint is known already.
 pub(crate) fn message(endpoint: String, document: &Bytes) -> Result<NewMessage, BadEnvelope> {
-    let given = Fields::<&RawValue>::read(document)?;
+    let given = Fields::raw(document)?;
     fields::known(given.keys(), &["payload", "payload_base64", "options"])?;
-    Ok(made(endpoint, document, &given)?)
+    made(endpoint, document, &given)
 }
 
 /// A message that names its endpoint.
 pub(crate) fn addressed(document: &Bytes) -> Result<NewMessage, BadEnvelope> {
-    let given = Fields::<&RawValue>::read(document)?;
+    let given = Fields::raw(document)?;
     fields::known(given.keys(), &["endpoint", "payload", "payload_base64", "options"])?;
     let endpoint = fields::required("endpoint", given.get("endpoint"))?;
     let endpoint = string("endpoint", serde_json::from_str(endpoint.get()).unwrap_or_default())?;
-    Ok(made(endpoint, document, &given)?)
+    made(endpoint, document, &given)
 }
 
 /// The payload's own bytes are kept.
@@ -65,16 +65,21 @@ fn made(
     endpoint: String,
     document: &Bytes,
     given: &BTreeMap<String, &RawValue>,
-) -> Result<NewMessage, Invalid> {
+) -> Result<NewMessage, BadEnvelope> {
     let json = given.get("payload").map(|json| document.slice_ref(json.get().as_bytes()));
     let payload = match (json, given.get("payload_base64").copied()) {
-        (Some(_), Some(_)) => return Err(Invalid::new("payload_base64", "cannot be given beside payload")),
+        (Some(_), Some(_)) => {
+            return Err(Invalid::new("payload_base64", "cannot be given beside payload").into());
+        }
         (None, Some(encoded)) => decoded("payload_base64", encoded)?,
         (json, None) => fields::required("payload", json)?,
     };
     let options = match given.get("options").map_or("null", |options| options.get()) {
         "null" => Map::new(),
-        text => serde_json::from_str(text).map_err(|_| Invalid::new("options", "must be an object"))?,
+        text => {
+            fields::none_twice("options", text.as_bytes())?;
+            serde_json::from_str(text).map_err(|_| Invalid::new("options", "must be an object"))?
+        }
     };
     let mut message = NewMessage::new(endpoint, payload);
     apply(&mut message, options)?;

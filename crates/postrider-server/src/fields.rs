@@ -1,11 +1,11 @@
 //! Fields of a JSON object, taken one by one so that what is wrong is named.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::marker::PhantomData;
 
 use postrider::{Invalid, Json};
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -18,8 +18,18 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Fields<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de>> Fields<T> {
-    pub(crate) fn read(body: &'de [u8]) -> serde_json::Result<BTreeMap<String, T>> {
+impl Fields<Value> {
+    /// Nor anything within them.
+    pub(crate) fn read(body: &[u8]) -> serde_json::Result<BTreeMap<String, Value>> {
+        none_twice("", body)?;
+        let Self(fields) = serde_json::from_slice(body)?;
+        Ok(fields)
+    }
+}
+
+impl<'de> Fields<&'de RawValue> {
+    /// For fields that are read, or kept, as they stand there.
+    pub(crate) fn raw(body: &'de [u8]) -> serde_json::Result<BTreeMap<String, &'de RawValue>> {
         let Self(fields) = serde_json::from_slice(body)?;
         Ok(fields)
     }
@@ -43,6 +53,93 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for FieldsVisitor<T> {
             fields.insert(field, value);
         }
         Ok(Fields(fields))
+    }
+}
+
+/// No object within it has a key twice; what has is named by its path, which begins with `name`.
+pub(crate) fn none_twice(name: &str, json: &[u8]) -> serde_json::Result<()> {
+    let mut reader = serde_json::Deserializer::from_slice(json);
+    NoneTwice(&Place::Whole(name)).deserialize(&mut reader)?;
+    reader.end()
+}
+
+/// Where something is. Nobody writes it down before it is asked for.
+enum Place<'a> {
+    Whole(&'a str),
+    Field(&'a Place<'a>, &'a str),
+    Item(&'a Place<'a>, usize),
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole(name) | Self::Field(Self::Whole(""), name) => f.write_str(name),
+            Self::Field(within, name) => write!(f, "{within}.{name}"),
+            Self::Item(within, at) => write!(f, "{within}[{at}]"),
+        }
+    }
+}
+
+struct NoneTwice<'a>(&'a Place<'a>);
+
+impl<'de> DeserializeSeed<'de> for NoneTwice<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for NoneTwice<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut seen = BTreeSet::new();
+        while let Some(field) = map.next_key::<String>()? {
+            let place = Place::Field(self.0, &field);
+            map.next_value_seed(NoneTwice(&place))?;
+            if seen.contains(&field) {
+                return Err(A::Error::custom(format_args!("field `{place}` is given twice")));
+            }
+            seen.insert(field);
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        let mut at = 0;
+        while list.next_element_seed(NoneTwice(&Place::Item(self.0, at)))?.is_some() {
+            at += 1;
+        }
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
     }
 }
 

@@ -43,11 +43,7 @@ impl Output {
 
     /// False when the reader went away (`| head`), which is no failure: whoever has more to say need not go on.
     pub(crate) fn try_line(self, text: &str) -> Result<bool, Failure> {
-        match writeln!(std::io::stdout(), "{}", text.trim_end()) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-            Err(error) => Err(Failure::failed(format!("cannot write the answer: {error}"))),
-        }
+        written(writeln!(std::io::stdout(), "{}", text.trim_end()))
     }
 
     pub(crate) fn table(self, header: &[&str], rows: Vec<Vec<String>>) -> String {
@@ -70,5 +66,14 @@ impl Output {
         }
         let text = table.to_string();
         text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// Whether somebody still reads.
+pub(crate) fn written(written: std::io::Result<()>) -> Result<bool, Failure> {
+    match written {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::failed(format!("cannot write the answer: {error}"))),
     }
 }

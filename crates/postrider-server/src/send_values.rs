@@ -10,6 +10,8 @@ use postrider::verdict::Class;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
+use crate::fields;
+
 pub(crate) fn priority(field: &str, text: &str) -> Result<u8, Invalid> {
     text.parse()
         .ok()
@@ -86,15 +88,18 @@ pub(crate) fn class(field: &str, text: &str) -> Result<Class, Invalid> {
     found.ok_or_else(|| Invalid::new(field, "must be one of retryable, permanent, gone"))
 }
 
+/// As PostgreSQL reads it: with hyphens, without them, or in braces.
 pub(crate) fn correlation_id(field: &str, text: &str) -> Result<Uuid, Invalid> {
-    text.parse().map_err(|_| Invalid::new(field, "must be a UUID"))
+    let read = Uuid::try_parse(text).ok().filter(|_| !text.starts_with("urn:"));
+    read.ok_or_else(|| Invalid::new(field, "must be a UUID"))
 }
 
 pub(crate) fn options(field: &str, text: &str) -> Result<Map<String, Value>, Invalid> {
-    match serde_json::from_str(text) {
-        Ok(Value::Object(map)) => Ok(map),
-        _ => Err(Invalid::new(field, "must be a JSON object")),
-    }
+    let Ok(Value::Object(map)) = serde_json::from_str(text) else {
+        return Err(Invalid::new(field, "must be a JSON object"));
+    };
+    fields::none_twice("", text.as_bytes()).map_err(|twice| Invalid::new(field, twice.to_string()))?;
+    Ok(map)
 }
 
 #[cfg(test)]

@@ -214,6 +214,10 @@ pub fn check_name(name: &str) -> Result<(), Invalid> {
             format!("must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.'"),
         ));
     }
+    // In a URL they name the folder itself and the one above.
+    if matches!(name, "." | "..") {
+        return Err(Invalid::new("name", "must not be '.' or '..', which no path of the API can name"));
+    }
     Ok(())
 }
 

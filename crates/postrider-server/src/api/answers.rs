@@ -55,6 +55,7 @@ impl IntoResponses for Body {
             (400, "The body did not arrive whole"),
             (408, "The body did not arrive in time"),
             (413, "The body, or a part of it, is larger than a limit allows"),
+            (415, "The body has a `Content-Encoding` other than `identity`"),
             (422, "A value breaks a rule; `field` says which"),
         ])
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::{Body, HttpBody};
 use axum::http::StatusCode;
 use bytes::Bytes;
-use http::header::{EXPECT, HeaderMap};
+use http::header::{CONTENT_ENCODING, EXPECT, HeaderMap};
 use http_body_util::BodyExt;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -62,6 +62,7 @@ pub(super) struct Share(Option<SemaphorePermit<'static>>);
 
 /// Why a body is not held.
 enum Refused {
+    Encoded,
     TooLarge,
     Crowded,
     Broken(axum::Error),
@@ -81,7 +82,12 @@ pub(super) async fn read_with_room(
     let bytes_max = limit.bytes + room;
     // Whoever asks first and says how much it is has sent nothing when it is refused, and need not.
     let nothing_comes = headers.contains_key(EXPECT) && body.size_hint().lower() > 0;
-    let reading = whole(&mut body, bytes_max as usize);
+    let reading = async {
+        match is_encoded(headers) {
+            true => Err(Refused::Encoded),
+            false => whole(&mut body, bytes_max as usize).await,
+        }
+    };
     let Ok(read) = tokio::time::timeout(READ_TIME_MAX, reading).await else {
         let title = "The body did not arrive in time";
         return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "slow-body", title)
@@ -89,6 +95,7 @@ pub(super) async fn read_with_room(
     };
     let problem = match read {
         Ok(held) => return Ok(held),
+        Err(Refused::Encoded) => encoded(),
         Err(Refused::TooLarge) => limit.exceeded(),
         Err(Refused::Crowded) => crowded(),
         Err(Refused::Broken(error)) => {
@@ -104,6 +111,22 @@ pub(super) async fn read_with_room(
         drain(body).await;
     }
     Err(problem)
+}
+
+/// What is delivered byte for byte is not unpacked, and receivers would not be told that it is packed.
+fn is_encoded(headers: &HeaderMap) -> bool {
+    headers
+        .get_all(CONTENT_ENCODING)
+        .iter()
+        .any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
+}
+
+fn encoded() -> Problem {
+    let title = "The body has a content encoding";
+    Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "encoded-body", title).detail(
+        "bodies are taken as they are, so `content-encoding` can only be identity; for a payload that is compressed, \
+         say so to its receiver by the header `postrider-header-content-encoding`",
+    )
 }
 
 async fn whole(body: &mut Body, bytes_max: usize) -> Result<Held, Refused> {

@@ -29,7 +29,7 @@ pub(super) async fn create(
 ) -> Result<Response<Body>, Problem> {
     let (parts, body) = request.into_parts();
     let body = body::read(&parts.headers, body, body::SMALL_MAX).await?;
-    let new = wanted(&Fields::read(&body)?).map_err(StoreError::from)?;
+    let new = wanted(&Fields::raw(&body)?).map_err(StoreError::from)?;
     let made = api.operate.create_event_type(new).await?;
     let location = format!("/v1/event-types/{}", made.name);
     Ok(created(&location, &EventTypeView::from(made)))

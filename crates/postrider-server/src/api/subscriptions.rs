@@ -31,7 +31,7 @@ pub(super) async fn create(
 ) -> Result<Response<Body>, Problem> {
     let (parts, body) = request.into_parts();
     let body = body::read(&parts.headers, body, body::SMALL_MAX).await?;
-    let new = wanted(&Fields::read(&body)?).map_err(StoreError::from)?;
+    let new = wanted(&Fields::raw(&body)?).map_err(StoreError::from)?;
     let made = api.operate.subscribe(new).await?;
     let location = format!("/v1/subscriptions/{}", made.id);
     Ok(created(&location, &SubscriptionView::from(made)))

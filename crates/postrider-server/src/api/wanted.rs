@@ -14,7 +14,7 @@ use crate::view::schemas;
 #[schema(as = NewEndpoint)]
 #[expect(dead_code, reason = "describes a body")]
 pub(super) struct WantedEndpoint {
-    #[schema(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
+    #[schema(min_length = 1, max_length = 128, pattern = r"^(\.{0,2}[A-Za-z0-9_-]|\.{3})[A-Za-z0-9._-]*$")]
     name: String,
     #[schema(schema_with = schemas::protocol)]
     protocol: String,

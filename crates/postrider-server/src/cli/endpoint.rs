@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::place::Place;
-use crate::{send_values, view};
+use crate::{fields, send_values, view};
 
 type Config = Option<Map<String, Value>>;
 
@@ -232,5 +232,8 @@ impl PolicyArgs {
 }
 
 fn json_value(field: &str, text: &str) -> Result<Value, Invalid> {
-    serde_json::from_str(text).map_err(|error| Invalid::new(field, format!("is not JSON: {error}")))
+    let value =
+        serde_json::from_str(text).map_err(|error| Invalid::new(field, format!("is not JSON: {error}")))?;
+    fields::none_twice("", text.as_bytes()).map_err(|twice| Invalid::new(field, twice.to_string()))?;
+    Ok(value)
 }

@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use jiff::Timestamp;
 use postrider::store::{AttemptRecord, Story};
-use postrider::{MessageId, Operate};
+use postrider::{MessageId, Operate, State};
 use serde_json::json;
 
 use super::listing;
@@ -89,7 +89,9 @@ fn told(story: &Story, output: Output) -> String {
     };
     put("why", story.reason.clone());
     put("next try", story.due_at.map(|at| at.to_string()));
-    put("last error", story.last_error.clone());
+    // It was overcome: the last attempt had none.
+    let last_error = if story.state == State::Completed { "earlier error" } else { "last error" };
+    put(last_error, story.last_error.clone());
     put("dead letter", story.dlq_id.map(|id| id.to_string()));
     put("replay of", story.replay_of.map(|id| id.to_string()));
     put("replayed as", ids(&story.replayed_as));

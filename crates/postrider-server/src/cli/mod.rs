@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,7 +11,7 @@ use crate::failure::{Exit, Failure};
 use crate::output::Output;
 use crate::remote::{Remote, RemoteArgs};
 use crate::store_url::StoreUrl;
-use crate::{bench, demo, logging, panics, serve};
+use crate::{bench, demo, logging, output, panics, serve};
 use whereto::Whereto;
 
 mod batch;
@@ -162,7 +163,11 @@ pub(crate) fn main() -> ExitCode {
         Err(error) => return refuse_arguments(&error),
     };
     let json = cli.json;
-    match run(cli, &matches) {
+    ended(run(cli, &matches), json)
+}
+
+fn ended(result: Result<(), Failure>, json: bool) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.print(json);
@@ -184,12 +189,16 @@ fn command() -> clap::Command {
 /// Help and version are answers; anything else is a mistake, told in JSON if that was asked for.
 fn refuse_arguments(error: &clap::Error) -> ExitCode {
     let json = std::env::args_os().any(|argument| argument == "--json");
-    if error.use_stderr() && json {
+    if !error.use_stderr() {
+        let written = error.print().and_then(|()| std::io::stdout().flush());
+        return ended(output::written(written).map(|_| ()), json);
+    }
+    if json {
         Failure::usage(error.to_string().trim().trim_start_matches("error: ")).print(true);
     } else {
         let _ = error.print();
     }
-    if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS }
+    Exit::Usage.into()
 }
 
 fn run(cli: Cli, matches: &ArgMatches) -> Result<(), Failure> {

@@ -33,6 +33,7 @@ pub(crate) struct MessageView {
     #[schema(required)]
     due_at: Option<Timestamp>,
     attempt_count: u32,
+    /// Of the last attempt that failed; it stays when a later one delivers the message.
     #[schema(required)]
     last_error: Option<String>,
     /// What the setting `attempt_log` keeps, first to last.
@@ -200,6 +201,7 @@ pub(crate) struct ListedMessageView {
     #[schema(required)]
     due_at: Option<Timestamp>,
     attempt_count: u32,
+    /// Of the last attempt that failed; it stays when a later one delivers the message.
     #[schema(required)]
     last_error: Option<String>,
     content_type: String,

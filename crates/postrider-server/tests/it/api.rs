@@ -171,7 +171,7 @@ fn everything_refused_is_a_problem_document() {
     let large = vec![b'x'; 2_000_000];
     let messages = "/v1/endpoints/shop/messages";
     let envelope = ("content-type", "application/vnd.postrider+json");
-    let id = "urn:x";
+    let id = "urn:uuid:1c0a7e5e-3f0b-4a55-9a52-0f4b6f3b9a11";
     let cases: Vec<(&str, Answer)> = vec![
         ("unknown route", node.get("/v1/nope")),
         ("wrong method", node.client().send("DELETE", "/v1/endpoints", &[], b"").expect("an answer")),
@@ -208,6 +208,24 @@ fn everything_refused_is_a_problem_document() {
         ),
         ("unknown field", node.post("/v1/endpoints", &[], br#"{"name":"x","protocol":"http","nme":1}"#)),
         ("bad name", node.post("/v1/endpoints", &[], br#"{"name":"a b","protocol":"http"}"#)),
+        (
+            "a name that no path reaches",
+            node.post("/v1/endpoints", &[], br#"{"name":"..","protocol":"http"}"#),
+        ),
+        (
+            "config key twice",
+            node.post(
+                "/v1/endpoints",
+                &[],
+                br#"{"name":"x","protocol":"http","config":{"url":"a","url":"b"}}"#,
+            ),
+        ),
+        (
+            "deep in the config a key twice",
+            node.client()
+                .send("PATCH", "/v1/endpoints/shop", &[], br#"{"config":{"tls":[{"ca":1,"c\u0061":2}]}}"#)
+                .expect("an answer"),
+        ),
         ("bad protocol", node.post("/v1/endpoints", &[], br#"{"name":"x","protocol":"pigeon"}"#)),
         ("no url", node.post("/v1/endpoints", &[], br#"{"name":"x","protocol":"http"}"#)),
         ("bad limit", node.get("/v1/endpoints?limit=0")),
@@ -217,6 +235,10 @@ fn everything_refused_is_a_problem_document() {
         ("bad time", node.post(messages, &[("postrider-scheduled-at", "tomorrow")], b"{}")),
         ("bad uuid", node.post(messages, &[("postrider-correlation-id", id)], b"{}")),
         ("bad options", node.post(messages, &[("postrider-options", "[]")], b"{}")),
+        (
+            "option key twice",
+            node.post(messages, &[("postrider-options", r#"{"max_attempts":1,"max_attempts":2}"#)], b"{}"),
+        ),
         ("unknown message option", node.post(messages, &[("postrider-options", r#"{"colour":1}"#)], b"{}")),
         (
             "two keys",
@@ -240,12 +262,22 @@ fn everything_refused_is_a_problem_document() {
             node.post(messages, &[envelope], br#"{"payload":1,"options":{"x":1}}"#),
         ),
         (
+            "envelope with an option twice",
+            node.post(messages, &[envelope], br#"{"payload":1,"options":{"priority":1,"priority":2}}"#),
+        ),
+        (
+            "envelope with a header twice",
+            node.post(messages, &[envelope], br#"{"payload":1,"options":{"headers":{"a":"1","a":"2"}}}"#),
+        ),
+        (
             "envelope and headers",
             node.post(messages, &[envelope, ("postrider-priority", "1")], br#"{"payload":1}"#),
         ),
         ("idempotency conflict", node.post(messages, &[("idempotency-key", "taken")], b"{}")),
         ("disabled endpoint", node.post("/v1/endpoints/off/messages", &[], b"{}")),
         ("payload too large", node.post(messages, &[], &large)),
+        ("compressed payload", node.post(messages, &[("content-encoding", "gzip")], b"\x1f\x8b")),
+        ("compressed definition", node.post("/v1/endpoints", &[("content-encoding", "br")], b"{}")),
         ("queue full", node.post("/v1/endpoints/tiny/messages", &[], b"{}")),
         (
             "foreign host",

@@ -173,7 +173,9 @@ fn an_answer_that_cannot_be_written_is_a_failure_and_a_token_nobody_saw_is_none(
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
         String::from_utf8(output.stderr).expect("text")
     };
-    assert!(says(&["status"]).contains("cannot write the answer"));
+    for answer in ["status", "--help", "--version"] {
+        assert!(says(&[answer]).contains("cannot write the answer"), "{answer}");
+    }
     let failure: Value = serde_json::from_str(&says(&["status", "--json"])).expect("JSON");
     assert_eq!(failure["exit_code"], 1);
     let said = says(&["token", "create", "a", "admin"]);

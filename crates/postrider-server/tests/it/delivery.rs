@@ -34,6 +34,37 @@ fn the_receiver_gets_the_payload_byte_for_byte_and_the_id() {
 }
 
 #[test]
+fn a_compressed_payload_is_sent_with_a_header_of_the_message_that_says_so() {
+    let compressed = |received: &Received| received.header("content-encoding") == "gzip";
+    let receiver = Receiver::start(move |received| Some(if compressed(&received) { 200 } else { 400 }));
+    let home = Home::new();
+    let node = home.start();
+    node.create_endpoint(json!({ "name": "shop", "protocol": "http", "config": { "url": receiver.url() } }));
+    let messages = "/v1/endpoints/shop/messages";
+    let refused = node.post(messages, &[("content-encoding", "gzip")], b"\x1f\x8b").expect(415).json();
+    let told = "postrider-header-content-encoding";
+    assert!(refused["detail"].as_str().is_some_and(|detail| detail.contains(told)), "{refused:#}");
+    let headers = [("content-encoding", "identity"), (told, "gzip"), ("content-type", "text/plain")];
+    node.until(node.send("shop", &headers, "as good as compressed"), "completed");
+}
+
+#[test]
+fn an_error_that_was_overcome_is_told_as_one_of_an_earlier_attempt() {
+    let first = |received: &Received| received.header("postrider-attempt") == "1";
+    let receiver = Receiver::start(move |received| Some(if first(&received) { 500 } else { 200 }));
+    let home = Home::new();
+    let node = home.start();
+    node.create_endpoint(json!({ "name": "shop", "protocol": "http", "config": { "url": receiver.url() },
+        "retry_policy": { "schedule_seconds": [0.1] } }));
+    let id = node.send("shop", &[], "{}");
+    let story = node.until(id, "completed");
+    assert!(story["last_error"].as_str().is_some_and(|error| error.starts_with("[RETRYABLE]")), "{story:#}");
+    let shown = home.run(&["message", "show", &id.to_string()]);
+    let shown = String::from_utf8(shown.stdout).expect("text");
+    assert!(shown.contains("earlier error") && !shown.contains("last error"), "{shown}");
+}
+
+#[test]
 fn what_is_refused_for_good_is_dead_at_once() {
     let receiver = Receiver::start(|_| Some(400));
     let home = Home::new();

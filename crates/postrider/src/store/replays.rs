@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::Result;
+use super::{INVALID_EVENT, Result};
 use crate::clock::truncated;
 use crate::error::{Invalid, StoreError};
 use crate::message::MessageId;
@@ -207,6 +207,8 @@ pub enum Skip {
     NoPayload,
     /// Its endpoint is not there any more.
     EndpointDropped,
+    /// It is an event that could not be fanned out, and has no endpoint.
+    InvalidEvent,
     /// Its headers or options are not for the endpoint it would go to.
     Invalid,
     /// A limit was lowered since.
@@ -218,6 +220,7 @@ impl Skip {
         match self {
             Self::NoPayload => "no_payload",
             Self::EndpointDropped => "endpoint_dropped",
+            Self::InvalidEvent => INVALID_EVENT,
             Self::Invalid => "invalid",
             Self::TooLarge => "too_large",
         }

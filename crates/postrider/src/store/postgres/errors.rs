@@ -112,7 +112,9 @@ impl Said<'_> {
 
     fn too_large(&self) -> StoreError {
         let Figures { size, limit, .. } = self.figures();
-        let (field, setting) = (known_word(&FIELDS, self.column), known_word(&LIMITS, self.constraint));
+        // `events[3].payload`: the place is in the sentence only.
+        let field = self.column.and_then(|field| field.rsplit('.').next());
+        let (field, setting) = (known_word(&FIELDS, field), known_word(&LIMITS, self.constraint));
         StoreError::TooLarge { field, bytes: size, limit, setting }
     }
 

@@ -106,11 +106,12 @@ async fn start(shared: &Shared, replay: &NewReplay) -> Result<Replay> {
 async fn preview(shared: &Shared, replay: &NewReplay) -> Result<ReplayPreview> {
     let asked = Asked::of(replay);
     let count = format!(
-        "SELECT c.messages, c.no_payload, c.endpoint_dropped
+        "SELECT c.messages, c.no_payload, c.endpoint_dropped, c.invalid_event
          FROM {NEW} AS r, postrider._replay_count(r, 0, r.last_id) AS c"
     );
     let row = shared.prompt.query_one(&count, &asked.values()).await?;
-    let skipped = [(Skip::NoPayload, big_count(&row, 1)), (Skip::EndpointDropped, big_count(&row, 2))];
+    let skipped = [(Skip::NoPayload, 1), (Skip::EndpointDropped, 2), (Skip::InvalidEvent, 3)]
+        .map(|(skip, column)| (skip, big_count(&row, column)));
     let skipped: BTreeMap<String, u64> = skipped
         .into_iter()
         .filter(|(_, count)| *count > 0)

@@ -8,6 +8,7 @@ use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 
 use super::archive::Month;
+use super::invalid_events::NO_ENDPOINT;
 use super::row::{self, at};
 use crate::endpoint::EndpointId;
 use crate::message::{MessageId, NewMessage};
@@ -125,14 +126,17 @@ impl Selected {
         Ok((count, reached))
     }
 
-    /// All of them, in three parts: those that can be sent, those without a payload, and those whose endpoint is gone.
+    /// All of them, in four parts: those that can be sent, those without a payload, those whose endpoint is gone, and
+    /// events that have none.
     pub(super) fn count_all(
         &self,
         conn: &Connection,
         last: i64,
         to: Option<EndpointId>,
-    ) -> rusqlite::Result<[u64; 3]> {
-        let mut counts = [0; 3];
+    ) -> rusqlite::Result<[u64; 4]> {
+        let mut counts = [0; 4];
+        let is_event =
+            format!("endpoint_id IN (SELECT id FROM _postrider_endpoints WHERE name = '{NO_ENDPOINT}')");
         for table in self.tables(conn)? {
             let (conditions, values) = self.conditions(&table, 0, last);
             let gone = match to {
@@ -142,13 +146,13 @@ impl Selected {
             };
             let sql = format!(
                 "SELECT coalesce(sum(NOT {gone} AND payload IS NOT NULL), 0), coalesce(sum(NOT {gone} AND payload IS NULL), 0),
-                   coalesce(sum({gone}), 0)
+                   coalesce(sum({gone} AND NOT {is_event}), 0), coalesce(sum({gone} AND {is_event}), 0)
                  FROM {} WHERE {conditions}",
                 table.name
             );
-            let more: [u64; 3] = conn
-                .prepare_cached(&sql)?
-                .query_row(params_from_iter(values), |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?]))?;
+            let more: [u64; 4] = conn.prepare_cached(&sql)?.query_row(params_from_iter(values), |row| {
+                Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?])
+            })?;
             counts.iter_mut().zip(more).for_each(|(count, more)| *count += more);
         }
         Ok(counts)

@@ -13,7 +13,7 @@ use crate::message::JSON;
 use crate::store::{DlqStatus, INVALID_EVENT, Result};
 
 /// Dead letters of events belong to this name. No endpoint can be called so, and none is: it was dropped when it was made.
-const NO_ENDPOINT: &str = "(events)";
+pub(super) const NO_ENDPOINT: &str = "(events)";
 
 /// The event as it was stored, under a message id of its own, with what is wrong with it.
 pub(super) fn bury(write: &mut Write<'_>, event: &StoredEvent, error: &StoreError) -> Result<()> {
@@ -85,6 +85,12 @@ fn buried(conn: &Connection, dlq_id: i64) -> rusqlite::Result<Option<(EndpointId
     )?
     .query_row([dlq_id], |row| StoredEvent::of_row(row).map(|event| (EndpointId(event.id), event)))
     .optional()
+}
+
+/// What belongs to it never had an endpoint.
+pub(super) fn is_no_endpoint(conn: &Connection, id: EndpointId) -> rusqlite::Result<bool> {
+    let sql = "SELECT count(*) FROM _postrider_endpoints WHERE id = ?1 AND name = ?2";
+    conn.prepare_cached(sql)?.query_row(params![id.0, NO_ENDPOINT], |row| row.get(0))
 }
 
 /// One that no message has or will have.

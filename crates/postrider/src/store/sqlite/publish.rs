@@ -11,7 +11,7 @@ use super::subscriptions::{self, Fitting};
 use super::writer::Write;
 use super::{SqliteStore, bulk, event_types, figures, send, storage_error};
 use crate::endpoint::{DisabledBy, Endpoint, EndpointId};
-use crate::error::StoreError;
+use crate::error::{Invalid, StoreError};
 use crate::event::{
     EventType, NewEvent, NewEventType, NewSubscription, Subscription, key_of_subscription, longest_key,
     within,
@@ -100,6 +100,16 @@ impl Publication {
         };
         Ok(Self { single, events: events.into_iter().enumerate().map(read).collect::<Result<_>>()? })
     }
+
+    /// What is wrong, said with the place of its event.
+    fn of_event(&self, at: usize, error: StoreError) -> StoreError {
+        match error {
+            StoreError::Invalid(Invalid { field, rule }) => {
+                Invalid::new(within(self.single, at) + &field, rule).into()
+            }
+            other => other,
+        }
+    }
 }
 
 async fn publish_durably(store: &SqliteStore, publication: Publication) -> Result<u64> {
@@ -117,9 +127,9 @@ pub(super) fn publish(write: &mut Write<'_>, publication: &Publication) -> Resul
     check(write, publication)?;
     let mut outgoing = Vec::new();
     let (mut widest, mut skipped) = (0, 0_usize);
-    for (event, payload) in &publication.events {
+    for at in 0..publication.events.len() {
         let before = outgoing.len();
-        skipped += fan_out(write, event, payload, &mut outgoing)?;
+        skipped += fan_out(write, publication, at, &mut outgoing)?;
         widest = widest.max((outgoing.len() - before) as u64);
     }
     let limit = write.known.settings().max_fanout;
@@ -127,7 +137,7 @@ pub(super) fn publish(write: &mut Write<'_>, publication: &Publication) -> Resul
         let (field, setting) = ("event_type", "max_fanout");
         return Err(StoreError::TooLarge { field, bytes: widest, limit, setting });
     }
-    make_room(write, &outgoing)?;
+    make_room(write, publication, &outgoing)?;
     let made = send_all(write, &outgoing)?;
     if skipped > 0 {
         figures::count(write, SKIPPED, skipped)?;
@@ -138,16 +148,18 @@ pub(super) fn publish(write: &mut Write<'_>, publication: &Publication) -> Resul
 /// How many messages it would make, were there room for them.
 pub(super) fn size(write: &mut Write<'_>, publication: &Publication) -> Result<u64> {
     let mut outgoing = Vec::new();
-    for (event, payload) in &publication.events {
-        fan_out(write, event, payload, &mut outgoing)?;
+    for at in 0..publication.events.len() {
+        fan_out(write, publication, at, &mut outgoing)?;
     }
-    Ok(new_ones(write, &outgoing)?.values().sum())
+    Ok(new_ones(write, publication, &outgoing)?.values().sum())
 }
 
 /// What one subscriber gets.
 pub(super) struct Outgoing {
     pub(super) message: NewMessage,
     pub(super) endpoint: Arc<Endpoint>,
+    /// The place of its event.
+    at: usize,
 }
 
 /// A mistake is one even where nobody listens; what depends on the receiver is checked for each of them.
@@ -159,24 +171,29 @@ fn check(write: &Write<'_>, publication: &Publication) -> Result<()> {
             return Err(broken.into());
         }
     }
-    for (event, _) in &publication.events {
+    for (at, (event, _)) in publication.events.iter().enumerate() {
         let mut message = event.message_to("");
-        crate::send::check_itself(&message, write.known.settings())?;
+        let check = |message: &NewMessage| {
+            crate::send::check_itself(message, write.known.settings())
+                .map_err(|error| publication.of_event(at, error))
+        };
+        check(&message)?;
         // With the number of any subscription behind it.
         message.idempotency_key = event.idempotency_key.as_deref().map(longest_key);
-        crate::send::check_itself(&message, write.known.settings())?;
+        check(&message)?;
     }
     Ok(())
 }
 
-/// Adds what its subscribers get. How many were skipped because an operator disabled their endpoint; what is gone is
+/// Adds what the subscribers of one event get. How many were skipped because an operator disabled their endpoint; what is gone is
 /// kept.
 fn fan_out(
     write: &Write<'_>,
-    event: &NewEvent,
-    payload: &Json,
+    publication: &Publication,
+    at: usize,
     outgoing: &mut Vec<Outgoing>,
 ) -> Result<usize> {
+    let (event, payload) = &publication.events[at];
     let mut skipped = 0;
     let fitting = subscriptions::fitting(write.conn, &event.event_type).map_err(storage_error)?;
     let wants = |one: &Fitting| one.filter.as_ref().is_none_or(|filter| pubsub::contains(payload, filter));
@@ -192,14 +209,14 @@ fn fan_out(
         if let Some(template) = &subscription.template {
             message.payload = pubsub::filled(template, payload).to_string().into();
         }
-        outgoing.push(Outgoing { message, endpoint: endpoint.clone() });
+        outgoing.push(Outgoing { message, endpoint: endpoint.clone(), at });
     }
     Ok(skipped)
 }
 
 /// Refuses when not all of them are good, or not all that are new fit into the queue: before anything is sent.
-fn make_room(write: &mut Write<'_>, outgoing: &[Outgoing]) -> Result<()> {
-    let new = new_ones(write, outgoing)?;
+fn make_room(write: &mut Write<'_>, publication: &Publication, outgoing: &[Outgoing]) -> Result<()> {
+    let new = new_ones(write, publication, outgoing)?;
     send::room_for(write, new.values().sum())?;
     for (endpoint, more) in new {
         let endpoint = write.known.by_id(endpoint).expect("it was looked up by its name").clone();
@@ -209,11 +226,16 @@ fn make_room(write: &mut Write<'_>, outgoing: &[Outgoing]) -> Result<()> {
 }
 
 /// How many of them each endpoint gets that are not queued under their idempotency key already. All of them are good.
-fn new_ones(write: &mut Write<'_>, outgoing: &[Outgoing]) -> Result<BTreeMap<EndpointId, u64>> {
+fn new_ones(
+    write: &mut Write<'_>,
+    publication: &Publication,
+    outgoing: &[Outgoing],
+) -> Result<BTreeMap<EndpointId, u64>> {
     let mut new: BTreeMap<EndpointId, u64> = BTreeMap::new();
     let mut keys = HashSet::new();
-    for Outgoing { message, endpoint } in outgoing {
-        crate::send::check(message, endpoint, write.known.settings())?;
+    for Outgoing { message, endpoint, at } in outgoing {
+        crate::send::check(message, endpoint, write.known.settings())
+            .map_err(|error| publication.of_event(*at, error))?;
         let is_first = message.idempotency_key.as_ref().is_none_or(|key| keys.insert((endpoint.id, key)));
         if is_first && send::holder_of_idempotency_key(write, message, endpoint)?.is_none() {
             *new.entry(endpoint.id).or_default() += 1;
@@ -225,7 +247,7 @@ fn new_ones(write: &mut Write<'_>, outgoing: &[Outgoing]) -> Result<BTreeMap<End
 /// In their order. How many are new.
 fn send_all(write: &mut Write<'_>, outgoing: &[Outgoing]) -> Result<u64> {
     let (mut rest, mut made) = (outgoing, 0);
-    while let Some(Outgoing { message, endpoint }) = rest.first() {
+    while let Some(Outgoing { message, endpoint, .. }) = rest.first() {
         if let Some(chunk) = bulk::waiting(write, rest) {
             bulk::queue(write, chunk)?;
             made += chunk.len() as u64;

@@ -13,7 +13,7 @@ use super::job::Commit;
 use super::replays::{self, Running};
 use super::row::micros_of;
 use super::writer::Write;
-use super::{SqliteStore, archive, events, send, storage_error};
+use super::{SqliteStore, archive, events, invalid_events, send, storage_error};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::{MessageId, NewMessage};
@@ -191,7 +191,9 @@ fn send_again(
     let original = Original::load(write.conn, &found.table, found.id).map_err(storage_error)?;
     let Some(original) = original else { return Ok(None) };
     let Some(endpoint) = write.known.by_id(to.unwrap_or(original.endpoint)).cloned() else {
-        return Ok(Some(Err(Skip::EndpointDropped)));
+        let is_event =
+            invalid_events::is_no_endpoint(write.conn, original.endpoint).map_err(storage_error)?;
+        return Ok(Some(Err(if is_event { Skip::InvalidEvent } else { Skip::EndpointDropped })));
     };
     let Some(payload) = original.payload else { return Ok(Some(Err(Skip::NoPayload))) };
     send::room_to_spare(write, &endpoint)?;
@@ -218,11 +220,10 @@ pub(super) fn replay_message(write: &mut Write<'_>, id: MessageId, to: Option<&s
     let original = finished(write, id)?;
     let endpoint = match to {
         Some(name) => write.known.by_name(name)?.clone(),
-        None => write.known.by_id(original.endpoint).cloned().ok_or_else(|| {
-            StoreError::Conflict(format!(
-                "the endpoint of message {id} was dropped; replay it to another one"
-            ))
-        })?,
+        None => match write.known.by_id(original.endpoint) {
+            Some(endpoint) => endpoint.clone(),
+            None => return Err(without_endpoint(write, &original)),
+        },
     };
     let payload = original
         .payload
@@ -237,6 +238,19 @@ pub(super) fn replay_message(write: &mut Write<'_>, id: MessageId, to: Option<&s
         &json!({ "messages": 1, "message": id, "replayed_as": new }),
     )?;
     Ok(new)
+}
+
+fn without_endpoint(write: &Write<'_>, original: &Original) -> StoreError {
+    let id = original.id;
+    match invalid_events::is_no_endpoint(write.conn, original.endpoint) {
+        Ok(true) => {
+            StoreError::Conflict(format!("message {id} is an event without an endpoint; replay it to one"))
+        }
+        Ok(false) => StoreError::Conflict(format!(
+            "the endpoint of message {id} was dropped; replay it to another one"
+        )),
+        Err(error) => storage_error(error),
+    }
 }
 
 fn finished(write: &Write<'_>, id: MessageId) -> Result<Original> {

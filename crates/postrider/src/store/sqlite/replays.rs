@@ -155,12 +155,14 @@ pub(super) fn preview(conn: &Connection, now: Timestamp, replay: &NewReplay) -> 
     let (from, until) = (from.map(micros_of), until.map(micros_of));
     let selected =
         Selected { endpoint, event_type, ordering_key, status, from, until, finished_by: micros_of(now) };
-    let [count, no_payload, dropped] = selected.count_all(conn, i64::MAX, to).map_err(storage_error)?;
+    let [count, no_payload, dropped, events] =
+        selected.count_all(conn, i64::MAX, to).map_err(storage_error)?;
     let sample = match count {
         0 => Vec::new(),
         _ => selected.sample(conn, i64::MAX, to, SAMPLE_MAX).map_err(storage_error)?,
     };
-    let skipped = [(Skip::NoPayload, no_payload), (Skip::EndpointDropped, dropped)];
+    let skipped =
+        [(Skip::NoPayload, no_payload), (Skip::EndpointDropped, dropped), (Skip::InvalidEvent, events)];
     let skipped = skipped.into_iter().filter(|(_, count)| *count > 0);
     let skipped = skipped.map(|(skip, count)| (skip.as_str().to_owned(), count)).collect();
     Ok(ReplayPreview { count, skipped, sample })

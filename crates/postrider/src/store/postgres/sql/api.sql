@@ -68,11 +68,11 @@ END $$;
 
 -- Many messages, all or nothing: a list that goes to p_endpoint, or with an endpoint each (p_endpoints). Arrays have an
 -- entry for each message; a null array stands for "none has it". One row for each message, in order. What is refused of a
--- list is named with its place.
+-- list is named with its place, what is refused of several events with that of its event (p_events).
 CREATE FUNCTION postrider._send_batch(
   p_endpoint text, p_endpoints text[], p_payloads bytea[], p_content_types text[], p_priorities smallint[],
   p_scheduled_at timestamptz[], p_idempotency_keys text[], p_correlation_ids uuid[], p_expires_at timestamptz[],
-  p_ordering_keys text[], p_headers jsonb[], p_options jsonb[], p_event_types text[]
+  p_ordering_keys text[], p_headers jsonb[], p_options jsonb[], p_event_types text[], p_events bigint[] DEFAULT NULL
 ) RETURNS TABLE (id bigint, duplicate boolean) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -121,7 +121,9 @@ BEGIN
            OR t.event_type = '' OR t.event_type ~ '[\u0001-\u001f\u007f-\u009f]'))
     ORDER BY t.ord
   LOOP
-    PERFORM postrider._check_message(CASE WHEN p_endpoints IS NULL THEN format('messages[%s].', m.ord - 1) ELSE '' END,
+    PERFORM postrider._check_message(CASE WHEN p_endpoints IS NULL THEN format('messages[%s].', m.ord - 1)
+                                          WHEN p_events IS NOT NULL THEN format('events[%s].', p_events[m.ord] - 1)
+                                          ELSE '' END,
       v_destinations[coalesce(m.destination, 1)], octet_length(m.payload),
       CASE WHEN p_content_types IS NULL THEN 'application/json' ELSE m.content_type END,
       CASE WHEN p_priorities IS NULL THEN 0::smallint ELSE m.priority END, m.scheduled_at, m.expires_at,

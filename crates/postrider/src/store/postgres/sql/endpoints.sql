@@ -38,6 +38,8 @@ BEGIN
   PERFORM postrider._begin_change();
   IF create_endpoint.name IS NULL OR create_endpoint.name !~ '^[A-Za-z0-9._-]{1,128}$' THEN
     PERFORM postrider._invalid('name', 'must be 1 to 128 letters, digits, ''-'', ''_'' or ''.''');
+  ELSIF create_endpoint.name IN ('.', '..') THEN
+    PERFORM postrider._invalid('name', 'must not be ''.'' or ''..'', which no path of the API can name');
   END IF;
   PERFORM postrider.validate_endpoint_config(create_endpoint.protocol, create_endpoint.config);
   v_retry_policy := postrider._checked_retry_policy(create_endpoint.retry_policy);

@@ -343,6 +343,11 @@ BEGIN
         WHERE o.dropped_at IS NULL ORDER BY e.n, s.id) AS f;
 END $$;
 
+-- How an event is named among several; one alone needs no name.
+CREATE FUNCTION postrider._event_at(p_field text, p_place bigint) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT CASE WHEN p_field = '' THEN '' ELSE format('%s[%s].', p_field, p_place - 1) END
+$$;
+
 -- Several events, all or nothing: what each of their subscribers gets, as one batch. Returns how many messages were made.
 -- Where b has payloads, they are the bytes as they came. Two subscriptions may make different messages of one event for one
 -- endpoint, so each has an idempotency key of its own: `key#subscription`. A session keeps its plans: the planner would
@@ -376,10 +381,10 @@ BEGIN
       PERFORM postrider._unknown('event type', v_event.event_type);
     END IF;
     IF v_event.payload IS NULL THEN
-      PERFORM postrider._invalid('payload', 'is required');
+      PERFORM postrider._invalid(postrider._event_at(p_field, v_event.n) || 'payload', 'is required');
     END IF;
-    v_broken := postrider._broken_schema(CASE WHEN p_field = '' THEN 'payload'
-      ELSE format('%s[%s].payload', p_field, v_event.n - 1) END, v_event.payload, v_event.schema);
+    v_broken := postrider._broken_schema(postrider._event_at(p_field, v_event.n) || 'payload', v_event.payload,
+      v_event.schema);
     IF v_broken IS NOT NULL THEN
       PERFORM postrider._invalid(split_part(v_broken, ': ', 1), substr(v_broken, strpos(v_broken, ': ') + 2));
     END IF;
@@ -387,13 +392,15 @@ BEGIN
   -- A mistake is one even where nobody listens; what depends on the receiver is checked for each of them.
   SELECT l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes
   INTO d.max_payload_bytes, d.max_headers_bytes, d.max_key_bytes FROM postrider._limits l;
-  PERFORM postrider._check_message('', d, octet_length(coalesce(b.payloads[e.n], convert_to(e.payload::text, 'UTF8'))),
-    'application/json', b.priorities[e.n], b.scheduled_at[e.n], b.expires_at[e.n],
-    b.idempotency_keys[e.n], b.ordering_keys[e.n], e.event_type, b.headers[e.n], NULL)
+  PERFORM postrider._check_message(postrider._event_at(p_field, e.n), d,
+    octet_length(coalesce(b.payloads[e.n], convert_to(e.payload::text, 'UTF8'))), 'application/json',
+    b.priorities[e.n], b.scheduled_at[e.n], b.expires_at[e.n], b.idempotency_keys[e.n], b.ordering_keys[e.n],
+    e.event_type, b.headers[e.n], NULL)
   FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n);
   -- With the number of any subscription behind it.
-  PERFORM postrider._check_key('idempotency_key', k || '#9223372036854775807', d.max_key_bytes)
-  FROM unnest(b.idempotency_keys) AS k WHERE k IS NOT NULL;
+  PERFORM postrider._check_key(postrider._event_at(p_field, n) || 'idempotency_key', k || '#9223372036854775807',
+    d.max_key_bytes)
+  FROM unnest(b.idempotency_keys) WITH ORDINALITY AS e (k, n) WHERE k IS NOT NULL;
   SELECT w.skipped, w.events, w.subscriptions, w.endpoints, w.templates
   INTO v_skipped, v_events, v_subscriptions, v_endpoints, v_templates FROM postrider._wanted(p_event_types, p_payloads) AS w;
   IF v_skipped > 0 THEN
@@ -422,7 +429,8 @@ BEGIN
       v_subscriptions[a : a + v_chunk - 1], v_templates[a : a + v_chunk - 1]);
     SELECT v_made + count(*) FILTER (WHERE NOT s.duplicate) INTO v_made FROM postrider._send_batch(NULL,
       v_endpoints[a : a + v_chunk - 1], t.payloads, NULL, t.priorities, t.scheduled_at, t.idempotency_keys,
-      t.correlation_ids, t.expires_at, t.ordering_keys, t.headers, t.options, t.event_types) s;
+      t.correlation_ids, t.expires_at, t.ordering_keys, t.headers, t.options, t.event_types,
+      CASE WHEN p_field <> '' THEN v_events[a : a + v_chunk - 1] END) s;
   END LOOP;
   RETURN v_made;
 END $$;

@@ -48,7 +48,9 @@ BEGIN
     PERFORM postrider._conflict(format('message %s is %s; only a finished one can be replayed', p_id, s.state));
   END IF;
   IF p_to IS NULL AND postrider._endpoint_of(p_id) IS NULL THEN
-    PERFORM postrider._conflict(format('the endpoint of message %s was dropped; replay it to another one', p_id));
+    PERFORM postrider._conflict(format(CASE s.endpoint WHEN '(events)'
+      THEN 'message %s is an event without an endpoint; replay it to one'
+      ELSE 'the endpoint of message %s was dropped; replay it to another one' END, p_id));
   END IF;
   IF s.payload IS NULL THEN
     PERFORM postrider._conflict(format('message %s has no payload any more', p_id));

@@ -125,7 +125,7 @@ END $$;
 
 -- How many those are, without reading their payloads.
 CREATE FUNCTION postrider._replay_count(r postrider.replays, p_after bigint, p_to bigint)
-RETURNS TABLE (messages bigint, no_payload bigint, endpoint_dropped bigint) LANGUAGE plpgsql STABLE
+RETURNS TABLE (messages bigint, no_payload bigint, endpoint_dropped bigint, invalid_event bigint) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   v_from timestamptz := coalesce(r.created_from, '-infinity');
@@ -135,7 +135,8 @@ BEGIN
   IF r.status IS NOT DISTINCT FROM 'failed' THEN
     RETURN QUERY
       SELECT count(*), count(*) FILTER (WHERE d.payload IS NULL AND d.endpoint_id <> ALL (v_gone)),
-             count(*) FILTER (WHERE d.endpoint_id = ANY (v_gone))
+             count(*) FILTER (WHERE d.endpoint_id = ANY (v_gone) AND d.reason <> 'invalid_event'),
+             count(*) FILTER (WHERE d.endpoint_id = ANY (v_gone) AND d.reason = 'invalid_event')
       FROM postrider.dlq d
       WHERE d.message_id > p_after AND d.message_id <= p_to AND d.status = 'failed' AND d.died_at <= r.started_at
         AND d.created_at >= v_from AND d.created_at < v_until
@@ -145,7 +146,7 @@ BEGIN
   ELSE
     RETURN QUERY
       SELECT count(*), count(*) FILTER (WHERE a.payload IS NULL AND a.endpoint_id <> ALL (v_gone)),
-             count(*) FILTER (WHERE a.endpoint_id = ANY (v_gone))
+             count(*) FILTER (WHERE a.endpoint_id = ANY (v_gone)), 0::bigint
       FROM postrider.archive a
       WHERE a.id > p_after AND a.id <= p_to AND a.finished_at <= r.started_at
         AND a.created_at >= v_from AND a.created_at < v_until
@@ -209,14 +210,17 @@ DECLARE
   v_ids bigint[];
   v_no_payload integer;
   v_dropped integer;
+  -- They came with an import, under the name that they have on SQLite.
+  v_events integer;
   v_invalid integer := 0;
   v_too_large integer := 0;
   v_id bigint;
 BEGIN
-  SELECT count(*) FILTER (WHERE e.id IS NULL), count(*) FILTER (WHERE e.id IS NOT NULL AND o.payload IS NULL)
-  INTO v_dropped, v_no_payload
-  FROM unnest(p_originals) AS o
-    LEFT JOIN postrider.endpoints e ON e.id = coalesce(p_to, o.endpoint_id) AND e.dropped_at IS NULL;
+  SELECT count(*) FILTER (WHERE e.dropped_at IS NOT NULL AND e.name <> '(events)'),
+    count(*) FILTER (WHERE e.dropped_at IS NOT NULL AND e.name = '(events)'),
+    count(*) FILTER (WHERE e.dropped_at IS NULL AND o.payload IS NULL)
+  INTO v_dropped, v_events, v_no_payload
+  FROM unnest(p_originals) AS o JOIN postrider.endpoints e ON e.id = coalesce(p_to, o.endpoint_id);
   SELECT array_agg(o.id ORDER BY o.id), array_agg(e.name ORDER BY o.id),
     array_agg(CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END ORDER BY o.id),
     array_agg(o.payload ORDER BY o.id), array_agg(o.content_type ORDER BY o.id), array_agg(o.priority ORDER BY o.id),
@@ -252,7 +256,8 @@ BEGIN
     END LOOP;
   END;
   skipped := jsonb_strip_nulls(jsonb_build_object('no_payload', nullif(v_no_payload, 0),
-    'endpoint_dropped', nullif(v_dropped, 0), 'invalid', nullif(v_invalid, 0), 'too_large', nullif(v_too_large, 0)));
+    'endpoint_dropped', nullif(v_dropped, 0), 'invalid_event', nullif(v_events, 0),
+    'invalid', nullif(v_invalid, 0), 'too_large', nullif(v_too_large, 0)));
 END $$;
 
 -- How many of these fit: a replay leaves a tenth of the queue, and of an endpoint's part of it, to those who send.

@@ -27,12 +27,18 @@ pub(super) fn time(given: &str) -> String {
     )
 }
 
+/// With hyphens, without them, or in braces.
 pub(super) fn correlation_id(given: &str) -> String {
-    let [eight, four, twelve] = [8, 4, 12].map(|count| "[0-9a-fA-F]".repeat(count));
+    let [four, eight, twelve, all] = [4, 8, 12, 32].map(|count| "[0-9a-fA-F]".repeat(count));
     let hyphened = format!("{eight}-{four}-{four}-{four}-{twelve}");
+    let parts = [(1, 8), (9, 4), (13, 4), (17, 4), (21, 12)]
+        .map(|(from, count)| format!("substr({given}, {from}, {count})"))
+        .join(" || '-' || ");
     format!(
         "CASE WHEN {given} IS NULL THEN NULL WHEN typeof({given}) <> 'text' THEN 'bad'
-      WHEN {given} GLOB '{hyphened}' THEN lower({given}) ELSE 'bad' END"
+      WHEN {given} GLOB '{hyphened}' THEN lower({given})
+      WHEN {given} GLOB '{all}' THEN lower({parts})
+      WHEN {given} GLOB '{{{hyphened}}}' THEN lower(substr({given}, 2, 36)) ELSE 'bad' END"
     )
 }
 

@@ -41,6 +41,20 @@ async fn a_blob_is_kept_byte_for_byte_with_its_content_type() {
 }
 
 #[tokio::test]
+async fn a_uuid_is_read_in_every_way_that_it_is_commonly_written() {
+    let shop = Shop::open().await;
+    let hyphened = "1C0A7E5E-3f0b-4a55-9a52-0f4b6f3b9a11";
+    for written in [hyphened.to_owned(), hyphened.replace('-', ""), format!("{{{hyphened}}}")] {
+        let sql = "INSERT INTO postrider_send (endpoint, payload, correlation_id) VALUES ('a', '1', ?1)";
+        shop.app.execute(sql, [&written]).unwrap();
+        let story = shop.store.story(last_send(&shop.app).unwrap().id).await.unwrap();
+        assert_eq!(story.correlation_id, hyphened.parse().ok(), "{written}");
+        let row = "SELECT count(*) FROM postrider_queue WHERE correlation_id = '1c0a7e5e-3f0b-4a55-9a52-0f4b6f3b9a11'";
+        assert!(shop.number(row) > 0, "{written}");
+    }
+}
+
+#[tokio::test]
 async fn every_row_of_one_statement_is_a_message() {
     let shop = Shop::open().await;
     let sql = "INSERT INTO postrider_send (endpoint, payload, ordering_key)
@@ -97,6 +111,11 @@ async fn a_refusal_names_field_and_rule_and_leaves_the_transaction_as_it_was() {
         ("ordering_key", "CAST(x'61ff' AS TEXT)", "22023 ordering_key: must be text in UTF-8"),
         ("ordering_key", "7", "22023 ordering_key: must be text in UTF-8"),
         ("correlation_id", "'7'", "22023 correlation_id: must be a UUID"),
+        (
+            "correlation_id",
+            "'urn:uuid:1c0a7e5e-3f0b-4a55-9a52-0f4b6f3b9a11'",
+            "22023 correlation_id: must be a UUID",
+        ),
         ("headers", "'[]'", "22023 headers: must be an object of strings"),
         ("headers", "'{\"a\":1}'", "22023 headers: must be an object of strings"),
         ("headers", "x'7b7d'", "22023 headers: must be an object of strings"),

@@ -39,6 +39,8 @@ pub(crate) async fn a_bad_endpoint_is_refused_by_field_and_leaves_nothing<H: Har
     let good = new_endpoint("x", json!({}));
     let table = [
         (NewEndpoint { name: "a b".into(), ..good.clone() }, "name"),
+        (NewEndpoint { name: ".".into(), ..good.clone() }, "name"),
+        (NewEndpoint { name: "..".into(), ..good.clone() }, "name"),
         (NewEndpoint { protocol: "smtp".into(), ..good.clone() }, "protocol"),
         (NewEndpoint { options: Some(json!({"on_dead": "stop"})), ..good.clone() }, "options.on_dead"),
         (NewEndpoint { retry_policy: Some(json!({"jitter": 2})), ..good.clone() }, "retry_policy.jitter"),

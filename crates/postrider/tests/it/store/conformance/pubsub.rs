@@ -415,10 +415,19 @@ pub(crate) async fn a_batch_of_events_is_all_or_nothing<H: Harness>(mut world: W
         world.complete(ticket).await;
     }
     assert_eq!(payloads, ["1", "3"]);
+    let headers = [("te".to_owned(), "x".to_owned())].into();
+    let options = json!({"colour": 1}).as_object().unwrap().clone();
     let refused = [
         (NewEvent::new("nothing", "1"), "42704", "there is no event type \"nothing\""),
         (NewEvent::new("checked", "1"), "22023", "events[1].payload: must be of type object"),
-        (NewEvent { priority: 11, ..orders() }, "22023", "priority: must be from 0 to 10"),
+        (NewEvent { priority: 11, ..orders() }, "22023", "events[1].priority: must be from 0 to 10"),
+        (
+            NewEvent { ordering_key: Some(String::new()), ..orders() },
+            "22023",
+            "events[1].ordering_key: must not",
+        ),
+        (NewEvent { headers, ..orders() }, "22023", "events[1].headers.te: belongs to the connection"),
+        (NewEvent { options, ..orders() }, "22023", "events[1].options.colour: is not known here"),
     ];
     for (bad, expected, says) in refused {
         let (code, message) = said(&world.store().publish_batch(vec![orders(), bad]).await.unwrap_err());

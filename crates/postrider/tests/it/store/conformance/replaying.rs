@@ -80,7 +80,7 @@ impl<H: Harness> World<H> {
     }
 
     /// Started and taken as far as it goes.
-    pub(super) async fn replayed(&self, replay: NewReplay) -> Replay {
+    pub(crate) async fn replayed(&self, replay: NewReplay) -> Replay {
         let started = self.store().start_replay(replay).await.unwrap();
         self.advance_replays(100).await;
         self.store().replay(started.id).await.unwrap()

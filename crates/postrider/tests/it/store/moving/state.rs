@@ -442,6 +442,36 @@ async fn ids_that_are_gone_are_not_given_again() {
 }
 
 #[tokio::test]
+async fn an_event_without_an_endpoint_is_skipped_by_replays_as_that() {
+    let world = World::<Sqlite>::start().await;
+    let checked =
+        NewEventType { schema: Some(json!({"type": "object"}).into()), ..NewEventType::new("checked") };
+    world.store().create_event_type(checked).await.unwrap();
+    let file = Connection::open(world.harness().path()).unwrap();
+    file.execute("INSERT INTO postrider_publish (event_type, payload) VALUES ('checked', '1')", []).unwrap();
+    // Whatever writes, writes after it.
+    world.configure("max_fanout", 77).await;
+    skips_the_event(&world).await;
+    let world = moved(world).await;
+    // A stored event has the time of the machine.
+    world.advance(jiff::Timestamp::now().duration_since(world.now()).as_secs().unsigned_abs() + 1);
+    skips_the_event(&world).await;
+}
+
+async fn skips_the_event<H: Harness>(world: &World<H>) {
+    let selection = ReplaySelection { status: Some(ReplayStatus::Failed), ..ReplaySelection::default() };
+    let all = NewReplay { selection, ..NewReplay::default() };
+    let skipped = json!({"invalid_event": 1});
+    let preview = world.store().preview_replay(all.clone()).await.unwrap();
+    assert_eq!((preview.count, json!(preview.skipped)), (0, skipped.clone()));
+    let done = world.replayed(all).await;
+    assert_eq!((done.total, json!(done.skipped)), (Some(1), skipped));
+    let letter = &world.store().dlq(DlqFilter::default()).await.unwrap()[0];
+    let refused = world.store().replay_message(letter.message, None).await.unwrap_err();
+    assert!(refused.to_string().contains("is an event without an endpoint"), "{refused}");
+}
+
+#[tokio::test]
 async fn a_paused_store_stays_paused() {
     let world = World::<Sqlite>::start().await;
     world.store().pause("the night\0shift").await.unwrap();

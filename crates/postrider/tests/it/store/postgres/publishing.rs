@@ -360,6 +360,21 @@ async fn a_batch_of_events_is_all_or_nothing() {
             "events[1].payload_base64: is not known here",
         ),
         (json!(1), "22023", "events[1]: must be an object"),
+        (
+            json!({"event_type": "orders", "payload": 1, "ordering_key": ""}),
+            "22023",
+            "events[1].ordering_key: must not be empty",
+        ),
+        (
+            json!({"event_type": "orders", "payload": 1, "idempotency_key": "k".repeat(250)}),
+            "54000",
+            "events[1].idempotency_key: ",
+        ),
+        (
+            json!({"event_type": "orders.created", "payload": 1, "options": {"colour": 1}}),
+            "22023",
+            "events[1].options.colour: is not known here",
+        ),
     ];
     for (bad, code, says) in refused {
         owner.refuses(&format!("SELECT postrider.publish_batch('{}')", json!([good, bad])), code, says).await;

@@ -471,6 +471,7 @@ async fn a_bad_value_is_22023_wherever_it_is_given() {
             "config.urls: is not known here",
         ),
         (r#"create_endpoint('b c', 'http', '{"url": "https://b.c/"}')"#, "name: must be 1 to 128 letters"),
+        (r#"create_endpoint('..', 'http', '{"url": "https://b.c/"}')"#, "name: must not be '.' or '..'"),
         ("create_endpoint('b', 'smoke', '{}')", "protocol"),
         (r#"validate_endpoint_config('http', '{"url": 1}')"#, "config.url: must be "),
         (
