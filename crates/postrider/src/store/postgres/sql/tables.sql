@@ -206,9 +206,11 @@ CREATE VIEW postrider._claims AS
 -- Keys whose next message could not be let go at once, because a sender of the key was in the middle of its
 -- transaction. A node looks again. No key, so that senders never conflict here.
 CREATE TABLE postrider._stalled_keys (
+  position bigint NOT NULL DEFAULT nextval('postrider._positions'),
   key_scope bigint NOT NULL,
   ordering_key text COLLATE "C" NOT NULL
 );
+CREATE INDEX stalled_keys_position ON postrider._stalled_keys (position);
 CREATE INDEX stalled_keys_key ON postrider._stalled_keys (key_scope, ordering_key);
 
 -- Idempotency keys of completed messages, for idempotency_retention.
