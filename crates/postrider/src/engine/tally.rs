@@ -59,10 +59,10 @@ pub struct EndpointFigures {
 
 impl Measures {
     pub fn read(&self) -> NodeFigures {
-        let lines = self.tally.lines.read().expect("nobody panics while holding the tally");
+        let lines = &self.tally.lines.read().expect("nobody panics while holding the tally").of;
         let mut others = self.tally.dropped.read(OTHERS, 0);
         let mut endpoints = Vec::with_capacity(lines.len().min(ENDPOINTS_MAX) + 1);
-        for (id, line) in &*lines {
+        for (id, line) in lines {
             let figures = line.read(&line.endpoint, self.slots.taken(*id));
             if line.stands_alone { endpoints.push(figures) } else { others.add(&figures) }
         }
@@ -86,8 +86,15 @@ impl EndpointFigures {
 
 /// One line for each endpoint. What dropped ones did is kept together, so that no sum ever shrinks.
 pub(super) struct Tally {
-    lines: RwLock<BTreeMap<EndpointId, Arc<Line>>>,
+    lines: RwLock<Lines>,
     dropped: Line,
+}
+
+#[derive(Default)]
+struct Lines {
+    of: BTreeMap<EndpointId, Arc<Line>>,
+    /// How many of them stand alone.
+    alone: usize,
 }
 
 impl Tally {
@@ -97,24 +104,27 @@ impl Tally {
 
     pub(super) fn line(&self, endpoint: &Endpoint) -> Arc<Line> {
         let mut lines = self.lines.write().expect("nobody panics while holding the tally");
-        if let Some(line) = lines.get(&endpoint.id) {
+        if let Some(line) = lines.of.get(&endpoint.id) {
             return Arc::clone(line);
         }
-        let alone = lines.values().filter(|line| line.stands_alone).count();
-        let line = Arc::new(Line::new(endpoint.name.clone(), alone < ENDPOINTS_MAX));
-        lines.insert(endpoint.id, Arc::clone(&line));
+        let line = Arc::new(Line::new(endpoint.name.clone(), lines.alone < ENDPOINTS_MAX));
+        lines.alone += usize::from(line.stands_alone);
+        lines.of.insert(endpoint.id, Arc::clone(&line));
         line
     }
 
     pub(super) fn forget(&self, endpoint: EndpointId) {
-        let gone = self.lines.write().expect("nobody panics while holding the tally").remove(&endpoint);
-        gone.inspect(|line| self.dropped.add(line));
+        let mut lines = self.lines.write().expect("nobody panics while holding the tally");
+        if let Some(line) = lines.of.remove(&endpoint) {
+            lines.alone -= usize::from(line.stands_alone);
+            self.dropped.add(&line);
+        }
     }
 
     /// A claim was lost with its node.
     pub(super) fn lost(&self, endpoint: EndpointId) {
         let lines = self.lines.read().expect("nobody panics while holding the tally");
-        let line = lines.get(&endpoint).map_or(&self.dropped, |line| &**line);
+        let line = lines.of.get(&endpoint).map_or(&self.dropped, |line| &**line);
         line.attempts[4].fetch_add(1, Relaxed);
     }
 }

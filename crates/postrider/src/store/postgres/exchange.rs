@@ -28,15 +28,16 @@ pub(super) struct Exchange {
 pub(super) struct Lines {
     /// One after the other.
     pub(super) in_turn: Line,
+    /// Of `in_turn`: all settle there.
+    pub(super) settle: Statement,
     /// For claims that do not depend on what is being settled, while a backlog lasts.
     pub(super) aside: Line,
 }
 
-/// An open connection and its statements.
+/// An open connection over which one can claim.
 pub(super) struct Line {
     pub(super) client: Client,
     pub(super) claim: Statement,
-    pub(super) settle: Statement,
 }
 
 impl Exchange {
@@ -54,7 +55,8 @@ impl Exchange {
             return Ok(lines);
         }
         let (in_turn, aside) = tokio::try_join!(Line::open(&self.server), Line::open(&self.server))?;
-        let lines = Arc::new(Lines { in_turn, aside });
+        let settle = in_turn.client.prepare(SETTLE).await.map_err(store_error)?;
+        let lines = Arc::new(Lines { in_turn, settle, aside });
         *self.slot() = Some(lines.clone());
         Ok(lines)
     }
@@ -79,7 +81,6 @@ impl Line {
         let client = server.client().await?;
         client.batch_execute(SESSION).await.map_err(store_error)?;
         let claim = client.prepare(CLAIM).await.map_err(store_error)?;
-        let settle = client.prepare(SETTLE).await.map_err(store_error)?;
-        Ok(Self { client, claim, settle })
+        Ok(Self { client, claim })
     }
 }

@@ -26,10 +26,11 @@ pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Res
     let mut sorted = Sorted::default();
     settlements.iter().enumerate().for_each(|(n, settlement)| sorted.put(node, n, settlement));
     let answer = async {
-        let line = &shared.exchange.lines().await?.in_turn;
+        let lines = shared.exchange.lines().await?;
         let left = closing.left.as_ref().map(Json);
-        line.client
-            .query(&line.settle, &[&node.0, &sorted.delivered, &sorted.others, &closing.finished, &left])
+        let client = &lines.in_turn.client;
+        client
+            .query(&lines.settle, &[&node.0, &sorted.delivered, &sorted.others, &closing.finished, &left])
             .await
             .map_err(store_error)
     };

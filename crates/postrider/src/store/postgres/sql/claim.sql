@@ -96,7 +96,7 @@ BEGIN
   END IF;
   IF v_state.stalled THEN
     -- A global key goes on at an endpoint that nobody may be asking for.
-    PERFORM pg_notify('postrider', e::text) FROM postrider._advance_stalled_keys(100) AS e
+    PERFORM pg_notify('postrider', e::text) FROM postrider._advance_stalled_keys(100, 100) AS e
     WHERE e <> ALL (p_endpoints);
   END IF;
   FOR i IN 1 .. cardinality(p_endpoints) LOOP

@@ -157,8 +157,10 @@ DECLARE
   v_endpoint record;
   v_limit bigint;
 BEGIN
-  SELECT l.max_queue_size, g.queued + (m.last_value - g.at_id), m.last_value - g.exact_id, g.departed
-  INTO v_limit, d.queued, d.unsure, d.departed FROM postrider._limits l, postrider._gauge g, postrider.message_ids m;
+  SELECT l.max_queue_size, g.queued + (m.last_value - g.at_id), m.last_value - g.exact_id, g.departed, g.counted_at, g.at_id,
+         m.last_value
+  INTO v_limit, d.queued, d.unsure, d.departed, d.counted_at, d.at_id, d.last_id
+  FROM postrider._limits l, postrider._gauge g, postrider.message_ids m;
   d.max_queue_size := v_limit;
   PERFORM postrider._make_room(d, cardinality(p_ids));
   d.max_queue_size := 0;
@@ -172,8 +174,6 @@ BEGIN
     d.name := v_endpoint.name;
     d.key_scope := v_endpoint.key_scope;
     d.queue_max := v_endpoint.queue_max;
-    -- Redriven ones got no new id, so that ids say nothing of this endpoint's part.
-    d.queued := greatest(d.queued, v_endpoint.queue_max);
     PERFORM postrider._make_room(d, v_endpoint.more);
   END LOOP;
 END $$;
@@ -274,7 +274,8 @@ BEGIN
   PERFORM postrider._lock_keys_within(interval '200 milliseconds', array_agg(key_scope), array_agg(ordering_key))
   FROM postrider.dlq WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL;
   PERFORM postrider._put_letters_back(v_ids, p_due_at);
-  PERFORM postrider._departed(-cardinality(v_ids));
+  -- Nobody gets these ids: what comes back is counted as what is new.
+  PERFORM nextval('postrider.message_ids') FROM generate_series(1, cardinality(v_ids));
   PERFORM pg_notify('postrider', endpoint_id::text)
   FROM (SELECT DISTINCT endpoint_id FROM postrider.dlq WHERE id = ANY (v_ids)) AS put_back;
   RETURN cardinality(v_ids);

@@ -250,16 +250,36 @@ BEGIN
     g.exact_id := v_last;
   END IF;
   IF v_last <> g.at_id OR v_departed <> g.departed THEN
-    SELECT coalesce(jsonb_object_agg(e.id, cardinality(
-             postrider._queued_of(e.id, postrider._key_scope(e), (e.options->>'max_queue_size')::bigint + 1))), '{}')
-    INTO g.parts
-    FROM postrider.endpoints e WHERE e.dropped_at IS NULL AND (e.options->>'max_queue_size')::bigint > 0;
+    PERFORM postrider._recount_parts(v_last, v_departed);
   END IF;
   UPDATE postrider._gauge SET queued = greatest(v_queued, 0), at_id = v_last, departed = v_departed, counted_at = v_now,
-    exact_id = g.exact_id, parts = g.parts;
+    exact_id = g.exact_id;
   PERFORM postrider._fold_departures();
   -- Last, because until the commit whoever settles these claims waits.
   PERFORM postrider._take_claims_along();
+END $$;
+
+-- Counts the parts of endpoints of which it is open whether senders are to be refused, because more than a fortieth of
+-- the limit came and left since they were counted: the most doubtful first, up to so many messages at a time. Of the
+-- others senders count a part themselves when they have to.
+CREATE FUNCTION postrider._recount_parts(p_last bigint, p_departed bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  WITH limited AS (
+    SELECT e.id, postrider._key_scope(e) AS key_scope, (e.options->>'max_queue_size')::bigint AS queue_max,
+           coalesce(p.queued - (p_departed - p.departed), 0) AS least, p.queued + (p_last - p.at_id) AS most
+    FROM postrider.endpoints e LEFT JOIN postrider._parts p ON p.endpoint_id = e.id
+    WHERE e.dropped_at IS NULL AND (e.options->>'max_queue_size')::bigint > 0
+  ), doubtful AS (
+    SELECT *, sum(queue_max) OVER (ORDER BY least::float8 / queue_max, id) - queue_max AS before
+    FROM limited WHERE (most < queue_max) IS NOT TRUE AND least < queue_max - queue_max / 40
+  ), counted AS (
+    SELECT id, queue_max, cardinality(postrider._queued_of(id, key_scope, queue_max + 1)) AS count
+    FROM doubtful WHERE before < 10 * postrider._counted_at_once()
+  )
+  INSERT INTO postrider._parts (endpoint_id, queued, at_id, departed)
+  SELECT id, count, CASE WHEN count <= queue_max THEN p_last END, p_departed FROM counted
+  ON CONFLICT (endpoint_id) DO UPDATE
+  SET queued = excluded.queued, at_id = excluded.at_id, departed = excluded.departed;
 END $$;
 
 -- When the claimable message was or is due that comes first; those in a node's hands are not claimable.

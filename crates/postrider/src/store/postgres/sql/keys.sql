@@ -162,16 +162,24 @@ BEGIN
   END IF;
 END $$;
 
--- Looks at keys that had to be left alone. Returns the endpoints that have something to do now.
-CREATE FUNCTION postrider._advance_stalled_keys(p_limit integer) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
+-- Looks at keys that had to be left alone: at all of them, or at p_looks from anywhere on, and lets up to p_limit go.
+-- Returns the endpoints that have something to do now.
+CREATE FUNCTION postrider._advance_stalled_keys(p_limit integer, p_looks integer DEFAULT NULL) RETURNS SETOF bigint
+LANGUAGE plpgsql AS $$
 DECLARE
+  v_from bigint := (SELECT min(position) + floor(random() * (max(position) - min(position) + 1))
+                    FROM postrider._stalled_keys);
   v_key record;
   v_endpoint bigint;
 BEGIN
   -- Those whose senders are still at work do not count: however many they are, they hold up nobody else.
   FOR v_key IN
     SELECT k.key_scope, k.ordering_key
-    FROM (SELECT DISTINCT key_scope, ordering_key FROM postrider._stalled_keys) AS k
+    FROM (SELECT DISTINCT s.key_scope, s.ordering_key
+          FROM ((SELECT * FROM postrider._stalled_keys WHERE position >= v_from ORDER BY position LIMIT p_looks)
+                UNION ALL
+                (SELECT * FROM postrider._stalled_keys WHERE position < v_from ORDER BY position LIMIT p_looks)
+                LIMIT p_looks) AS s) AS k
     WHERE postrider._try_lock_key(k.key_scope, k.ordering_key) LIMIT p_limit
   LOOP
     DELETE FROM postrider._stalled_keys

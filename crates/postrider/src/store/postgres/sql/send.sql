@@ -22,9 +22,8 @@ CREATE TYPE postrider._destination AS (
   unsure bigint,
   departed bigint,
   counted_at timestamptz,
-  -- What the endpoint held when it was counted, and the ids given since. Null unless it has a limit of its own.
-  part bigint,
-  new_ids bigint
+  at_id bigint,
+  last_id bigint
 );
 
 CREATE FUNCTION postrider._destination(p_endpoint text) RETURNS postrider._destination
@@ -36,7 +35,7 @@ BEGIN
          (e.options->>'max_queue_size')::bigint, e.disabled_by, e.paused, e.config,
          l.max_queue_size, l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes, l.max_batch_messages,
          l.stale_recovery_timeout, g.queued + (m.last_value - g.at_id), m.last_value - g.exact_id, g.departed, g.counted_at,
-         CASE WHEN e.options ? 'max_queue_size' THEN (g.parts->>e.id::text)::bigint END, m.last_value - g.at_id
+         g.at_id, m.last_value
   INTO v
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g, postrider.message_ids m
   -- That there is one row of each is what lets the planner keep its plan.
@@ -59,12 +58,11 @@ BEGIN
   SELECT array_agg(ROW(e.id, e.name, e.protocol, CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END,
            (e.options->>'max_queue_size')::bigint, e.disabled_by, e.paused, e.config,
            l.max_queue_size, l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes, l.max_batch_messages,
-           l.stale_recovery_timeout, l.queued, l.unsure, l.departed, l.counted_at,
-           CASE WHEN e.options ? 'max_queue_size' THEN (l.parts->>e.id::text)::bigint END,
-           l.new_ids)::postrider._destination)
+           l.stale_recovery_timeout, l.queued, l.unsure, l.departed, l.counted_at, l.at_id,
+           l.last_id)::postrider._destination)
   INTO v
   FROM (SELECT l.*, g.queued + (m.last_value - g.at_id) AS queued, m.last_value - g.exact_id AS unsure, g.departed,
-          g.counted_at, g.parts, m.last_value - g.at_id AS new_ids
+          g.counted_at, g.at_id, m.last_value AS last_id
         FROM postrider._limits l, postrider._gauge g, postrider.message_ids m WHERE l.single AND g.single LIMIT 1) AS l
     CROSS JOIN postrider.endpoints e
   WHERE e.name = ANY (p_names) AND e.dropped_at IS NULL AND e.disabled_by IS DISTINCT FROM 'operator';
@@ -90,6 +88,7 @@ END $$;
 CREATE FUNCTION postrider._make_room(d postrider._destination, p_more bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_queued bigint;
+  v_part postrider._parts;
 BEGIN
   IF d.max_queue_size > 0 AND d.queued + p_more > d.max_queue_size THEN
     v_queued := d.queued - ((SELECT coalesce(sum(departed), 0) FROM postrider._departures) - d.departed);
@@ -106,12 +105,19 @@ BEGIN
       END IF;
     END IF;
   END IF;
-  IF d.queue_max > 0 AND least(d.queued, d.part + d.new_ids) + p_more > d.queue_max THEN
-    v_queued := d.part;
-    -- Very many are not counted again while a node just did, and hardly anything left since.
-    IF v_queued IS NULL OR d.queue_max <= postrider._counted_at_once()
-       OR d.counted_at < postrider._now() - interval '3 seconds'
-       OR (SELECT coalesce(sum(departed), 0) FROM postrider._departures) - d.departed > d.queue_max / 20 THEN
+  IF d.queue_max > 0 AND d.queued + p_more > d.queue_max THEN
+    SELECT * INTO v_part FROM postrider._parts WHERE endpoint_id = d.id;
+    -- It may have been counted just now.
+    IF v_part.queued + greatest(d.last_id - v_part.at_id, 0) + p_more <= d.queue_max AND v_part.at_id IS NOT NULL THEN
+      RETURN;
+    END IF;
+    v_queued := least(v_part.queued + (d.at_id - v_part.at_id), d.queue_max);
+    -- Very many are not counted again while a node looks after them: there was room a moment ago, or there is none even if
+    -- all that left since was theirs. Nobody is refused below 95 %.
+    IF d.queue_max <= postrider._counted_at_once() OR d.counted_at < postrider._now() - interval '3 seconds'
+       OR v_queued + p_more > d.queue_max
+          AND (v_part.queued - ((SELECT coalesce(sum(departed), 0) FROM postrider._departures) - v_part.departed)
+               >= least(d.queue_max - d.queue_max / 20, d.queue_max - p_more + 1)) IS NOT TRUE THEN
       v_queued := cardinality(postrider._queued_of(d.id, d.key_scope, d.queue_max + 1));
     END IF;
     IF v_queued + p_more > d.queue_max THEN

@@ -50,15 +50,23 @@ CREATE TABLE postrider._limits (
 
 -- How much is queued, as of some moment: what was queued when the last id was `at_id` and `departed` had left.
 -- Senders add the ids given since; a node counts again before that is far off. After `exact_id` ids of rolled back sends
--- are counted, too. `parts` has what endpoints with a limit of their own held: {"endpoint": messages}.
+-- are counted, too.
 CREATE TABLE postrider._gauge (
   single boolean PRIMARY KEY DEFAULT true CHECK (single),
   queued bigint NOT NULL DEFAULT 0,
   at_id bigint NOT NULL DEFAULT 0,
   departed bigint NOT NULL DEFAULT 0,
   counted_at timestamptz NOT NULL DEFAULT '-infinity',
-  exact_id bigint NOT NULL DEFAULT 0,
-  parts jsonb NOT NULL DEFAULT '{}'
+  exact_id bigint NOT NULL DEFAULT 0
+);
+
+-- What endpoints with a limit of their own held when they were counted. Whatever came since may be theirs, and whatever
+-- left: so much is between what is queued there now. `at_id` is null where there were more than `queued`.
+CREATE TABLE postrider._parts (
+  endpoint_id bigint PRIMARY KEY,
+  queued bigint NOT NULL,
+  at_id bigint,
+  departed bigint NOT NULL
 );
 
 -- A dropped endpoint stays as a name for what the archive says of it.
@@ -134,7 +142,7 @@ CREATE TABLE postrider._bounds (
 );
 INSERT INTO postrider._bounds (name, position) VALUES ('claims', 0), ('departures', 0);
 
--- How many messages left the queue, a row each time. What comes back without a new id (a redrive) counts against it.
+-- How many messages left the queue, a row each time.
 CREATE TABLE postrider._departure_rows (
   position bigint NOT NULL DEFAULT nextval('postrider._positions'),
   departed bigint NOT NULL
@@ -206,9 +214,11 @@ CREATE VIEW postrider._claims AS
 -- Keys whose next message could not be let go at once, because a sender of the key was in the middle of its
 -- transaction. A node looks again. No key, so that senders never conflict here.
 CREATE TABLE postrider._stalled_keys (
+  position bigint NOT NULL DEFAULT nextval('postrider._positions'),
   key_scope bigint NOT NULL,
   ordering_key text COLLATE "C" NOT NULL
 );
+CREATE INDEX stalled_keys_position ON postrider._stalled_keys (position);
 CREATE INDEX stalled_keys_key ON postrider._stalled_keys (key_scope, ordering_key);
 
 -- Idempotency keys of completed messages, for idempotency_retention.

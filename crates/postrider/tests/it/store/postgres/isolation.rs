@@ -132,6 +132,42 @@ async fn keys_go_on_however_many_others_a_long_transaction_sends_under() {
 }
 
 #[tokio::test]
+async fn a_claim_looks_at_few_of_many_locked_keys_and_claims_come_around_to_all() {
+    let mut world = World::<Postgres>::start().await;
+    let (mut long, mut app) = (connect(&world).await, connect(&world).await);
+    let long = long.transaction().await.unwrap();
+    let lock = "SELECT postrider._lock_key(0, 'k' || n) FROM generate_series(1, 500) AS n";
+    long.query(lock, &[]).await.unwrap();
+    let stall = "INSERT INTO postrider._stalled_keys (key_scope, ordering_key)
+                 SELECT 0, 'k' || n FROM generate_series(1, 500) AS n";
+    app.execute(stall, &[]).await.unwrap();
+    // As over the connections that claims go over.
+    app.batch_execute("SET enable_seqscan = off; SET enable_bitmapscan = off").await.unwrap();
+    let claim = app.transaction().await.unwrap();
+    let nothing = "SELECT FROM postrider._claim($1, 1000, false, '{}', '{}', '{}', '[]', '{}', '{}', '{}')";
+    claim.query(nothing, &[&world.node.0]).await.unwrap();
+    let read =
+        "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = '_stalled_keys'";
+    let read: i64 = claim.query_one(read, &[]).await.unwrap().get(0);
+    claim.commit().await.unwrap();
+    assert!(read <= 110, "{read} rows were read");
+    let behind = world.send_keyed("free", 2).await[1];
+    let stall = "INSERT INTO postrider._stalled_keys (key_scope, ordering_key)
+                 SELECT key_scope, ordering_key FROM postrider.queue WHERE place = 1";
+    app.execute(stall, &[]).await.unwrap();
+    // Its head is gone, and nobody looked who is next.
+    app.execute("DELETE FROM postrider.queue WHERE place = 0", &[]).await.unwrap();
+    let mut claimed = Vec::new();
+    for _ in 0..1000 {
+        claimed = world.claim_ids().await;
+        if !claimed.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(claimed, [behind]);
+}
+
+#[tokio::test]
 async fn a_key_goes_on_when_its_next_message_was_not_yet_committed() {
     let mut world = World::<Postgres>::start().await;
     let mut app = connect(&world).await;

@@ -51,6 +51,17 @@ async fn send(owner: &Prompt, endpoint: &str) -> (i64, bool) {
     (touched("Shared Hit Blocks") + touched("Shared Read Blocks"), refused)
 }
 
+/// Reads about as many rows as are counted at once, and not those of an endpoint besides.
+async fn counts_cheaply(owner: &Prompt) {
+    let read = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'queue'";
+    owner.run("BEGIN").await;
+    let before = owner.number(read).await;
+    count(owner).await;
+    let rows = owner.number(read).await - before;
+    owner.run("COMMIT").await;
+    assert!(rows < 11_000, "{rows} rows were read");
+}
+
 async fn accepts_cheaply(owner: &Prompt, endpoint: &str) {
     let (pages, refused) = send(owner, endpoint).await;
     assert!(!refused && pages < 100, "{pages} pages, refused: {refused}");
@@ -96,6 +107,95 @@ async fn a_full_endpoint_is_not_counted_by_those_it_refuses() {
     cancel(&owner, "large", MANY / 10).await;
     let (_, refused) = send(&owner, "large").await;
     assert!(!refused, "never refused below 95 %");
+}
+
+#[tokio::test]
+async fn an_endpoint_far_from_its_limit_is_not_counted_every_second() {
+    let (_database, owner) = prompt::alone().await;
+    owner.endpoint("large", json!({"max_queue_size": 2 * MANY})).await;
+    send_many(&owner, "large", MANY).await;
+    count(&owner).await;
+    for _ in 0..3 {
+        send_many(&owner, "large", 10).await;
+        send_many(&owner, "a", 1_000).await;
+        cancel(&owner, "large", 10).await;
+        counts_cheaply(&owner).await;
+        accepts_cheaply(&owner, "large").await;
+    }
+}
+
+#[tokio::test]
+async fn a_full_endpoint_is_counted_again_when_enough_has_left() {
+    let (_database, owner) = prompt::alone().await;
+    owner.endpoint("large", json!({"max_queue_size": MANY})).await;
+    send_many(&owner, "a", MANY / 10).await;
+    send_many(&owner, "large", MANY).await;
+    count(&owner).await;
+    for _ in 0..3 {
+        cancel(&owner, "large", 100).await;
+        counts_cheaply(&owner).await;
+        refuses_cheaply(&owner, "large").await;
+    }
+    cancel(&owner, "large", MANY / 20).await;
+    count(&owner).await;
+    accepts_cheaply(&owner, "large").await;
+    counts_cheaply(&owner).await;
+}
+
+/// Whoever looks only at what came and left in all cannot tell whose it was.
+#[tokio::test]
+async fn what_others_send_and_get_neither_fills_an_endpoint_nor_makes_room_there() {
+    let (_database, owner) = prompt::alone().await;
+    owner.endpoint("large", json!({"max_queue_size": MANY})).await;
+    send_many(&owner, "large", MANY - 2_000).await;
+    for _ in 0..3 {
+        send_many(&owner, "a", 2_000).await;
+        count(&owner).await;
+        accepts_cheaply(&owner, "large").await;
+    }
+    send_many(&owner, "large", 2_000 - 6).await;
+    for _ in 0..3 {
+        cancel(&owner, "a", 2_000).await;
+        count(&owner).await;
+        refuses_cheaply(&owner, "large").await;
+    }
+    assert_eq!(owner.number("SELECT count(*) FROM postrider.queue").await, MANY as i64);
+}
+
+#[tokio::test]
+async fn what_is_redriven_takes_room() {
+    let (_database, owner) = prompt::alone().await;
+    owner.endpoint("large", json!({"max_queue_size": MANY})).await;
+    send_many(&owner, "large", MANY - 2).await;
+    owner
+        .run(
+            "SELECT postrider._bury(id, 1, 'exhausted', 'no'), postrider._departed(1)
+             FROM (SELECT id FROM postrider.queue LIMIT 2000) AS few",
+        )
+        .await;
+    count(&owner).await;
+    accepts_cheaply(&owner, "large").await;
+    assert_eq!(owner.number("SELECT postrider.redrive_endpoint('large')").await, 2_000);
+    count(&owner).await;
+    refuses_cheaply(&owner, "large").await;
+}
+
+#[tokio::test]
+async fn a_limit_that_is_raised_holds_though_more_was_queued_than_the_old_one() {
+    let (_database, owner) = prompt::alone().await;
+    owner.endpoint("small", json!({})).await;
+    send_many(&owner, "small", 60).await;
+    for (limit, room) in [(20, 0), (100, 40), (70, 0), (101, 1)] {
+        let options = json!({"max_queue_size": limit});
+        owner.run(&format!("SELECT postrider.alter_endpoint('small', options => '{options}')")).await;
+        count(&owner).await;
+        send_many(&owner, "a", 1).await;
+        count(&owner).await;
+        if room > 0 {
+            send_many(&owner, "small", room).await;
+        }
+        owner.refuses("SELECT postrider.send('small', '{}')", "53400", &format!("of {limit}")).await;
+    }
 }
 
 #[tokio::test]
