@@ -77,7 +77,7 @@ impl StoreUrl {
     /// False when opening it is going to make it.
     pub(crate) async fn exists(&self) -> Result<bool, Failure> {
         match self {
-            Self::Sqlite(path) => Ok(path.exists()),
+            Self::Sqlite(path) => Ok(path.exists() && is_store(path).await?),
             Self::Postgres(url) => Ok(PostgresStore::is_installed(url.as_str()).await?),
         }
     }
@@ -93,11 +93,11 @@ impl StoreUrl {
         }
     }
 
-    /// For a command beside a running node. A mistyped path must not leave a new store behind.
+    /// For a command beside a running node. A mistyped path must not leave a new store behind, nor one in somebody's file.
     pub(crate) async fn open_tool(&self) -> Result<Arc<dyn Operate>, Failure> {
         match self {
             Self::Sqlite(path) => {
-                must_exist(path)?;
+                must_be_store(path).await?;
                 Ok(Arc::new(open_sqlite(SqliteOptions::tool(path)).await?))
             }
             Self::Postgres(url) => Ok(Arc::new(open_postgres(url, false).await?)),
@@ -108,7 +108,7 @@ impl StoreUrl {
     pub(crate) async fn open_export(&self) -> Result<SqliteStore, Failure> {
         match self {
             Self::Sqlite(path) => {
-                must_exist(path)?;
+                must_be_store(path).await?;
                 open_sqlite(SqliteOptions::node(path)).await
             }
             Self::Postgres(_) => Err(Failure::usage("only a SQLite store can be exported: --store sqlite:PATH")
@@ -164,12 +164,20 @@ fn without_secrets(text: &str) -> String {
     }
 }
 
-fn must_exist(path: &Path) -> Result<(), Failure> {
-    if path.exists() {
-        return Ok(());
-    }
-    Err(Failure::store(format!("there is no store at {}", path.display()))
+async fn must_be_store(path: &Path) -> Result<(), Failure> {
+    let missing = match path.exists() {
+        false => format!("there is no store at {}", path.display()),
+        true if is_store(path).await? => return Ok(()),
+        true => format!("{} has no store of Postrider in it", path.display()),
+    };
+    Err(Failure::store(missing)
         .hint("`postrider serve` and `postrider migrate` create one; --store says where it is"))
+}
+
+async fn is_store(path: &Path) -> Result<bool, Failure> {
+    let path = path.to_owned();
+    let looked = tokio::task::spawn_blocking(move || SqliteStore::is_installed(&path)).await;
+    Ok(looked.expect("looking at a file does not panic")?)
 }
 
 async fn open_sqlite(options: SqliteOptions) -> Result<SqliteStore, Failure> {

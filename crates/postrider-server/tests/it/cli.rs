@@ -185,3 +185,18 @@ fn an_answer_that_cannot_be_written_is_a_failure_and_a_token_nobody_saw_is_none(
     drop(unread.stdout.take());
     assert_eq!(unread.wait().expect("it ends").code(), Some(0), "a reader that went away");
 }
+
+#[test]
+fn a_command_that_looks_leaves_a_file_without_a_store_as_it_is() {
+    let home = Home::new();
+    let file = home.store_file();
+    rusqlite::Connection::open(&file).unwrap().execute_batch("CREATE TABLE orders (id INTEGER)").unwrap();
+    let before = std::fs::read(&file).unwrap();
+    for command in [&["status"][..], &["send", "shop", "{}"], &["export", "-"]] {
+        let said = told(&home.run(command));
+        assert!(said.contains("exit 3") && said.contains("has no store of Postrider"), "{command:?}: {said}");
+        assert!(std::fs::read(&file).unwrap() == before, "{command:?}");
+    }
+    home.json(&["migrate"]);
+    home.json(&["status"]);
+}

@@ -118,7 +118,8 @@ pub(super) fn named(status: StatusCode) -> String {
     }
 }
 
-/// Only these two statuses mean "come back later" when they say when.
+/// Only these two statuses mean "come back later" when they say when. A moment that is past, perhaps by the clock of the
+/// receiver alone, says nothing: to take it at its word would spend all attempts at once.
 fn retry_after(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     if !matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         return None;
@@ -133,7 +134,7 @@ fn retry_after(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Optio
             at.duration_since(SystemTime::from(now)).unwrap_or(Duration::ZERO)
         }
     };
-    Some(asked.min(RETRY_AFTER_MAX))
+    (!asked.is_zero()).then(|| asked.min(RETRY_AFTER_MAX))
 }
 
 /// The connection failed after the request was handed to it, so it may have arrived.
@@ -182,10 +183,10 @@ mod tests {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let cases = [
             (429, "120", Some(120)),
-            (503, "0", Some(0)),
+            (503, "0", None),
             (503, "Thu, 01 Jan 2026 00:01:00 GMT", Some(60)),
             (503, "Thursday, 01-Jan-26 00:01:00 GMT", Some(60)),
-            (429, "Wed, 31 Dec 2025 23:00:00 GMT", Some(0)),
+            (429, "Wed, 31 Dec 2025 23:00:00 GMT", None),
             (429, "99999999999999999999999999", Some(86_400)),
             (429, "86401", Some(86_400)),
             (429, "-5", None),

@@ -29,7 +29,7 @@ pub(super) fn bury(write: &mut Write<'_>, event: &StoredEvent, error: &StoreErro
                losses, ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type,
                last_error, content_type, headers, options, payload)
              VALUES (?1, ?2, 'failed', ?3, ?4, '[]', length(?15) + coalesce(length(?13), 0) + length(?12) + 200, ?5, 0, 0,
-               ?6, ?16, ?7, ?8, ?9, ?10, ?11, ?12, ?17, ?13, ?14, ?15)
+               ?6, ?4, ?7, ?8, ?9, ?10, ?11, ?12, ?16, ?13, ?14, ?15)
              RETURNING bytes",
         )
         .and_then(|mut statement| {
@@ -50,7 +50,6 @@ pub(super) fn bury(write: &mut Write<'_>, event: &StoredEvent, error: &StoreErro
                     headers_text(&new.headers),
                     options_text(&new.options),
                     &new.payload[..],
-                    micros_of(event.created_at),
                     JSON,
                 ],
                 |row| row.get(0),
@@ -79,7 +78,7 @@ pub(super) fn publish_again(write: &mut Write<'_>, dlq_id: i64, whatever_comes: 
 /// Expiry and idempotency key are cleared, as for every redrive.
 fn buried(conn: &Connection, dlq_id: i64) -> rusqlite::Result<Option<(EndpointId, StoredEvent)>> {
     conn.prepare_cached(
-        "SELECT endpoint_id, created_at, event_type, payload, headers, options, priority, scheduled_at, NULL, NULL,
+        "SELECT endpoint_id, event_type, payload, headers, options, priority, scheduled_at, NULL, NULL,
            correlation_id, ordering_key
          FROM _postrider_dlq WHERE id = ?1 AND status = 'failed' AND payload IS NOT NULL",
     )?

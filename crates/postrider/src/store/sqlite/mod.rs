@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use rusqlite::Connection;
 use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags};
 
 use self::checkpoint::WalGauge;
 use self::job::{Commit, Order, WriterHandle};
@@ -130,6 +130,16 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
+    /// Whether a file has a store in it. Changes nothing.
+    pub fn is_installed(path: impl AsRef<Path>) -> Result<bool> {
+        let look = || {
+            let conn = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+            conn.busy_timeout(BUSY_TIMEOUT)?;
+            schema::version(&conn)
+        };
+        look().map(|version| version > 0).map_err(storage_error)
+    }
+
     /// Opens the file; a missing one is created with the current schema.
     pub fn open(mut options: SqliteOptions) -> Result<Self> {
         // SQLite follows links to find its WAL; lock and syncer must look in the same place.

@@ -13,7 +13,7 @@ use super::row::micros_of;
 use super::writer::Write;
 use super::{dlq, endpoints, events, storage_error};
 use crate::endpoint::{DisabledBy, EndpointId};
-use crate::error::StoreError;
+use crate::error::{Invalid, StoreError};
 use crate::message::{Fence, MessageId, NodeId, State};
 use crate::settings::AttemptLog;
 use crate::store::{AttemptOutcome, AttemptRecord, Effect, End, Result, Settled, Settlement};
@@ -312,11 +312,17 @@ pub(super) fn cancel_by_force(write: &mut Write<'_>, id: MessageId) -> Result<()
 pub(super) fn reschedule(write: &mut Write<'_>, id: MessageId, due_at: Timestamp) -> Result<()> {
     crate::send::check_time("at", due_at)?;
     let leaving = pending(write, id)?;
-    write
+    let changed = write
         .conn
-        .prepare_cached("UPDATE _postrider_queue SET due_at = ?2, scheduled_at = ?2 WHERE id = ?1")
-        .and_then(|mut statement| statement.execute(params![id.0, micros_of(due_at)]))
+        .prepare_cached(
+            "UPDATE _postrider_queue SET due_at = max(?2, ?3), scheduled_at = ?2
+             WHERE id = ?1 AND (expires_at IS NULL OR expires_at > ?2)",
+        )
+        .and_then(|mut statement| statement.execute(params![id.0, micros_of(due_at), micros_of(write.now)]))
         .map_err(storage_error)?;
+    if changed == 0 {
+        return Err(Invalid::new("at", "must be before the message expires").into());
+    }
     write.tell_pending(Some(leaving.endpoint));
     Ok(())
 }

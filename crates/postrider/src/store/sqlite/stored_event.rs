@@ -2,18 +2,16 @@
 
 use std::fmt::Display;
 
-use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::publish::Publication;
-use super::row::{at, correlation, headers, object, optional_at, payload};
+use super::row::{correlation, headers, object, optional_at, payload};
 use crate::error::Invalid;
 use crate::event::NewEvent;
 use crate::store::Result;
 
 pub(super) struct StoredEvent {
     pub(super) id: i64,
-    pub(super) created_at: Timestamp,
     pub(super) new: NewEvent,
     /// The first thing in it that no node can read. Such things are left out of the event.
     unreadable: Option<Invalid>,
@@ -22,7 +20,7 @@ pub(super) struct StoredEvent {
 impl StoredEvent {
     pub(super) fn oldest_after(conn: &Connection, id: i64) -> rusqlite::Result<Option<Self>> {
         conn.prepare_cached(
-            "SELECT id, created_at, event_type, payload, headers, options, priority, scheduled_at, expires_at,
+            "SELECT id, event_type, payload, headers, options, priority, scheduled_at, expires_at,
                idempotency_key, correlation_id, ordering_key
              FROM _postrider_events WHERE id > ?1 ORDER BY id LIMIT 1",
         )?
@@ -35,20 +33,19 @@ impl StoredEvent {
     pub(super) fn of_row(row: &Row<'_>) -> rusqlite::Result<Self> {
         let id = row.get(0)?;
         let mut unreadable = Unreadable(None);
-        let created_at = at(unreadable.unless("created_at", row.get(1)));
         let new = NewEvent {
-            event_type: unreadable.unless("event_type", row.get(2)),
-            payload: unreadable.unless("payload", payload(row, 3)).unwrap_or_default(),
-            headers: unreadable.unless("headers", headers(row.get_ref(4)?)),
-            options: unreadable.unless("options", object(row.get_ref(5)?)),
-            priority: unreadable.unless("priority", row.get(6)),
-            scheduled_at: optional_at(unreadable.unless("scheduled_at", row.get(7))),
-            expires_at: optional_at(unreadable.unless("expires_at", row.get(8))),
-            idempotency_key: unreadable.unless("idempotency_key", row.get(9)),
-            correlation_id: unreadable.unless("correlation_id", correlation(row, 10)),
-            ordering_key: unreadable.unless("ordering_key", row.get(11)),
+            event_type: unreadable.unless("event_type", row.get(1)),
+            payload: unreadable.unless("payload", payload(row, 2)).unwrap_or_default(),
+            headers: unreadable.unless("headers", headers(row.get_ref(3)?)),
+            options: unreadable.unless("options", object(row.get_ref(4)?)),
+            priority: unreadable.unless("priority", row.get(5)),
+            scheduled_at: optional_at(unreadable.unless("scheduled_at", row.get(6))),
+            expires_at: optional_at(unreadable.unless("expires_at", row.get(7))),
+            idempotency_key: unreadable.unless("idempotency_key", row.get(8)),
+            correlation_id: unreadable.unless("correlation_id", correlation(row, 9)),
+            ordering_key: unreadable.unless("ordering_key", row.get(10)),
         };
-        Ok(Self { id, created_at, new, unreadable: unreadable.0 })
+        Ok(Self { id, new, unreadable: unreadable.0 })
     }
 
     pub(super) fn publication(&self) -> Result<Publication> {

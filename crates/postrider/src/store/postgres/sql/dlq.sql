@@ -324,7 +324,9 @@ BEGIN
     PERFORM postrider._conflict(format('dead letter %s was erased', p_dlq_id));
   END IF;
   IF NOT EXISTS (SELECT FROM postrider.endpoints WHERE id = v.endpoint_id AND dropped_at IS NULL) THEN
-    PERFORM postrider._conflict(format('the endpoint of dead letter %s was dropped', p_dlq_id));
+    PERFORM postrider._conflict(format(CASE v.reason WHEN 'invalid_event'
+      THEN 'dead letter %s is an event without an endpoint; replay its message to one'
+      ELSE 'the endpoint of dead letter %s was dropped' END, p_dlq_id));
   END IF;
   RETURN v.message_id;
 END $$;

@@ -49,7 +49,10 @@ BEGIN
   END IF;
   PERFORM postrider._check_time('at', at);
   v := postrider._pending_message(reschedule_message.id);
-  UPDATE postrider.queue SET due_at = at, scheduled_at = at WHERE queue.id = v.id;
+  IF v.expires_at <= at THEN
+    PERFORM postrider._invalid('at', 'must be before the message expires');
+  END IF;
+  UPDATE postrider.queue SET due_at = greatest(at, postrider._now()), scheduled_at = at WHERE queue.id = v.id;
   PERFORM postrider._tell_unblocked(v.endpoint_id);
 END $$;
 

@@ -5,8 +5,12 @@ use std::time::{Duration, Instant};
 
 use postrider::rusqlite::Connection;
 use postrider::store::sqlite::SqliteOptions;
-use postrider::store::{Arrival, DeadLetter, DlqFilter, DlqStatus, NoDirectClaims, Redrive};
-use postrider::{NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, SqliteStore, State};
+use postrider::store::{
+    Arrival, DeadLetter, DlqFilter, DlqStatus, Listing, MessageFilter, NoDirectClaims, Redrive,
+};
+use postrider::{
+    NewEvent, NewEventType, NewMessage, NewSubscription, Operate, PubSub, SqliteStore, State, Store,
+};
 use serde_json::{Value, json};
 
 use super::super::world::{join, new_endpoint};
@@ -180,6 +184,21 @@ async fn an_invalid_event_becomes_a_dead_letter_and_the_next_one_goes_on() {
     assert_eq!(shop.store.status().await.unwrap().dead, 0);
     let next = shop.store.send(NewMessage::new("a", "1")).await.unwrap().id;
     assert!(next > letter.message, "no id is given twice");
+}
+
+/// Lists rely on it that ids and times grow together.
+#[tokio::test]
+async fn a_letter_of_an_event_that_waited_long_is_as_young_as_its_id() {
+    let shop = Shop::with_orders().await;
+    shop.create_checked(json!({"required": ["id"]})).await;
+    shop.run(
+        "INSERT INTO postrider_publish (event_type, payload) VALUES ('checked', '{}');
+         UPDATE _postrider_events SET created_at = created_at - 10800000000",
+    );
+    shop.fanned_out().await;
+    let created_after = Some(shop.store.now() - Duration::from_secs(3600));
+    let dead = MessageFilter { state: Some(State::Dead), created_after, ..MessageFilter::default() };
+    assert_eq!(shop.store.messages(dead).await.unwrap().items.len(), 1);
 }
 
 #[tokio::test]

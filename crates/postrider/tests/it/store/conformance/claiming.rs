@@ -3,7 +3,7 @@ use std::sync::Arc;
 use postrider::error::StoreError;
 use postrider::store::{Expired, NextDue, NoDirectClaims, Pick, Waiting, Want};
 use postrider::verdict::Verdict;
-use postrider::{MessageId, NewMessage, Operate, State, Store};
+use postrider::{Invalid, MessageId, NewMessage, Operate, State, Store};
 use serde_json::json;
 
 use crate::store::world::{Harness, World, due, join, to};
@@ -307,6 +307,24 @@ pub(crate) async fn only_a_node_that_joined_can_claim<H: Harness>(mut world: Wor
     let refused = world.store().claim(request).await.expect_err("it left");
     assert!(matches!(refused, StoreError::Conflict(_)), "{refused:?}");
     assert_eq!(world.claim_ids().await, [id]);
+}
+
+pub(crate) async fn who_is_rescheduled_to_the_past_is_due_now<H: Harness>(mut world: World<H>) {
+    let first = world.send(to("a")).await;
+    let second = world.send(to("a")).await;
+    world.advance(1);
+    world.store().reschedule(second, world.now() - std::time::Duration::from_secs(3600)).await.unwrap();
+    assert_eq!(world.story(second).await.due_at, Some(world.now()));
+    assert_eq!(world.claim_ids().await, [first, second]);
+}
+
+pub(crate) async fn nobody_is_rescheduled_past_its_expiry<H: Harness>(world: World<H>) {
+    let id = world.send(NewMessage { expires_at: Some(world.in_seconds(60)), ..to("a") }).await;
+    for seconds in [60, 61] {
+        let refused = world.store().reschedule(id, world.in_seconds(seconds)).await.unwrap_err();
+        assert!(matches!(&refused, StoreError::Invalid(Invalid { field, .. }) if field == "at"), "{refused}");
+    }
+    world.store().reschedule(id, world.in_seconds(59)).await.unwrap();
 }
 
 pub(crate) async fn only_a_pending_message_is_cancelled_or_rescheduled<H: Harness>(mut world: World<H>) {

@@ -100,6 +100,8 @@ macro_rules! conformance {
                 a_receiver_that_asks_for_rest_holds_its_endpoint,
                 only_a_node_that_joined_can_claim,
                 only_a_pending_message_is_cancelled_or_rescheduled,
+                who_is_rescheduled_to_the_past_is_due_now,
+                nobody_is_rescheduled_past_its_expiry,
             }
             announcing {
                 without_room_a_message_stays_pending_and_is_announced,

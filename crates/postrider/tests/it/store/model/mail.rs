@@ -250,11 +250,11 @@ impl Mail {
 
     pub(super) fn reschedule(&mut self, id: MessageId, at: Timestamp) -> bool {
         let message = self.message(id);
-        let pending = message.state == State::Pending;
-        if pending {
+        let fits = message.state == State::Pending && message.expires_at.is_none_or(|expiry| at < expiry);
+        if fits {
             message.due_at = at;
         }
-        pending
+        fits
     }
 
     /// Dead letters that can be put back, in the order in which their messages were sent.

@@ -456,6 +456,9 @@ async fn an_event_without_an_endpoint_is_skipped_by_replays_as_that() {
     // A stored event has the time of the machine.
     world.advance(jiff::Timestamp::now().duration_since(world.now()).as_secs().unsigned_abs() + 1);
     skips_the_event(&world).await;
+    let letter = &world.store().dlq(DlqFilter::default()).await.unwrap()[0];
+    let refused = world.store().redrive(Redrive::One(letter.id)).await.unwrap_err();
+    assert!(refused.to_string().contains("is an event without an endpoint"), "{refused}");
 }
 
 async fn skips_the_event<H: Harness>(world: &World<H>) {
