@@ -25,7 +25,7 @@ pub(super) async fn claim(shared: &Shared, request: ClaimRequest) -> Result<Clai
     let _under_way = shared.under_way.begin(fence);
     let answered = asked.send(shared, fence).await?;
     let claimed = asked.understand(shared, fence, &answered);
-    shared.claimed_lately.fetch_or(!claimed.claims.is_empty(), Relaxed);
+    shared.claimed_lately.fetch_add(claimed.claims.len(), Relaxed);
     shared.batches.claimed(fence, claimed.claims.iter().map(|claim| claim.message.id.0));
     Ok(claimed)
 }

@@ -5,7 +5,7 @@
 //! transaction is ever open while anything but the database is waited for.
 
 use std::io::Read;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -123,8 +123,8 @@ struct Shared {
     batches: Batches,
     under_way: UnderWay,
     refusals: Refusals,
-    /// Since upkeep last asked.
-    claimed_lately: AtomicBool,
+    /// Messages, since upkeep last asked.
+    claimed_lately: AtomicUsize,
 }
 
 impl PostgresStore {
@@ -158,7 +158,7 @@ impl PostgresStore {
             batches: Batches::default(),
             under_way: UnderWay::default(),
             refusals: Refusals::default(),
-            claimed_lately: AtomicBool::new(false),
+            claimed_lately: AtomicUsize::new(0),
             server,
         };
         Ok(Self { shared: Arc::new(shared), ear: tokio::sync::Mutex::default() })

@@ -9,7 +9,7 @@
 //! anything has been committed in between: usually not at all.
 //!
 //! Whoever rings may take its time, or roll back. Bells are of one hundredth of a second, so that it silences few;
-//! these are found by upkeep, which looks for them every second while there is nothing else to do (`upkeep.rs`), and
+//! these are found by upkeep, which looks for them every second while there is little else to do (`upkeep.rs`), and
 //! at the latest by the dispatcher, which looks everywhere every few seconds.
 
 use std::time::Duration;

@@ -23,6 +23,14 @@ fn forget(world: &mut World<Postgres>) {
     while world.arrivals.try_recv().is_ok() {}
 }
 
+/// Of the next ten seconds.
+async fn take_every_bell(ringer: &postrider::tokio_postgres::Transaction<'_>, endpoint: EndpointId) {
+    let take =
+        "SELECT pg_advisory_xact_lock(hashint8extended($1, (extract(epoch FROM now()) * 100)::bigint + n))
+                FROM generate_series(0, 1000) AS n";
+    ringer.execute(take, &[&endpoint.0]).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_node_is_told_of_what_applications_commit() {
     let mut world = World::<Postgres>::start().await;
@@ -41,10 +49,7 @@ async fn a_sender_that_commits_late_is_noticed_though_another_rang_for_both() {
     let (mut one, mut other) = (connect(&world).await, connect(&world).await);
     let a = world.a;
     let (first, second) = (one.transaction().await.unwrap(), other.transaction().await.unwrap());
-    let every_bell =
-        "SELECT pg_advisory_xact_lock(hashint8extended($1, (extract(epoch FROM now()) * 100)::bigint + n))
-                      FROM generate_series(0, 1000) AS n";
-    first.execute(every_bell, &[&a.0]).await.unwrap();
+    take_every_bell(&first, a).await;
     let sent = send_in(&first, &to("a")).await.unwrap().id;
     let late = send_in(&second, &to("a")).await.unwrap().id;
     forget(&mut world);
@@ -62,7 +67,12 @@ async fn a_sender_is_noticed_though_the_one_who_rang_for_it_rolled_back() {
     let mut world = World::<Postgres>::start().await;
     let (mut one, other) = (connect(&world).await, connect(&world).await);
     let a = world.a;
+    // A node that has a little to do is no worse at it.
+    world.send(to("a")).await;
+    world.claim_ids().await;
+    forget(&mut world);
     let first = one.transaction().await.unwrap();
+    take_every_bell(&first, a).await;
     send_in(&first, &to("a")).await.unwrap();
     let sent = send_in(&other, &to("a")).await.unwrap().id;
     first.rollback().await.unwrap();
