@@ -26,6 +26,14 @@ impl Place {
             Self::Node(remote) => Ok(Arc::clone(remote) as Arc<dyn Operate>),
         }
     }
+
+    /// What is said where a payload would be; a node does not tell why there is none.
+    pub(crate) fn no_payload(&self) -> String {
+        match self {
+            Self::Store(_) => "(not kept)".to_owned(),
+            Self::Node(_) => "(not kept, or not shown to this token)".to_owned(),
+        }
+    }
 }
 
 impl fmt::Display for Place {

@@ -82,7 +82,7 @@ pub(super) async fn run(command: DlqCommand, place: &Place, output: Output) -> R
     let store = place.open_tool().await?;
     match command {
         DlqCommand::List(arguments) => list(&*store, arguments, output).await,
-        DlqCommand::Show { id } => show(&*store, id, output).await,
+        DlqCommand::Show { id } => show(&*store, id, place, output).await,
         DlqCommand::Redrive(arguments) => sweep(&*store, SweepAction::Redrive, arguments, output).await,
         DlqCommand::Discard(arguments) => sweep(&*store, SweepAction::Discard, arguments, output).await,
         DlqCommand::Summary => {
@@ -145,14 +145,15 @@ fn listed(letters: &[DeadLetter], next: Option<i64>, now: Timestamp, output: Out
     }
 }
 
-async fn show(store: &dyn Operate, id: i64, output: Output) -> Result<(), Failure> {
+async fn show(store: &dyn Operate, id: i64, place: &Place, output: Output) -> Result<(), Failure> {
     let filter = DlqFilter { id: Some(id), limit: 1, ..DlqFilter::default() };
     let unknown = || StoreError::Unknown { what: "dead letter", name: id.to_string() };
     let letter = store.dlq(filter).await?.pop().ok_or_else(unknown)?;
-    output.document(|| view::dead_letter(&letter), || shown(&letter))
+    let payload = || view::payload_text(letter.payload.as_ref()).unwrap_or_else(|| place.no_payload());
+    output.document(|| view::dead_letter(&letter), || shown(&letter, payload()))
 }
 
-fn shown(letter: &DeadLetter) -> String {
+fn shown(letter: &DeadLetter, payload: String) -> String {
     let mut lines = vec![format!("dead letter {} is {}", letter.id, letter.status.as_str())];
     let mut put = |name: &str, value: Option<String>| {
         lines.extend(value.map(|value| format!("  {name:<14}{value}")));
@@ -169,7 +170,7 @@ fn shown(letter: &DeadLetter) -> String {
     for (name, value) in &letter.headers {
         put("header", Some(format!("{name}: {value}")));
     }
-    put("payload", Some(view::payload_text(letter.payload.as_ref())));
+    put("payload", Some(payload));
     lines.push("  errors".to_owned());
     lines.extend(
         letter.errors.iter().map(|error| format!("    {} at {}: {}", error.attempt, error.at, error.error)),

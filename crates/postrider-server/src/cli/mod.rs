@@ -9,7 +9,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::config::{LogFormat, RawConfig};
 use crate::failure::{Exit, Failure};
 use crate::output::Output;
-use crate::remote::{Remote, RemoteArgs};
+use crate::remote::RemoteArgs;
 use crate::store_url::StoreUrl;
 use crate::{bench, demo, logging, output, panics, serve};
 use whereto::Whereto;
@@ -252,8 +252,8 @@ async fn dispatch(cli: Cli, whereto: Whereto, file: RawConfig) -> Result<(), Fai
                 Command::Export(arguments) => export::run(arguments, &store()?, output).await,
                 Command::Import(arguments) => import::run(arguments, &store()?, output).await,
                 Command::Status => status::run(&place()?, output).await,
-                Command::Tail(arguments) => tail::run(arguments, Remote::new(whereto.node())?, output).await,
-                Command::Top => top::run(Remote::new(whereto.node())?, output).await,
+                Command::Tail(arguments) => tail::run(arguments, whereto.node()?, output).await,
+                Command::Top => top::run(whereto.node()?, output).await,
                 Command::Config(command) => config::run(command, &place()?, output).await,
                 Command::Signature(command) => signature::run(command, output),
                 Command::Completions { shell } => completions::run(shell, output),
