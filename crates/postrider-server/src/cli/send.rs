@@ -147,7 +147,9 @@ impl OptionArgs {
             let (name, value) = header
                 .split_once('=')
                 .ok_or_else(|| Failure::usage(format!("--header {header}: must be written as NAME=VALUE")))?;
-            message.headers.insert(name.to_owned(), value.to_owned());
+            if message.headers.insert(name.to_owned(), value.to_owned()).is_some() {
+                return Err(Failure::usage(format!("--header {name} is given twice")));
+            }
         }
         let time = |field: &str, text: Option<String>| {
             text.map(|text| send_values::timestamp_or_delay(field, &text, now)).transpose()

@@ -47,7 +47,7 @@ fn help_reads_well() {
 fn errors_say_what_to_do_and_exit_codes_say_which_kind() {
     let empty = Home::new();
     let home = with_endpoint();
-    let cases: [(&Home, &[&str]); 20] = [
+    let cases: [(&Home, &[&str]); 21] = [
         (&home, &["frobnicate"]),
         (&home, &["send", "shop", "{}", "--json", "--nope"]),
         (&empty, &["status"]),
@@ -56,7 +56,8 @@ fn errors_say_what_to_do_and_exit_codes_say_which_kind() {
         (&home, &["send", "nowhere", "{}", "--json"]),
         (&home, &["send", "shop", "{oops"]),
         (&home, &["send", "shop", "{}", "--priority", "11"]),
-        (&home, &["send", "shop", "{}", "--scheduled-at", "soon"]),
+        (&home, &["send", "shop", "{}", "--scheduled-at", "5m"]),
+        (&home, &["send", "shop", "{}", "--header", "x=1", "--header", "x=2"]),
         (&home, &["send", "shop", "@missing.json"]),
         (&home, &["endpoint", "create", "shop", "http", "--url", "https://example.org/"]),
         (&home, &["endpoint", "alter", "shop"]),
@@ -150,6 +151,15 @@ fn text_in_a_pipe_is_plain() {
     text.push(told(&home.run(&["endpoint", "pause", "shop"])));
     text.push(told(&home.run(&["status"])).replace(['0', '1', '2', '3', '4'], "#"));
     insta::assert_snapshot!(text.join("\n\n"));
+}
+
+#[test]
+fn the_next_try_is_told_while_it_lies_ahead() {
+    let home = with_endpoint();
+    for (id, flags, ahead) in [("1", ["--priority", "1"], false), ("2", ["--scheduled-at", "+1h"], true)] {
+        home.json(&[&["send", "shop", "{}"][..], &flags].concat());
+        assert_eq!(told(&home.run(&["message", "show", id])).contains("next try"), ahead, "{id}");
+    }
 }
 
 #[test]
