@@ -27,11 +27,11 @@ impl Place {
         }
     }
 
-    /// What is said where a payload would be; a node does not tell why there is none.
+    /// What is said where a payload would be; a node does not say whether a token may not see it.
     pub(crate) fn no_payload(&self) -> String {
         match self {
-            Self::Store(_) => "(not kept)".to_owned(),
-            Self::Node(_) => "(not kept, or not shown to this token)".to_owned(),
+            Self::Node(remote) if remote.has_token() => "(not kept, or not shown to this token)".to_owned(),
+            Self::Store(_) | Self::Node(_) => "(not kept)".to_owned(),
         }
     }
 }

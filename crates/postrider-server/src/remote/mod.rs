@@ -64,6 +64,10 @@ impl Remote {
             token_env: arguments.token_env,
         })
     }
+
+    pub(crate) fn has_token(&self) -> bool {
+        self.authorization.is_some()
+    }
 }
 
 impl fmt::Display for Remote {
