@@ -36,6 +36,7 @@ pub(crate) enum DlqCommand {
     /// Show one with its payload and its last errors
     Show {
         /// Of the dead letter, as `dlq list` shows it
+        #[arg(value_parser = super::id)]
         id: i64,
     },
     /// Put dead letters back into the queue, with a fresh budget of attempts
@@ -67,7 +68,7 @@ pub(crate) struct ListArgs {
 #[derive(Args)]
 pub(crate) struct SweepArgs {
     /// These, by their ids
-    #[arg(value_name = "ID", conflicts_with_all = ["endpoint", "reason", "class", "error", "event_type", "ordering_key", "from", "until", "all"])]
+    #[arg(value_name = "ID", value_parser = super::id, conflicts_with_all = ["endpoint", "reason", "class", "error", "event_type", "ordering_key", "from", "until", "all"])]
     ids: Vec<i64>,
 
     #[command(flatten)]

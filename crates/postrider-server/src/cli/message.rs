@@ -27,16 +27,19 @@ pub(crate) enum MessageCommand {
     /// Tell its whole story: state, attempts, and why it is not delivered yet
     Show {
         /// Of the message
+        #[arg(value_parser = super::id)]
         id: i64,
     },
     /// Take it back; only while it is pending
     Cancel {
         /// Of the message
+        #[arg(value_parser = super::id)]
         id: i64,
     },
     /// Try it at another time; only while it is pending
     Reschedule {
         /// Of the message
+        #[arg(value_parser = super::id)]
         id: i64,
         /// 2030-01-31T08:00:00Z, or +5m from now
         at: String,
@@ -44,6 +47,7 @@ pub(crate) enum MessageCommand {
     /// Remove its payload and headers wherever it is; a pending one is cancelled
     Erase {
         /// Of the message
+        #[arg(value_parser = super::id)]
         id: i64,
     },
 }

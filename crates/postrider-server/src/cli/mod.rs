@@ -186,6 +186,10 @@ fn command() -> clap::Command {
     whereto::with_node_flags(Cli::command())
 }
 
+fn id(text: &str) -> Result<i64, &'static str> {
+    text.parse().map_err(|_| "must be a number")
+}
+
 /// Help and version are answers; anything else is a mistake, told in JSON if that was asked for.
 fn refuse_arguments(error: &clap::Error) -> ExitCode {
     let json = std::env::args_os().any(|argument| argument == "--json");

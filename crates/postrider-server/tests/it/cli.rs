@@ -47,7 +47,7 @@ fn help_reads_well() {
 fn errors_say_what_to_do_and_exit_codes_say_which_kind() {
     let empty = Home::new();
     let home = with_endpoint();
-    let cases: [(&Home, &[&str]); 21] = [
+    let cases: [(&Home, &[&str]); 25] = [
         (&home, &["frobnicate"]),
         (&home, &["send", "shop", "{}", "--json", "--nope"]),
         (&empty, &["status"]),
@@ -60,7 +60,11 @@ fn errors_say_what_to_do_and_exit_codes_say_which_kind() {
         (&home, &["send", "shop", "{}", "--header", "x=1", "--header", "x=2"]),
         (&home, &["send", "shop", "@missing.json"]),
         (&home, &["endpoint", "create", "shop", "http", "--url", "https://example.org/"]),
+        (&home, &["endpoint", "create", "till", "http"]),
         (&home, &["endpoint", "alter", "shop"]),
+        (&home, &["send", "shop", "1\n2\n3"]),
+        (&home, &["send", "shop", ""]),
+        (&home, &["message", "show", "abc"]),
         (&home, &["endpoint", "drop", "nowhere"]),
         (&home, &["status", "--store", "postgres://localhost:1/x"]),
         (&empty, &["export", "away.jsonl"]),
@@ -139,6 +143,14 @@ fn a_payload_comes_from_the_line_a_file_or_stdin() {
             serde_json::from_slice(&child.wait_with_output().expect("it ends").stdout).expect("JSON");
         assert_eq!(answer["id"], id);
     }
+}
+
+#[test]
+fn who_sends_too_much_is_told_which_setting_says_so() {
+    let home = with_endpoint();
+    home.json(&["config", "set", "max_payload_bytes=1024"]);
+    let said = told(&home.run(&["send", "shop", &format!("\"{}\"", "x".repeat(1023))]));
+    assert!(said.contains("bytes; `postrider config set max_payload_bytes=N`"), "{said}");
 }
 
 #[test]
