@@ -198,7 +198,15 @@ fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
         Some(port) => port.parse().ok().map(|port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)),
         None => text.parse().ok(),
     };
-    address.ok_or_else(|| bad("listen", format!("{text:?} is not an address like {LISTEN_DEFAULT}")))
+    address.ok_or_else(|| {
+        let failure = bad("listen", format!("{text:?} is not an address like {LISTEN_DEFAULT}"));
+        match text.strip_prefix(':') {
+            Some(port) => {
+                failure.hint(format!("127.0.0.1:{port} is for this machine, 0.0.0.0:{port} for all"))
+            }
+            None => failure,
+        }
+    })
 }
 
 fn network(text: &str) -> Result<IpNet, Failure> {

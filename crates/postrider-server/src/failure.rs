@@ -82,9 +82,13 @@ impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         let (exit, field, hint) = match &error {
             StoreError::Invalid(invalid) => (Exit::Refused, Some(invalid.field.clone()), None),
-            StoreError::Unknown { what: "endpoint", .. } => {
-                (Exit::Refused, None, Some("`postrider endpoint list` shows which there are"))
-            }
+            StoreError::Unknown { what: "endpoint", .. } => (
+                Exit::Refused,
+                None,
+                Some(
+                    "`postrider endpoint list` shows which there are, `postrider endpoint create` makes one",
+                ),
+            ),
             StoreError::Unknown { what: "token", .. } => {
                 (Exit::Refused, None, Some("`postrider token list` shows which there are"))
             }
@@ -121,6 +125,11 @@ impl From<StoreError> for Failure {
                 (Exit::Refused, None, Some("`postrider endpoint alter NAME` changes the one there is"))
             }
             StoreError::Conflict(_) | StoreError::QueueFull { .. } => (Exit::Refused, None, None),
+            StoreError::TooLarge { field, setting: "max_payload_bytes", .. } => (
+                Exit::Refused,
+                Some((*field).to_owned()),
+                Some("both are bytes; `postrider config set max_payload_bytes=N` allows more"),
+            ),
             StoreError::TooLarge { field, .. } => (Exit::Refused, Some((*field).to_owned()), None),
             StoreError::Unavailable(_) => (Exit::Store, None, Some("nothing was changed; try again")),
             StoreError::Unusable(_) => (Exit::Store, None, None),

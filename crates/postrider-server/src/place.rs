@@ -26,6 +26,14 @@ impl Place {
             Self::Node(remote) => Ok(Arc::clone(remote) as Arc<dyn Operate>),
         }
     }
+
+    /// What is said where a payload would be; a node does not say whether a token may not see it.
+    pub(crate) fn no_payload(&self) -> String {
+        match self {
+            Self::Node(remote) if remote.has_token() => "(not kept, or not shown to this token)".to_owned(),
+            Self::Store(_) | Self::Node(_) => "(not kept)".to_owned(),
+        }
+    }
 }
 
 impl fmt::Display for Place {

@@ -20,11 +20,15 @@ pub(crate) fn priority(field: &str, text: &str) -> Result<u8, Invalid> {
 }
 
 pub(crate) fn timestamp(field: &str, text: &str) -> Result<Timestamp, Invalid> {
+    timestamp_or(field, text, "")
+}
+
+/// `other` is what may be written instead.
+fn timestamp_or(field: &str, text: &str, other: &str) -> Result<Timestamp, Invalid> {
+    let rule = "must be a time with its offset, such as 2030-01-31T08:00:00Z (RFC 3339)";
     text.parse().map_err(|_| match is_past_the_calendar(text) {
         true => Invalid::new(field, TOO_LATE),
-        false => {
-            Invalid::new(field, "must be a time with its offset, such as 2030-01-31T08:00:00Z (RFC 3339)")
-        }
+        false => Invalid::new(field, format!("{rule}{other}")),
     })
 }
 
@@ -41,7 +45,7 @@ fn is_past_the_calendar(text: &str) -> bool {
 /// A point in time, or `+5m`: that long from now.
 pub(crate) fn timestamp_or_delay(field: &str, text: &str, now: Timestamp) -> Result<Timestamp, Invalid> {
     let Some(delay) = text.strip_prefix('+') else {
-        return timestamp(field, text);
+        return timestamp_or(field, text, ", or +5m for five minutes from now");
     };
     delay
         .parse::<jiff::SignedDuration>()
@@ -53,7 +57,7 @@ pub(crate) fn timestamp_or_delay(field: &str, text: &str, now: Timestamp) -> Res
 /// A point in time, or `-2h`: that long ago.
 pub(crate) fn timestamp_or_ago(field: &str, text: &str, now: Timestamp) -> Result<Timestamp, Invalid> {
     let Some(ago) = text.strip_prefix('-') else {
-        return timestamp(field, text);
+        return timestamp_or(field, text, ", or -2h for two hours ago");
     };
     ago.parse::<jiff::SignedDuration>()
         .ok()

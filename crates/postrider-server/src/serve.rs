@@ -1,5 +1,6 @@
 //! A node: engine and API over one store, until a signal stops it.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 
@@ -37,9 +38,7 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     let store = config.store.open_node(config.migrate).await?;
     let keys = store.keyring.keys().await?;
     refuse_strangers(&config, !keys.is_empty())?;
-    let listener = TcpListener::bind(config.listen)
-        .await
-        .map_err(|error| Failure::failed(format!("cannot listen on {}: {error}", config.listen)))?;
+    let listener = TcpListener::bind(config.listen).await.map_err(|error| deaf(config.listen, &error))?;
     let address = listener
         .local_addr()
         .map_err(|error| Failure::failed(format!("the listener has no address: {error}")))?;
@@ -83,6 +82,16 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+fn deaf(listen: SocketAddr, error: &std::io::Error) -> Failure {
+    let failure = Failure::failed(format!("cannot listen on {listen}: {error}"));
+    match error.kind() {
+        ErrorKind::AddrInUse => {
+            failure.hint("is a node running there already? --listen 127.0.0.1:7172 takes another port")
+        }
+        _ => failure,
+    }
 }
 
 /// The engine while it runs. Stopping takes it out, so whoever asks later is told no.

@@ -36,6 +36,7 @@ pub(crate) enum DlqCommand {
     /// Show one with its payload and its last errors
     Show {
         /// Of the dead letter, as `dlq list` shows it
+        #[arg(value_parser = super::id)]
         id: i64,
     },
     /// Put dead letters back into the queue, with a fresh budget of attempts
@@ -67,7 +68,7 @@ pub(crate) struct ListArgs {
 #[derive(Args)]
 pub(crate) struct SweepArgs {
     /// These, by their ids
-    #[arg(value_name = "ID", conflicts_with_all = ["endpoint", "reason", "class", "error", "event_type", "ordering_key", "from", "until", "all"])]
+    #[arg(value_name = "ID", value_parser = super::id, conflicts_with_all = ["endpoint", "reason", "class", "error", "event_type", "ordering_key", "from", "until", "all"])]
     ids: Vec<i64>,
 
     #[command(flatten)]
@@ -82,7 +83,7 @@ pub(super) async fn run(command: DlqCommand, place: &Place, output: Output) -> R
     let store = place.open_tool().await?;
     match command {
         DlqCommand::List(arguments) => list(&*store, arguments, output).await,
-        DlqCommand::Show { id } => show(&*store, id, output).await,
+        DlqCommand::Show { id } => show(&*store, id, place, output).await,
         DlqCommand::Redrive(arguments) => sweep(&*store, SweepAction::Redrive, arguments, output).await,
         DlqCommand::Discard(arguments) => sweep(&*store, SweepAction::Discard, arguments, output).await,
         DlqCommand::Summary => {
@@ -145,14 +146,15 @@ fn listed(letters: &[DeadLetter], next: Option<i64>, now: Timestamp, output: Out
     }
 }
 
-async fn show(store: &dyn Operate, id: i64, output: Output) -> Result<(), Failure> {
+async fn show(store: &dyn Operate, id: i64, place: &Place, output: Output) -> Result<(), Failure> {
     let filter = DlqFilter { id: Some(id), limit: 1, ..DlqFilter::default() };
     let unknown = || StoreError::Unknown { what: "dead letter", name: id.to_string() };
     let letter = store.dlq(filter).await?.pop().ok_or_else(unknown)?;
-    output.document(|| view::dead_letter(&letter), || shown(&letter))
+    let payload = || view::payload_text(letter.payload.as_ref()).unwrap_or_else(|| place.no_payload());
+    output.document(|| view::dead_letter(&letter), || shown(&letter, payload()))
 }
 
-fn shown(letter: &DeadLetter) -> String {
+fn shown(letter: &DeadLetter, payload: String) -> String {
     let mut lines = vec![format!("dead letter {} is {}", letter.id, letter.status.as_str())];
     let mut put = |name: &str, value: Option<String>| {
         lines.extend(value.map(|value| format!("  {name:<14}{value}")));
@@ -169,7 +171,7 @@ fn shown(letter: &DeadLetter) -> String {
     for (name, value) in &letter.headers {
         put("header", Some(format!("{name}: {value}")));
     }
-    put("payload", Some(view::payload_text(letter.payload.as_ref())));
+    put("payload", Some(payload));
     lines.push("  errors".to_owned());
     lines.extend(
         letter.errors.iter().map(|error| format!("    {} at {}: {}", error.attempt, error.at, error.error)),

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use postrider::endpoint::EndpointChange;
-use postrider::{Endpoint, Invalid, NewEndpoint, Operate};
+use postrider::{Endpoint, Invalid, NewEndpoint, Operate, StoreError};
 use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
@@ -94,7 +94,8 @@ pub(super) async fn run(command: EndpointCommand, place: &Place, output: Output)
                     retry_policy: arguments.policy.retry_policy()?,
                     options: arguments.policy.options()?,
                 })
-                .await?;
+                .await
+                .map_err(|error| arguments.policy.refused(error))?;
             show(&endpoint, &format!("endpoint {} is there", endpoint.name), output)?;
         }
         EndpointCommand::List => list(&*store, output).await?,
@@ -220,6 +221,20 @@ impl PolicyArgs {
             single.insert(key.to_owned(), value.clone().into());
         }
         Ok((whole, (!single.is_empty()).then_some(single)))
+    }
+
+    /// What is missing has a flag.
+    fn refused(&self, error: StoreError) -> Failure {
+        let failure = Failure::from(error);
+        match failure.field.as_deref() {
+            Some("config.url") if self.endpoint_config.is_none() && self.url.is_none() => {
+                failure.hint("--url https://example.org/hook says where its messages go")
+            }
+            Some("config.path") if self.endpoint_config.is_none() && self.path.is_none() => {
+                failure.hint("--path orders.ndjson says which file they are appended to")
+            }
+            _ => failure,
+        }
     }
 
     fn retry_policy(&self) -> Result<Option<Value>, Failure> {

@@ -27,11 +27,20 @@ pub(crate) enum EventCommand {
     /// List all subscriptions
     Subscriptions,
     /// Remove a subscription
-    Unsubscribe { id: i64 },
+    Unsubscribe {
+        #[arg(value_parser = super::id)]
+        id: i64,
+    },
     /// Let a subscription have events again
-    Enable { id: i64 },
+    Enable {
+        #[arg(value_parser = super::id)]
+        id: i64,
+    },
     /// Let a subscription have no events
-    Disable { id: i64 },
+    Disable {
+        #[arg(value_parser = super::id)]
+        id: i64,
+    },
 }
 
 #[derive(Args)]

@@ -19,7 +19,7 @@ on no node starts on it and nothing can be sent to it or changed in it, so that 
 delivered twice or left behind. If the export fails, the store is as it was.
 
 The file holds everything, payloads and the secrets of endpoints too, so only its owner may read it.
-`postrider import` reads it into PostgreSQL.";
+`postrider import` reads it into a PostgreSQL store that `postrider migrate` made.";
 
 #[derive(clap::Args)]
 pub(crate) struct ExportArgs {
@@ -119,15 +119,20 @@ fn tell(moved: &Moved, target: &Target, url: &StoreUrl, closed: bool, output: Ou
     };
     let text = || {
         let next = match closed {
-            true => format!(
-                "{url} is closed now: nothing is delivered from it or sent to it any more.\n\
-                 Next: postrider import --store postgres://… {}\n\
-                 Not wanted after all: postrider export --reopen --store {url}",
-                match target {
-                    Target::Stdout => "FILE".to_owned(),
-                    Target::File(file) => file.display().to_string(),
-                }
-            ),
+            true => {
+                let import = match target {
+                    Target::Stdout => String::new(),
+                    Target::File(file) => format!(
+                        "Next: postrider migrate --store postgres://…\n\
+                         Then: postrider import --store postgres://… {}\n",
+                        file.display()
+                    ),
+                };
+                format!(
+                    "{url} is closed now: nothing is delivered from it or sent to it any more.\n\
+                     {import}Not wanted after all: postrider export --reopen --store {url}"
+                )
+            }
             false => {
                 format!("{url} was left as it was; nodes on both stores would deliver everything twice")
             }

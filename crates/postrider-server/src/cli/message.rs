@@ -27,16 +27,19 @@ pub(crate) enum MessageCommand {
     /// Tell its whole story: state, attempts, and why it is not delivered yet
     Show {
         /// Of the message
+        #[arg(value_parser = super::id)]
         id: i64,
     },
     /// Take it back; only while it is pending
     Cancel {
         /// Of the message
+        #[arg(value_parser = super::id)]
         id: i64,
     },
     /// Try it at another time; only while it is pending
     Reschedule {
         /// Of the message
+        #[arg(value_parser = super::id)]
         id: i64,
         /// 2030-01-31T08:00:00Z, or +5m from now
         at: String,
@@ -44,6 +47,7 @@ pub(crate) enum MessageCommand {
     /// Remove its payload and headers wherever it is; a pending one is cancelled
     Erase {
         /// Of the message
+        #[arg(value_parser = super::id)]
         id: i64,
     },
 }
@@ -52,7 +56,7 @@ pub(super) async fn run(command: MessageCommand, place: &Place, output: Output) 
     let store = &*place.open_tool().await?;
     match command {
         MessageCommand::List(arguments) => listing::run(store, arguments, output).await,
-        MessageCommand::Show { id } => show(store, MessageId(id), output).await,
+        MessageCommand::Show { id } => show(store, MessageId(id), place, output).await,
         MessageCommand::Cancel { id } => {
             store.cancel(MessageId(id)).await?;
             done(id, "cancelled", output)
@@ -77,18 +81,20 @@ fn done(id: i64, what: &str, output: Output) -> Result<(), Failure> {
         .document(|| json!({ "message": id, "done": what }).to_string(), || format!("message {id} is {what}"))
 }
 
-async fn show(store: &dyn Operate, id: MessageId, output: Output) -> Result<(), Failure> {
+async fn show(store: &dyn Operate, id: MessageId, place: &Place, output: Output) -> Result<(), Failure> {
     let story = store.story(id).await?;
-    output.document(|| view::story(&story), || told(&story, output))
+    let payload = || view::payload_text(story.payload.as_ref()).unwrap_or_else(|| place.no_payload());
+    output.document(|| view::story(&story), || told(&story, payload(), Timestamp::now(), output))
 }
 
-fn told(story: &Story, output: Output) -> String {
+fn told(story: &Story, payload: String, now: Timestamp, output: Output) -> String {
     let mut lines = vec![format!("message {} to {} is {}", story.id, story.endpoint, story.state)];
     let mut put = |name: &str, value: Option<String>| {
         lines.extend(value.map(|value| format!("  {name:<16}{value}")));
     };
     put("why", story.reason.clone());
-    put("next try", story.due_at.map(|at| at.to_string()));
+    // Once that time is past, why says what it waits for.
+    put("next try", story.due_at.filter(|at| *at > now).map(|at| at.to_string()));
     // It was overcome: the last attempt had none.
     let last_error = if story.state == State::Completed { "earlier error" } else { "last error" };
     put(last_error, story.last_error.clone());
@@ -109,7 +115,7 @@ fn told(story: &Story, output: Output) -> String {
         put("header", Some(format!("{name}: {value}")));
     }
     put("content type", Some(story.content_type.clone()));
-    put("payload", Some(view::payload_text(story.payload.as_ref())));
+    put("payload", Some(payload));
     put("attempts", Some(attempts(story)));
     if !story.attempts.is_empty() {
         let header = ["attempt", "started at", "took", "outcome", "status", "error"];

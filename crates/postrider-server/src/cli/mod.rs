@@ -9,7 +9,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::config::{LogFormat, RawConfig};
 use crate::failure::{Exit, Failure};
 use crate::output::Output;
-use crate::remote::{Remote, RemoteArgs};
+use crate::remote::RemoteArgs;
 use crate::store_url::StoreUrl;
 use crate::{bench, demo, logging, output, panics, serve};
 use whereto::Whereto;
@@ -186,6 +186,10 @@ fn command() -> clap::Command {
     whereto::with_node_flags(Cli::command())
 }
 
+fn id(text: &str) -> Result<i64, &'static str> {
+    text.parse().map_err(|_| "must be a number")
+}
+
 /// Help and version are answers; anything else is a mistake, told in JSON if that was asked for.
 fn refuse_arguments(error: &clap::Error) -> ExitCode {
     let json = std::env::args_os().any(|argument| argument == "--json");
@@ -252,8 +256,8 @@ async fn dispatch(cli: Cli, whereto: Whereto, file: RawConfig) -> Result<(), Fai
                 Command::Export(arguments) => export::run(arguments, &store()?, output).await,
                 Command::Import(arguments) => import::run(arguments, &store()?, output).await,
                 Command::Status => status::run(&place()?, output).await,
-                Command::Tail(arguments) => tail::run(arguments, Remote::new(whereto.node())?, output).await,
-                Command::Top => top::run(Remote::new(whereto.node())?, output).await,
+                Command::Tail(arguments) => tail::run(arguments, whereto.node()?, output).await,
+                Command::Top => top::run(whereto.node()?, output).await,
                 Command::Config(command) => config::run(command, &place()?, output).await,
                 Command::Signature(command) => signature::run(command, output),
                 Command::Completions { shell } => completions::run(shell, output),

@@ -49,16 +49,19 @@ pub(crate) enum ReplayCommand {
     /// Show one and how far it is
     Show {
         /// Of the replay, as `replay list` shows it
+        #[arg(value_parser = super::id)]
         id: i64,
     },
     /// Stop one where it is
     Stop {
         /// Of the replay, as `replay list` shows it
+        #[arg(value_parser = super::id)]
         id: i64,
     },
     /// Let a stopped one go on
     Resume {
         /// Of the replay, as `replay list` shows it
+        #[arg(value_parser = super::id)]
         id: i64,
         #[command(flatten)]
         wait: WaitArgs,
@@ -66,6 +69,7 @@ pub(crate) enum ReplayCommand {
     /// Send one finished message again
     Message {
         /// Of the message
+        #[arg(value_parser = super::id)]
         id: i64,
         /// To this endpoint instead of its own
         #[arg(long, value_name = "NAME")]

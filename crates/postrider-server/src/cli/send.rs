@@ -6,6 +6,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use postrider::message::JSON;
 use postrider::{Invalid, NewMessage};
+use serde::de::IgnoredAny;
 use serde_json::json;
 
 use super::batch;
@@ -133,12 +134,28 @@ fn message(arguments: SendArgs, now: Timestamp) -> Result<NewMessage, Failure> {
     if view::is_json(&message.content_type)
         && let Err(error) = serde_json::from_slice::<&serde_json::value::RawValue>(&message.payload)
     {
-        return Err(Failure::from(Invalid::new("payload", format!("is not JSON: {error}")))
-            .hint("quote it for the shell, or say what it is with --content-type text/plain"));
+        return Err(not_json(&message.payload, &error));
     }
     message.event_type = arguments.event_type;
     arguments.options.apply(&mut message, now)?;
     Ok(message)
+}
+
+fn not_json(payload: &[u8], error: &serde_json::Error) -> Failure {
+    let refused = |rule: String| Failure::from(Invalid::new("payload", rule));
+    if payload.is_empty() {
+        return refused("is empty, which is not JSON".to_owned()).hint(
+            "give it behind the endpoint, or say with --content-type text/plain that nothing is meant",
+        );
+    }
+    let failure = refused(format!("is not JSON: {error}"));
+    let documents = serde_json::Deserializer::from_slice(payload).into_iter::<IgnoredAny>();
+    match documents.take(2).filter(Result::is_ok).count() {
+        2 => {
+            failure.hint("it is several documents: --batch sends many messages, see `postrider send --help`")
+        }
+        _ => failure.hint("quote it for the shell, or say what it is with --content-type text/plain"),
+    }
 }
 
 impl OptionArgs {
@@ -147,7 +164,9 @@ impl OptionArgs {
             let (name, value) = header
                 .split_once('=')
                 .ok_or_else(|| Failure::usage(format!("--header {header}: must be written as NAME=VALUE")))?;
-            message.headers.insert(name.to_owned(), value.to_owned());
+            if message.headers.insert(name.to_owned(), value.to_owned()).is_some() {
+                return Err(Failure::usage(format!("--header {name} is given twice")));
+            }
         }
         let time = |field: &str, text: Option<String>| {
             text.map(|text| send_values::timestamp_or_delay(field, &text, now)).transpose()

@@ -5,7 +5,7 @@ use clap::{Arg, ArgMatches, Command};
 
 use crate::failure::Failure;
 use crate::place::Place;
-use crate::remote::RemoteArgs;
+use crate::remote::{Remote, RemoteArgs};
 use crate::store_url::StoreUrl;
 
 const URL: &str = "node_url";
@@ -91,8 +91,14 @@ impl Whereto {
     }
 
     /// For a command that needs a node, at the usual place unless said.
-    pub(super) fn node(&self) -> RemoteArgs {
-        self.remote.clone()
+    pub(super) fn node(&self) -> Result<Remote, Failure> {
+        match self.store_from {
+            Some(ValueSource::CommandLine) => {
+                Err(Failure::usage("this command looks at a running node, so it cannot be told a --store")
+                    .hint("--url says where the node answers"))
+            }
+            _ => Remote::new(self.remote.clone()),
+        }
     }
 }
 

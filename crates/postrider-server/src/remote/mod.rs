@@ -64,6 +64,10 @@ impl Remote {
             token_env: arguments.token_env,
         })
     }
+
+    pub(crate) fn has_token(&self) -> bool {
+        self.authorization.is_some()
+    }
 }
 
 impl fmt::Display for Remote {
@@ -75,7 +79,8 @@ impl fmt::Display for Remote {
 /// What is refused is not repeated where a password may be in it.
 fn address(text: &str) -> Result<Url, Failure> {
     let refused = |rule: &str| Failure::usage(format!("url: {rule}"));
-    let url = Url::parse(text).map_err(|_| refused("must be written as http://HOST:PORT or https://HOST"))?;
+    let mut url =
+        Url::parse(text).map_err(|_| refused("must be written as http://HOST:PORT or https://HOST"))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(refused("must begin with http:// or https://"));
     }
@@ -84,6 +89,10 @@ fn address(text: &str) -> Result<Url, Failure> {
     }
     if url.query().is_some() || url.fragment().is_some() {
         return Err(refused("must end before ? and #"));
+    }
+    // As `serve` prints it.
+    if let Some(above) = url.path().trim_end_matches('/').strip_suffix("/v1").map(str::to_owned) {
+        url.set_path(&above);
     }
     Ok(url)
 }

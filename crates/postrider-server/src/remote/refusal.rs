@@ -21,9 +21,10 @@ impl Remote {
             None => problem.title.to_string(),
         };
         match problem.kind.as_ref() {
-            "unauthorized" if self.authorization.is_none() => {
-                StoreError::Denied(format!("{self} asks for a token"))
-            }
+            "unauthorized" if self.authorization.is_none() => StoreError::Denied(format!(
+                "{self} asks for a token, and the variable {} is not set, or empty",
+                self.token_env
+            )),
             "unauthorized" => {
                 StoreError::Denied(format!("{self} does not take the token in {}", self.token_env))
             }

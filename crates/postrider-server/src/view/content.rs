@@ -53,12 +53,12 @@ pub(crate) fn is_json(content_type: &str) -> bool {
 }
 
 /// A payload on one line, as far as it can be read.
-pub(crate) fn payload_text(payload: Option<&Bytes>) -> String {
-    match payload.map(|payload| std::str::from_utf8(payload)) {
-        None => "(not kept)".to_owned(),
-        Some(Ok(text)) => text.to_owned(),
-        Some(Err(_)) => format!("({} bytes that are not text)", payload.map_or(0, Bytes::len)),
-    }
+pub(crate) fn payload_text(payload: Option<&Bytes>) -> Option<String> {
+    let text = |payload: &Bytes| match std::str::from_utf8(payload) {
+        Ok(text) => text.to_owned(),
+        Err(_) => format!("({} bytes that are not text)", payload.len()),
+    };
+    payload.map(text)
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ fn help_reads_well() {
 fn errors_say_what_to_do_and_exit_codes_say_which_kind() {
     let empty = Home::new();
     let home = with_endpoint();
-    let cases: [(&Home, &[&str]); 20] = [
+    let cases: [(&Home, &[&str]); 25] = [
         (&home, &["frobnicate"]),
         (&home, &["send", "shop", "{}", "--json", "--nope"]),
         (&empty, &["status"]),
@@ -56,10 +56,15 @@ fn errors_say_what_to_do_and_exit_codes_say_which_kind() {
         (&home, &["send", "nowhere", "{}", "--json"]),
         (&home, &["send", "shop", "{oops"]),
         (&home, &["send", "shop", "{}", "--priority", "11"]),
-        (&home, &["send", "shop", "{}", "--scheduled-at", "soon"]),
+        (&home, &["send", "shop", "{}", "--scheduled-at", "5m"]),
+        (&home, &["send", "shop", "{}", "--header", "x=1", "--header", "x=2"]),
         (&home, &["send", "shop", "@missing.json"]),
         (&home, &["endpoint", "create", "shop", "http", "--url", "https://example.org/"]),
+        (&home, &["endpoint", "create", "till", "http"]),
         (&home, &["endpoint", "alter", "shop"]),
+        (&home, &["send", "shop", "1\n2\n3"]),
+        (&home, &["send", "shop", ""]),
+        (&home, &["message", "show", "abc"]),
         (&home, &["endpoint", "drop", "nowhere"]),
         (&home, &["status", "--store", "postgres://localhost:1/x"]),
         (&empty, &["export", "away.jsonl"]),
@@ -141,6 +146,14 @@ fn a_payload_comes_from_the_line_a_file_or_stdin() {
 }
 
 #[test]
+fn who_sends_too_much_is_told_which_setting_says_so() {
+    let home = with_endpoint();
+    home.json(&["config", "set", "max_payload_bytes=1024"]);
+    let said = told(&home.run(&["send", "shop", &format!("\"{}\"", "x".repeat(1023))]));
+    assert!(said.contains("bytes; `postrider config set max_payload_bytes=N`"), "{said}");
+}
+
+#[test]
 fn text_in_a_pipe_is_plain() {
     let home = with_endpoint();
     let mut text =
@@ -150,6 +163,15 @@ fn text_in_a_pipe_is_plain() {
     text.push(told(&home.run(&["endpoint", "pause", "shop"])));
     text.push(told(&home.run(&["status"])).replace(['0', '1', '2', '3', '4'], "#"));
     insta::assert_snapshot!(text.join("\n\n"));
+}
+
+#[test]
+fn the_next_try_is_told_while_it_lies_ahead() {
+    let home = with_endpoint();
+    for (id, flags, ahead) in [("1", ["--priority", "1"], false), ("2", ["--scheduled-at", "+1h"], true)] {
+        home.json(&[&["send", "shop", "{}"][..], &flags].concat());
+        assert_eq!(told(&home.run(&["message", "show", id])).contains("next try"), ahead, "{id}");
+    }
 }
 
 #[test]

@@ -110,7 +110,7 @@ fn a_list_reads_well_and_says_what_it_cannot_read() {
         &["message", "list", "--limit", "1"],
         &["message", "list", "--endpoint", "nobody"],
         &["message", "list", "--state", "asleep"],
-        &["message", "list", "--created-after", "soon", "--json"],
+        &["message", "list", "--created-after", "1h", "--json"],
     ];
     let ages = |line: &str| line.replace(" 1s ", " 0s ").replace(" 2s ", " 0s ").replace(" 3s ", " 0s ");
     insta::assert_snapshot!(ages(&transcript(&home, &commands)));

@@ -232,6 +232,7 @@ fn a_store_goes_through_a_pipe() {
     let output = home.shell(&pipe);
     assert!(output.status.success(), "{}", said(&output));
     assert!(said(&output).contains("3 queued messages"), "the export speaks on stderr: {}", said(&output));
+    assert!(!said(&output).contains("Next:"), "what comes next is under way: {}", said(&output));
     let imported: Value = serde_json::from_slice(&output.stdout).expect("nothing but the answer of import");
     assert_eq!(imported["rows"]["messages"], 3);
 }

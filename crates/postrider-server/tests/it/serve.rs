@@ -192,9 +192,10 @@ fn what_it_cannot_start_with_is_said_in_a_sentence() {
     let home = Home::new();
     std::fs::write(home.path().join("bad.toml"), "listen = '127.0.0.1:0'\nlisten_on = 'x'\n")
         .expect("a file");
-    let cases: [&[&str]; 8] = [
+    let cases: [&[&str]; 9] = [
         &["--listen", "0.0.0.0:7171"],
         &["--listen", "here"],
+        &["--listen", ":7197"],
         &["--config", "bad.toml"],
         &["--config", "missing.toml"],
         &["--allow-net", "10.0.0.0/33"],
@@ -248,6 +249,7 @@ fn a_port_in_use_is_said() {
     let (code, text) = refused(&Home::new(), &["--listen", &address]);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains(&format!("cannot listen on {address}")), "{text}");
+    assert!(text.contains("hint:") && text.contains("--listen"), "{text}");
 }
 
 #[test]

@@ -54,10 +54,12 @@ fn each_scope_gets_what_it_may_and_is_told_what_not() {
     }
     let seen = with_token(&home, &node, "POSTRIDER_TOKEN", &tokens[2], &["message", "show", "1"]);
     assert!(!told(&seen).contains("4711"), "a monitor sees no payload");
+    assert!(told(&seen).contains("(not kept, or not shown to this token)"), "{seen:?}");
     let text = [
         with_token(&home, &node, "POSTRIDER_TOKEN", &tokens[1], &["status"]),
         with_token(&home, &node, "POSTRIDER_TOKEN", &tokens[1], &["status", "--json"]),
         with_token(&home, &node, "POSTRIDER_TOKEN", "", &["status"]),
+        with_token(&home, &node, "POSTRIDER_TOKEN", &tokens[0], &["status", "--token-env", "NOPE"]),
         with_token(&home, &node, "POSTRIDER_TOKEN", "pr_no_such", &["status"]),
         with_token(&home, &node, "POSTRIDER_TOKEN", "a\nb", &["status"]),
     ];
@@ -100,6 +102,9 @@ fn a_store_and_a_node_are_not_mixed_up() {
         ),
         run(&[], &["endpoint", "--url", "http://127.0.0.1:1", "alter", "a", "--url", "https://example.org/"]),
         run(&[], &["config", "get", "archive", "--url", "http://me:hush@127.0.0.1:1"]),
+        run(&[], &["tail", "--store", "sqlite:postrider.db"]),
+        run(&[], &["--store", "sqlite:postrider.db", "top"]),
+        run(&[store], &[&["tail"], &nowhere[..]].concat()),
     ];
     let local: [&[&str]; 8] = [
         &["serve"],
@@ -336,6 +341,16 @@ fn a_long_list_takes_as_many_pages_as_it_needs() {
     assert_eq!(through, list(&[]));
     let redriven = home.json(&["dlq", "discard", "--endpoint", "shop", "--url", &url]);
     assert_eq!(redriven, json!({ "discarded": 1002, "total": 1002 }));
+}
+
+#[test]
+fn the_address_that_serve_prints_is_taken() {
+    let home = Home::new();
+    let node = home.start();
+    for path in ["/v1", "/v1/"] {
+        let url = format!("http://{}{path}", node.address);
+        assert!(home.json(&["status", "--url", &url]).is_object(), "{path}");
+    }
 }
 
 #[test]
