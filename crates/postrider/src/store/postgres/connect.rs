@@ -224,7 +224,12 @@ fn configure(url: &str, mode: SslMode, several_hosts: bool) -> Result<Config> {
 /// A standby that becomes the primary in a moment is worth another try, whatever the other host said.
 fn none_of(mut failures: Vec<(&str, StoreError)>) -> StoreError {
     if failures.len() == 1 {
-        return failures.remove(0).1;
+        return match failures.remove(0) {
+            (host, StoreError::Unavailable(why)) if !host.is_empty() => {
+                StoreError::Unavailable(format!("{host}: {why}"))
+            }
+            (_, error) => error,
+        };
     }
     let hopeless = failures.iter().all(|(_, error)| matches!(error, StoreError::Unusable(_)));
     let sentences: Vec<String> = failures.iter().map(|(host, error)| format!("{host}: {error}")).collect();

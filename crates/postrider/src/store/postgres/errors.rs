@@ -90,8 +90,14 @@ impl Said<'_> {
             (_, "42P01" | "42883" | "3F000") => StoreError::Unusable(format!(
                 "{message}; if this database has no postrider schema yet, run `postrider migrate`"
             )),
-            // Who may connect, to what, and what is allowed there.
-            ("28", _) | (_, "3D000" | "42501") => StoreError::Unusable(message),
+            (_, "3D000") => {
+                StoreError::Unusable(format!("{message}; `createdb` or CREATE DATABASE makes it"))
+            }
+            (_, "42501") => StoreError::Unusable(format!(
+                "{message}; nodes and commands connect as the role that migrated the store"
+            )),
+            // Who may connect.
+            ("28", _) => StoreError::Unusable(message),
             (_, "55P03") => {
                 StoreError::Unavailable(format!("{message}; another transaction holds what this waits for"))
             }
