@@ -137,7 +137,7 @@ impl SqliteStore {
             conn.busy_timeout(BUSY_TIMEOUT)?;
             schema::version(&conn)
         };
-        look().map(|version| version > 0).map_err(storage_error)
+        look().map(|version| version != 0).map_err(storage_error)
     }
 
     /// Opens the file; a missing one is created with the current schema.

@@ -165,14 +165,12 @@ BEGIN
   PERFORM postrider._make_room(d, cardinality(p_ids));
   d.max_queue_size := 0;
   FOR v_endpoint IN
-    SELECT e.id, e.name, postrider._key_scope(e) AS key_scope, (e.options->>'max_queue_size')::bigint AS queue_max,
-           count(*) AS more
+    SELECT e.id, e.name, (e.options->>'max_queue_size')::bigint AS queue_max, count(*) AS more
     FROM postrider.dlq l JOIN postrider.endpoints e ON e.id = l.endpoint_id
     WHERE l.id = ANY (p_ids) AND e.options ? 'max_queue_size' GROUP BY e.id ORDER BY e.id
   LOOP
     d.id := v_endpoint.id;
     d.name := v_endpoint.name;
-    d.key_scope := v_endpoint.key_scope;
     d.queue_max := v_endpoint.queue_max;
     PERFORM postrider._make_room(d, v_endpoint.more);
   END LOOP;
@@ -190,8 +188,8 @@ BEGIN
   RETURN QUERY
     SELECT NULL::bigint, greatest(v_limit - v_queued, 0) WHERE v_limit > 0
     UNION ALL
-    SELECT e.id, e.queue_max - cardinality(postrider._queued_of(e.id, e.key_scope, e.queue_max))
-    FROM (SELECT o.id, postrider._key_scope(o) AS key_scope, (o.options->>'max_queue_size')::bigint AS queue_max
+    SELECT e.id, e.queue_max - cardinality(postrider._queued_of(e.id, e.queue_max))
+    FROM (SELECT o.id, (o.options->>'max_queue_size')::bigint AS queue_max
           FROM postrider.endpoints o WHERE o.id = ANY (p_endpoints)) AS e
     WHERE e.queue_max > 0 AND v_queued + p_more > e.queue_max;
 END $$;

@@ -114,7 +114,7 @@ DECLARE
 BEGIN
   PERFORM postrider._begin_change();
   v := postrider._endpoint(p_name);
-  v_ids := ARRAY(SELECT id FROM unnest(postrider._queued_of(v.id, postrider._key_scope(v), p_limit + 1)) AS id ORDER BY id);
+  v_ids := ARRAY(SELECT id FROM unnest(postrider._queued_of(v.id, p_limit + 1)) AS id ORDER BY id);
   IF cardinality(v_ids) > 0 AND p_force IS NOT TRUE THEN
     PERFORM postrider._conflict(format(
       'endpoint "%s" has messages; force the drop to cancel them, or let them be delivered first', p_name));

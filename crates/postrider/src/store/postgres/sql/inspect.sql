@@ -265,7 +265,7 @@ END $$;
 CREATE FUNCTION postrider._recount_parts(p_last bigint, p_departed bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   WITH limited AS (
-    SELECT e.id, postrider._key_scope(e) AS key_scope, (e.options->>'max_queue_size')::bigint AS queue_max,
+    SELECT e.id, (e.options->>'max_queue_size')::bigint AS queue_max,
            coalesce(p.queued - (p_departed - p.departed), 0) AS least, p.queued + (p_last - p.at_id) AS most
     FROM postrider.endpoints e LEFT JOIN postrider._parts p ON p.endpoint_id = e.id
     WHERE e.dropped_at IS NULL AND (e.options->>'max_queue_size')::bigint > 0
@@ -273,7 +273,7 @@ BEGIN
     SELECT *, sum(queue_max) OVER (ORDER BY least::float8 / queue_max, id) - queue_max AS before
     FROM limited WHERE (most < queue_max) IS NOT TRUE AND least < queue_max - queue_max / 40
   ), counted AS (
-    SELECT id, queue_max, cardinality(postrider._queued_of(id, key_scope, queue_max + 1)) AS count
+    SELECT id, queue_max, cardinality(postrider._queued_of(id, queue_max + 1)) AS count
     FROM doubtful WHERE before < 10 * postrider._counted_at_once()
   )
   INSERT INTO postrider._parts (endpoint_id, queued, at_id, departed)

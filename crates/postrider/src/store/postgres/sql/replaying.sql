@@ -282,7 +282,7 @@ BEGIN
     END IF;
   END IF;
   FOR v_endpoint IN
-    SELECT e.id, e.name, postrider._key_scope(e) AS key_scope, (e.options->>'max_queue_size')::bigint AS queue_max,
+    SELECT e.id, e.name, (e.options->>'max_queue_size')::bigint AS queue_max,
            array_agg(o.n ORDER BY o.n) AS places
     FROM unnest(p_originals) WITH ORDINALITY AS o (id, endpoint_id, status, created_at, priority, correlation_id,
            content_type, ordering_key, event_type, headers, options, payload, n)
@@ -290,7 +290,7 @@ BEGIN
     WHERE (e.options->>'max_queue_size')::bigint > 0 GROUP BY e.id ORDER BY e.id
   LOOP
     v_limit := v_endpoint.queue_max;
-    v_queued := cardinality(postrider._queued_of(v_endpoint.id, v_endpoint.key_scope, v_limit + 1));
+    v_queued := cardinality(postrider._queued_of(v_endpoint.id, v_limit + 1));
     v_fits := greatest(v_limit - v_limit / 10 - v_queued, 0);
     IF v_endpoint.places[v_fits + 1] - 1 < room THEN
       room := v_endpoint.places[v_fits + 1] - 1;

@@ -118,7 +118,7 @@ BEGIN
        OR v_queued + p_more > d.queue_max
           AND (v_part.queued - ((SELECT coalesce(sum(departed), 0) FROM postrider._departures) - v_part.departed)
                >= least(d.queue_max - d.queue_max / 20, d.queue_max - p_more + 1)) IS NOT TRUE THEN
-      v_queued := cardinality(postrider._queued_of(d.id, d.key_scope, d.queue_max + 1));
+      v_queued := cardinality(postrider._queued_of(d.id, d.queue_max + 1));
     END IF;
     IF v_queued + p_more > d.queue_max THEN
       PERFORM postrider._queue_full(v_queued, d.queue_max, d.name);
@@ -146,18 +146,17 @@ EXCEPTION WHEN lock_not_available THEN
   RETURN v_count;
 END $$;
 
--- Messages of an endpoint, up to so many, found by the indexes that there are: the ready ones, those of its keys that are
--- not, and those on probation. Others that share its scope of keys are walked over. Of plans see _place_of_new.
-CREATE FUNCTION postrider._queued_of(p_endpoint bigint, p_scope bigint, p_limit bigint) RETURNS bigint[] LANGUAGE plpgsql
+-- Messages of an endpoint, up to so many, found by the indexes that there are: the ready ones, those behind their keys, and
+-- those on probation. Of plans see _place_of_new.
+CREATE FUNCTION postrider._queued_of(p_endpoint bigint, p_limit bigint) RETURNS bigint[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
   RETURN ARRAY(
     SELECT id FROM postrider.queue WHERE endpoint_id = p_endpoint AND place = 0
     UNION ALL
-    SELECT id FROM postrider.queue
-    WHERE key_scope = p_scope AND ordering_key IS NOT NULL AND endpoint_id = p_endpoint AND place <> 0
+    SELECT id FROM postrider.queue WHERE endpoint_id = p_endpoint AND place = 1
     UNION ALL
-    SELECT id FROM postrider.queue WHERE endpoint_id = p_endpoint AND ordering_key IS NULL AND place = 3
+    SELECT id FROM postrider.queue WHERE endpoint_id = p_endpoint AND place = 3
     LIMIT p_limit);
 END $$;
 

@@ -97,6 +97,17 @@ async fn a_send_to_an_endpoint_with_a_limit_does_not_read_what_others_have_queue
 }
 
 #[tokio::test]
+async fn a_send_to_an_endpoint_with_a_limit_does_not_read_what_others_have_under_keys_of_the_same_scope() {
+    let (_database, owner) = start().await;
+    owner.endpoint("small", json!({"max_queue_size": 100, "key_scope": "global"})).await;
+    owner.endpoint("large", json!({"key_scope": "global"})).await;
+    owner
+        .run("SELECT postrider.send_with_options('large', '{}', p_ordering_key => 'k') FROM generate_series(1, 500)")
+        .await;
+    accepts_cheaply(&owner, "small").await;
+}
+
+#[tokio::test]
 async fn a_full_queue_is_not_counted_by_those_it_refuses() {
     let (_database, owner) = start().await;
     owner.configure("max_queue_size", MANY).await;
