@@ -100,7 +100,7 @@ fn why_not_yet(
     }
     if place == Place::Blocked {
         let key = story.ordering_key.as_deref().unwrap_or_default();
-        return behind_key(conn, scope.unwrap_or(GLOBAL_SCOPE), key, story.id);
+        return behind_key(conn, scope.unwrap_or(GLOBAL_SCOPE), key);
     }
     if due_at > now && story.attempt_count == 0 {
         return Ok(format!("scheduled: next try at {due_at}"));
@@ -136,7 +136,7 @@ fn stopped(conn: &Connection) -> rusqlite::Result<Option<String>> {
     }
 }
 
-fn behind_key(conn: &Connection, scope: i64, key: &str, id: MessageId) -> Result<String> {
+fn behind_key(conn: &Connection, scope: i64, key: &str) -> Result<String> {
     let head: Option<i64> = conn
         .query_row(
             "SELECT message_id FROM _postrider_dlq
@@ -151,17 +151,16 @@ fn behind_key(conn: &Connection, scope: i64, key: &str, id: MessageId) -> Result
             "behind key {key:?}: held by dead message {head}; redrive, discard or release it"
         ));
     }
-    let head: Option<i64> = conn
+    let current: Option<i64> = conn
         .query_row(
-            "SELECT id FROM _postrider_queue WHERE key_scope = ?1 AND ordering_key = ?2 AND id <> ?3
-             ORDER BY key_position LIMIT 1",
-            rusqlite::params![scope, key, id.0],
+            "SELECT id FROM _postrider_queue WHERE key_scope = ?1 AND ordering_key = ?2 AND place <> 1",
+            rusqlite::params![scope, key],
             |row| row.get(0),
         )
         .optional()
         .map_err(storage_error)?;
-    Ok(match head {
-        Some(head) => format!("behind key {key:?}: message {head} is before it"),
+    Ok(match current {
+        Some(current) => format!("behind key {key:?}: message {current} is before it"),
         None => format!("behind key {key:?}"),
     })
 }

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use postrider::error::StoreError;
+use postrider::store::Redrive;
 use postrider::{MessageId, NewMessage, Operate, State, Store};
 use serde_json::json;
 
@@ -53,6 +54,22 @@ pub(crate) async fn a_used_up_rate_limit_is_the_reason_until_there_is_room<H: Ha
     assert_eq!(world.reason(next).await, format!("rate limited: next try at {}", world.in_seconds(60)));
     world.live(60).await;
     assert_eq!(world.reason(next).await, "due now");
+}
+
+pub(crate) async fn the_one_in_hand_is_the_reason_also_for_those_put_back_before_it<H: Harness>(
+    mut world: World<H>,
+) {
+    let mut letters = Vec::new();
+    for _ in 0..2 {
+        letters.push(world.send_to_death(to("a").ordering_key("k")).await);
+    }
+    let keyed = world.send_keyed("k", 2).await;
+    assert_eq!(world.claim_one().await.id, keyed[0]);
+    world.store().redrive(Redrive::All).await.unwrap();
+    for id in [letters[0].message, letters[1].message, keyed[1]] {
+        let expected = format!(r#"behind key "k": message {} is before it"#, keyed[0]);
+        assert_eq!(world.reason(id).await, expected, "{id}");
+    }
 }
 
 pub(crate) async fn a_held_key_is_the_reason<H: Harness>(mut world: World<H>) {
