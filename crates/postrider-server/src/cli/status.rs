@@ -35,6 +35,8 @@ fn text(place: &Place, status: &StoreStatus, output: Output, now: Timestamp) -> 
     }
     if let Some(reason) = &status.paused {
         lines.push(format!("everything is paused: {reason}"));
+    } else if status.live_nodes == 0 {
+        lines.push("no node runs, so nothing is delivered; `postrider serve` starts one".to_owned());
     }
     if status.endpoints.is_empty() {
         lines.push("no endpoints yet; `postrider endpoint create` makes one".to_owned());

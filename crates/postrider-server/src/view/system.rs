@@ -22,6 +22,8 @@ pub(crate) struct StatusView {
     /// Why everything is paused, if it is.
     #[schema(required)]
     paused: Option<String>,
+    /// Nodes that run now.
+    live_nodes: u64,
     pending: u64,
     processing: u64,
     dead: u64,
@@ -56,6 +58,7 @@ impl From<StoreStatus> for StatusView {
             store: status.store,
             schema_version: status.schema_version,
             paused: status.paused,
+            live_nodes: status.live_nodes,
             pending: status.pending,
             processing: status.processing,
             dead: status.dead,

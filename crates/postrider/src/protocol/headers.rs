@@ -75,5 +75,21 @@ pub fn is_secret(name: &str) -> bool {
 
 /// An empty text stands for a secret that is not known yet.
 fn is_authority(text: &str) -> bool {
-    text.is_empty() || (!text.contains('@') && text.parse::<http::uri::Authority>().is_ok())
+    let (host_fits, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (address, behind) = rest.split_once(']').unwrap_or_default();
+            (is_made_of(address, |byte| byte.is_ascii_hexdigit() || b":.".contains(&byte)), behind)
+        }
+        None => {
+            let (name, behind) = text.split_at(text.find(':').unwrap_or(text.len()));
+            (is_made_of(name, |byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)), behind)
+        }
+    };
+    let port_fits = port.is_empty()
+        || port.strip_prefix(':').is_some_and(|port| port.bytes().all(|b| b.is_ascii_digit()));
+    text.is_empty() || (host_fits && port_fits)
+}
+
+fn is_made_of(text: &str, allowed: impl Fn(u8) -> bool) -> bool {
+    !text.is_empty() && text.bytes().all(allowed)
 }

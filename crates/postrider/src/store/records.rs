@@ -192,6 +192,8 @@ pub struct StoreStatus {
     pub store: String,
     pub schema_version: i64,
     pub paused: Option<String>,
+    /// Nodes whose lease holds: without one, nothing is delivered.
+    pub live_nodes: u64,
     pub pending: u64,
     pub processing: u64,
     pub dead: u64,

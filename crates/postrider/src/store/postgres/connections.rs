@@ -42,6 +42,10 @@ impl Connections {
         let client = self.pool.get().await.map_err(pool_error)?;
         let mut client = scopeguard::guard(client, |client| self.server.give_up(Object::take(client)));
         let answered = ask(&mut client).await;
+        if answered.is_err() {
+            // The server tells of an error before it lets go of what the transaction held.
+            let _ = client.check_connection().await;
+        }
         drop(ScopeGuard::into_inner(client));
         answered
     }

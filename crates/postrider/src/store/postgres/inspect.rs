@@ -77,7 +77,8 @@ fn attempt(row: &Row) -> AttemptRecord {
 }
 
 pub(super) async fn status(shared: &Shared) -> Result<StoreStatus> {
-    let status = "SELECT s.name, s.schema_version, s.paused_because, t.pending, t.processing, t.dead
+    let status = "SELECT s.name, s.schema_version, s.paused_because, t.pending, t.processing, t.dead,
+                         postrider._live_nodes()
                   FROM postrider._store s, postrider._totals() t";
     let row = shared.prompt.query_one(status, &[]).await?;
     let endpoints = endpoint_statuses(shared).await?;
@@ -85,6 +86,7 @@ pub(super) async fn status(shared: &Shared) -> Result<StoreStatus> {
         store: row.get(0),
         schema_version: i64::from(row.get::<_, i32>(1)),
         paused: row.get(2),
+        live_nodes: big_count(&row, 6),
         pending: big_count(&row, 3),
         processing: big_count(&row, 4),
         dead: big_count(&row, 5),

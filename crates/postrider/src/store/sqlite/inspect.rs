@@ -5,7 +5,7 @@ use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::archive::{self, Month};
 use super::keys::{GLOBAL_SCOPE, Place};
-use super::row::{self, at, optional_at};
+use super::row::{self, at, micros_of, optional_at};
 use super::{claim, endpoints, export, known, schema, storage_error, stored_events};
 use crate::breaker::CircuitState;
 use crate::endpoint::{Endpoint, EndpointId};
@@ -125,7 +125,11 @@ fn why_not_yet(
             return Ok(format!("rate limited: next try at {}", grant.next_at));
         }
     }
-    Ok("due now".to_owned())
+    Ok(match live_nodes(conn, now).map_err(storage_error)? {
+        0 => "due now, but no node runs",
+        _ => "due now",
+    }
+    .to_owned())
 }
 
 /// Why nothing at all is delivered.
@@ -266,6 +270,7 @@ pub(super) fn status(conn: &Connection, store: &str, now: Timestamp) -> Result<S
         store: store.to_owned(),
         schema_version: schema::CURRENT,
         paused: stopped(conn).map_err(storage_error)?,
+        live_nodes: live_nodes(conn, now).map_err(storage_error)?,
         pending: queued.saturating_sub(processing),
         processing,
         dead,
@@ -274,6 +279,11 @@ pub(super) fn status(conn: &Connection, store: &str, now: Timestamp) -> Result<S
         oldest_stored_event,
         endpoints,
     })
+}
+
+fn live_nodes(conn: &Connection, now: Timestamp) -> rusqlite::Result<u64> {
+    conn.prepare_cached("SELECT count(*) FROM _postrider_nodes WHERE state = 'live' AND lease_until > ?1")?
+        .query_row([micros_of(now)], |row| row.get(0))
 }
 
 fn endpoint_statuses(conn: &Connection, now: Timestamp) -> Result<Vec<EndpointStatus>> {

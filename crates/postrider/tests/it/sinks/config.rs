@@ -108,6 +108,22 @@ fn bad_http_configs_name_the_field_and_the_rule() {
             "config.headers.Host: must be a host name with an optional port",
         ),
         (
+            with("headers", json!({"Host": "[]"})),
+            "config.headers.Host: must be a host name with an optional port",
+        ),
+        (
+            with("headers", json!({"Host": "[::1]80"})),
+            "config.headers.Host: must be a host name with an optional port",
+        ),
+        (
+            with("headers", json!({"Host": ":80"})),
+            "config.headers.Host: must be a host name with an optional port",
+        ),
+        (
+            with("headers", json!({"Host": "a:b"})),
+            "config.headers.Host: must be a host name with an optional port",
+        ),
+        (
             with("headers", json!({"X": "1", "x": "2"})),
             "config.headers.x: is given twice; names of headers ignore case",
         ),

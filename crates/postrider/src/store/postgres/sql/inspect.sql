@@ -37,6 +37,10 @@ BEGIN
   RETURN format('behind key %s', postrider._quoted(q.ordering_key));
 END $$;
 
+CREATE FUNCTION postrider._live_nodes() RETURNS bigint LANGUAGE sql STABLE AS $$
+  SELECT count(*) FROM postrider.nodes WHERE state = 'live' AND lease_until > postrider._now()
+$$;
+
 -- The first thing in the way, in the order in which a node would meet it.
 CREATE FUNCTION postrider._why_not_yet(q postrider.queue, e postrider._endpoints) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
@@ -62,6 +66,7 @@ BEGIN
       THEN 'the receiver asked to wait: next try at ' || postrider._shown(e.held_until)
     WHEN q.place = 3 THEN 'on probation: its claim was lost with a node, so it is tried with few others'
     WHEN v_limited_until IS NOT NULL THEN 'rate limited: next try at ' || postrider._shown(v_limited_until)
+    WHEN postrider._live_nodes() = 0 THEN 'due now, but no node runs'
     ELSE 'due now'
   END;
 END $$;
@@ -424,7 +429,7 @@ DECLARE
   v_now timestamptz := postrider._now();
   v_status record;
   v_limit bigint := (SELECT max_queue_size FROM postrider._limits);
-  v_live bigint := (SELECT count(*) FROM postrider.nodes WHERE state = 'live' AND lease_until > v_now);
+  v_live bigint := postrider._live_nodes();
   v_ahead timestamp := (SELECT max(month) FROM postrider._months('archive'));
   v_stray boolean := EXISTS (SELECT FROM postrider.archive_default) OR EXISTS (SELECT FROM postrider.attempts_default);
 BEGIN

@@ -268,7 +268,7 @@ BEGIN
     WHEN v_name ~ '^(webhook-|postrider-|ce-)'
       THEN 'cannot be set; headers beginning with webhook-, postrider-, ce- are Postrider''s'
     WHEN v_name = 'host' AND p_text <> ''
-         AND p_text !~ '^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&''()*+,;=-]+)(:[A-Za-z0-9._~!$&''()*+,;=-]*)?$'
+         AND p_text !~ '^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]*)?$'
       THEN 'must be a host name with an optional port'
     WHEN p_text ~ '[^\t -~]' THEN 'must be visible ASCII characters, spaces and tabs'
   END;

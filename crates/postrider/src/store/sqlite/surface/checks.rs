@@ -28,7 +28,6 @@ const OPTION_PARTS_MAX: usize = 100;
 const NO_NUL: &str = "must not contain the character U+0000";
 /// Letters of tokens, as HTTP has them; for a GLOB between brackets.
 const TOKEN: &str = "!#$%&''*+.^_`|~0-9A-Za-z-";
-const AUTHORITY: &str = "A-Za-z0-9._~!$&''()*+,;=-";
 
 /// One arm of a CASE.
 struct Check {
@@ -194,17 +193,17 @@ fn http_header_rules() -> impl Iterator<Item = (Invalid, String)> {
 }
 
 fn is_authority(text: &str) -> String {
-    let port = |rest: &str| format!("{rest} NOT GLOB '*[^{AUTHORITY}]*'");
+    let only = |part: &str, allowed: &str| format!("{part} NOT GLOB '*[^{allowed}]*'");
     let (colon, bracket) = (format!("instr({text} || ':', ':')"), format!("instr({text}, ']')"));
     let behind = format!("substr({text}, {bracket} + 1)");
     format!(
-        "{text} = '' OR CASE substr({text}, 1, 1) WHEN '[' THEN {bracket} > 2
-           AND substr({text}, 2, {bracket} - 2) NOT GLOB '*[^0-9A-Fa-f:.]*'
+        "{text} = '' OR CASE substr({text}, 1, 1) WHEN '[' THEN {bracket} > 2 AND {}
            AND ({behind} = '' OR ({behind} GLOB ':*' AND {}))
          ELSE {colon} > 1 AND {} AND {} END",
-        port(&format!("substr({behind}, 2)")),
-        port(&format!("substr({text}, 1, {colon} - 1)")),
-        port(&format!("substr({text}, {colon} + 1)")),
+        only(&format!("substr({text}, 2, {bracket} - 2)"), "0-9A-Fa-f:."),
+        only(&format!("substr({behind}, 2)"), "0-9"),
+        only(&format!("substr({text}, 1, {colon} - 1)"), "A-Za-z0-9._-"),
+        only(&format!("substr({text}, {colon} + 1)"), "0-9"),
     )
 }
 

@@ -91,7 +91,7 @@ fn headers() -> impl Strategy<Value = BTreeMap<String, String>> {
     ];
     let value = prop_oneof![
         8 => "[ -~]{0,6}",
-        4 => select(&["example.com", "a:80", "[::1]:80", "[::1]", "a@b", "a:b:c", "[", "a\tb", "é", "a\nb"]).prop_map(str::to_owned),
+        4 => select(&["example.com", "a:80", "[::1]:80", "[::1]", "[]", "[g]", "[::1]a", "a[]", ":80", "a:", "a:b", "a@b", "a:8:9", "[", "a\tb", "é", "a\nb"]).prop_map(str::to_owned),
         1 => "[a-f0-9:.\\[\\]]{0,5}",
         1 => texts(),
     ];

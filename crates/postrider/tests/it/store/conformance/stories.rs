@@ -44,6 +44,15 @@ pub(crate) async fn an_endpoint_that_cannot_deliver_is_the_reason<H: Harness>(wo
     assert!(reason.contains("paused") && reason.contains("upgrade"), "{reason}");
 }
 
+pub(crate) async fn a_store_without_a_node_is_the_reason<H: Harness>(world: World<H>) {
+    let id = world.send(to("a")).await;
+    assert_eq!(world.reason(id).await, "due now");
+    assert_eq!(world.store().status().await.unwrap().live_nodes, 1);
+    world.advance(15);
+    assert_eq!(world.reason(id).await, "due now, but no node runs");
+    assert_eq!(world.store().status().await.unwrap().live_nodes, 0);
+}
+
 pub(crate) async fn a_used_up_rate_limit_is_the_reason_until_there_is_room<H: Harness>(mut world: World<H>) {
     let rate_limit = json!({"limit": 1, "interval": "minute"});
     let limited = world.endpoint("limited", json!({"rate_limit": rate_limit})).await;

@@ -29,7 +29,10 @@ impl Picture {
         let endpoints = store.endpoints(None, 1000).await.unwrap();
         let mut stories = Vec::new();
         for id in 1..=last.0 {
-            stories.push(store.story(MessageId(id)).await.ok());
+            stories.push(store.story(MessageId(id)).await.ok().map(|story| Story {
+                reason: story.reason.map(|reason| reason.replace(", but no node runs", "")),
+                ..story
+            }));
         }
         Self {
             endpoints: endpoints
@@ -57,9 +60,9 @@ impl Picture {
             stories,
             letters: store.dlq(DlqFilter { limit: 10_000, ..DlqFilter::default() }).await.unwrap(),
             summary: store.dlq_summary().await.unwrap(),
-            // Each database counts its own versions.
             replays: store.replays(None, 1000).await.unwrap(),
-            status: StoreStatus { schema_version: 0, ..store.status().await.unwrap() },
+            // Each database counts its own versions, and nodes do not move.
+            status: StoreStatus { schema_version: 0, live_nodes: 0, ..store.status().await.unwrap() },
         }
     }
 }

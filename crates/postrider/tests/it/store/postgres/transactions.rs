@@ -44,6 +44,20 @@ async fn a_message_commits_with_the_data_it_belongs_to() {
     assert_eq!(world.claim_ids().await, [sent.id]);
 }
 
+/// The server tells of an error before it lets go of what the transaction held.
+#[tokio::test]
+async fn what_is_refused_holds_nothing_any_more_when_that_is_told() {
+    let world = World::<Postgres>::start().await;
+    let expires = NewMessage { expires_at: Some(world.in_seconds(60)), ..to("a") };
+    let id = world.send(expires).await;
+    let app = connect(&world).await;
+    let free = app.prepare("SELECT FROM postrider.queue WHERE id = $1 FOR UPDATE NOWAIT").await.unwrap();
+    for round in 0..500 {
+        world.store().reschedule(id, world.in_seconds(60)).await.unwrap_err();
+        assert_eq!(app.execute(&free, &[&id.0]).await.unwrap(), 1, "{round}");
+    }
+}
+
 #[tokio::test]
 async fn a_rolled_back_message_never_existed() {
     let mut world = World::<Postgres>::start().await;
