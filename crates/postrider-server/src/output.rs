@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Write};
 
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
-use comfy_table::{Cell, ContentArrangement, Table};
+use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Table, Width};
 
 use crate::failure::Failure;
 
@@ -47,13 +47,10 @@ impl Output {
     }
 
     pub(crate) fn table(self, header: &[&str], rows: Vec<Vec<String>>) -> String {
+        let words: Vec<usize> = (0..header.len()).map(|at| longest_word(header, &rows, at)).collect();
         let mut table = Table::new();
         if self.terminal {
             table.load_style(UTF8_FULL_CONDENSED.with_rounded_corners());
-            // One that does not say how wide it is would have one letter in each line.
-            if console::Term::stdout().size().1 > 0 {
-                table.set_content_arrangement(ContentArrangement::Dynamic);
-            }
             table.set_header(
                 header.iter().map(|text| Cell::new(text).add_attribute(comfy_table::Attribute::Bold)),
             );
@@ -61,11 +58,35 @@ impl Output {
             table.load_style(NOTHING);
             table.set_header(header.iter().map(Cell::new));
         }
-        for row in rows {
-            table.add_row(row);
+        table.add_rows(rows);
+        // One that does not say how wide it is would have one letter in each line.
+        let width = usize::from(console::Term::stdout().size().1);
+        if self.terminal && width > 0 {
+            table.set_content_arrangement(ContentArrangement::Dynamic);
+            keep_words(&mut table, &words, width);
         }
         let text = table.to_string();
         text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// A column's padding and the line behind it.
+const BESIDE_WORD: usize = 3;
+
+fn longest_word(header: &[&str], rows: &[Vec<String>], column: usize) -> usize {
+    let cells = rows.iter().filter_map(|row| row.get(column)).map(String::as_str);
+    let words = cells.chain([header[column]]).flat_map(str::split_whitespace);
+    words.map(console::measure_text_width).max().unwrap_or_default()
+}
+
+/// Lines break between words only, where there is room for that.
+fn keep_words(table: &mut Table, words: &[usize], width: usize) {
+    if words.iter().map(|word| word + BESIDE_WORD).sum::<usize>() < width {
+        let at_least = |word: &usize| {
+            let padded = u16::try_from(word + BESIDE_WORD - 1).unwrap_or(u16::MAX);
+            ColumnConstraint::LowerBoundary(Width::Fixed(padded))
+        };
+        table.set_constraints(words.iter().map(at_least));
     }
 }
 

@@ -143,13 +143,15 @@ fn list_text(settings: &Settings, output: Output) -> String {
         let value = settings.value(setting.name).unwrap_or_default();
         vec![
             setting.name.to_owned(),
-            with_unit(&value, setting),
-            setting.default.to_owned(),
+            match value == setting.default {
+                true => with_unit(&value, setting),
+                false => format!("{} (default {})", with_unit(&value, setting), setting.default),
+            },
             range,
             setting.meaning.to_owned(),
         ]
     };
-    output.table(&["setting", "value", "default", "range", "meaning"], TABLE.iter().map(row).collect())
+    output.table(&["setting", "value", "range", "meaning"], TABLE.iter().map(row).collect())
 }
 
 fn with_unit(value: &str, setting: &Setting) -> String {

@@ -43,10 +43,9 @@ fn text(place: &Place, status: &StoreStatus, output: Output, now: Timestamp) -> 
     } else {
         let rows = status.endpoints.iter().map(|endpoint| row(endpoint, now)).collect();
         lines.push(String::new());
-        lines.push(output.table(
-            &["endpoint", "protocol", "state", "circuit", "pending", "processing", "dead", "oldest"],
-            rows,
-        ));
+        lines.push(
+            output.table(&["endpoint", "state", "circuit", "pending", "processing", "dead", "oldest"], rows),
+        );
     }
     lines.join("\n")
 }
@@ -59,7 +58,6 @@ fn row(endpoint: &EndpointStatus, now: Timestamp) -> Vec<String> {
     };
     vec![
         endpoint.name.clone(),
-        endpoint.protocol.clone(),
         state.to_owned(),
         endpoint.circuit.as_str().to_owned(),
         endpoint.pending.to_string(),

@@ -6,6 +6,7 @@ use std::process::{Output, Stdio};
 use serde_json::{Value, json};
 
 use crate::node::Home;
+use crate::terminal::Terminal;
 
 pub(crate) fn told(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
@@ -151,6 +152,22 @@ fn who_sends_too_much_is_told_which_setting_says_so() {
     home.json(&["config", "set", "max_payload_bytes=1024"]);
     let said = told(&home.run(&["send", "shop", &format!("\"{}\"", "x".repeat(1023))]));
     assert!(said.contains("bytes; `postrider config set max_payload_bytes=N`"), "{said}");
+}
+
+#[test]
+fn a_narrow_terminal_breaks_lines_between_words() {
+    let home = with_endpoint();
+    home.json(&["config", "set", "retry_max_delay=600"]);
+    let binary = env!("CARGO_BIN_EXE_postrider");
+    let shell = format!("stty cols 80; {binary} status; {binary} config list");
+    let ended = Terminal::shell(&home, &shell, &[]).end();
+    let wrote = console::strip_ansi_codes(&ended.wrote).into_owned();
+    for whole in
+        ["┆ processing ┆", "│ circuit_breaker_threshold ┆ 10 ", "┆ 1000000000000 ┆", "600 s (default"]
+    {
+        assert!(wrote.contains(whole), "{whole}\n{wrote}");
+    }
+    assert!(wrote.lines().all(|line| line.trim_end().chars().count() <= 80), "{wrote}");
 }
 
 #[test]

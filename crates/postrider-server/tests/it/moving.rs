@@ -77,25 +77,24 @@ struct World {
 }
 
 impl World {
-    /// Before the move a third fails at first, and some are never answered; a few are refused for good at any time.
+    /// Before the move a third fails at first, some are never answered, and half are enough; a few are refused for good
+    /// at any time.
     fn receive(&self, received: &Received) -> Option<u16> {
         let number: usize = String::from_utf8_lossy(&received.body).parse().expect("a number");
         let attempt: u32 = received.header("postrider-attempt").parse().expect("an attempt");
         let moved = self.moved.load(Ordering::SeqCst);
+        let mut arrivals = self.arrivals.lock().expect("nobody panics");
+        let enough = arrivals.iter().filter(|arrival| arrival.accepted).count() == MESSAGES / 2;
         let status = match number % 20 {
             13 => 400,
             _ if !moved && is_held(number) => 0,
             // Too early: the receiver is not overloaded, so its rooms stay.
-            _ if !moved && number.is_multiple_of(3) && attempt == 1 => 425,
+            _ if !moved && (enough || (number.is_multiple_of(3) && attempt == 1)) => 425,
             _ => 200,
         };
         let id = received.header("webhook-id").to_owned();
-        self.arrivals.lock().expect("nobody panics").push(Arrival {
-            id,
-            attempt,
-            number,
-            accepted: status == 200,
-        });
+        arrivals.push(Arrival { id, attempt, number, accepted: status == 200 });
+        drop(arrivals);
         if status == 0 {
             // Its node is killed in the meantime.
             eventually(PATIENCE, "the store moves", || self.moved.load(Ordering::SeqCst).then_some(()));
@@ -133,7 +132,7 @@ fn every_message_is_accounted_for_when_its_node_is_killed_and_its_store_moves() 
     let node = home.start();
     node.create_endpoint(json!({
         "name": "shop", "protocol": "http", "config": { "url": receiver.url() },
-        "retry_policy": { "max_attempts": 50, "backoff": "fixed", "base_delay_seconds": 0.2 },
+        "retry_policy": { "max_attempts": 1000, "backoff": "fixed", "base_delay_seconds": 0.2 },
     }));
     let ids = send_all(&node);
     let held = || world.arrivals.lock().expect("nobody panics").iter().filter(|a| is_held(a.number)).count();
@@ -145,7 +144,7 @@ fn every_message_is_accounted_for_when_its_node_is_killed_and_its_store_moves() 
     let exported = home.json(&["export", &file(&home)]);
     assert!(exported["rows"]["claims"].as_u64() > Some(0), "some were in flight: {exported}");
     let before = world.accepted();
-    assert!(before < MESSAGES * 3 / 4, "there is something left to do");
+    assert!(before <= MESSAGES / 2, "there is something left to do");
     let (server, url) = server(&home);
     let imported = home.json(&["import", &file(&home), "--store", &url]);
     assert_eq!((&imported["rows"], &imported["store"]), (&exported["rows"], &exported["store"]));
