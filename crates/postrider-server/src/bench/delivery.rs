@@ -5,24 +5,25 @@ use std::time::Duration;
 use super::bed::{Bed, HEALTHY, payload};
 use super::lab::Lab;
 use super::load::{self, CONNECTIONS, Load, Until};
-use super::report::{Row, Target, median};
+use super::report::{Rounds, Row, Target, median};
 use crate::failure::Failure;
 
 const DRAIN: Duration = Duration::from_secs(5);
 
 pub(super) async fn backlog(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
-    let (mut bare, mut delivered) = (Vec::new(), Vec::new());
+    let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "the bare loop");
-        bare.push(bare_loop(lab).await?);
+        let yardstick = bare_loop(lab).await?;
         lab.say_round(round, "a backlog");
-        delivered.push(deliver(lab, lab.scale.backlog, 0).await?);
+        rounds.add(deliver(lab, lab.scale.backlog, 0).await?, yardstick);
     }
+    let (measured, yardstick) = rounds.middle();
     Ok(vec![Row {
         name: "delivery of a backlog",
-        measured: median(&delivered),
+        measured,
         unit: "/s",
-        yardstick: Some(("bare loop", median(&bare))),
+        yardstick: Some(("bare loop", yardstick)),
         target: Target::RatioAtLeast(if lab.is_on_a_server() { 0.35 } else { 0.45 }),
         note: format!("{} messages, {CONNECTIONS} in flight", lab.scale.backlog),
     }])
@@ -46,18 +47,19 @@ pub(super) async fn deep_backlog(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
 }
 
 pub(super) async fn thousand_keys(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
-    let (mut plain, mut keyed) = (Vec::new(), Vec::new());
+    let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "without keys");
-        plain.push(deliver(lab, lab.scale.backlog, 0).await?);
+        let yardstick = deliver(lab, lab.scale.backlog, 0).await?;
         lab.say_round(round, "with 1000 keys");
-        keyed.push(deliver(lab, lab.scale.backlog, 1000).await?);
+        rounds.add(deliver(lab, lab.scale.backlog, 1000).await?, yardstick);
     }
+    let (measured, yardstick) = rounds.middle();
     Ok(vec![Row {
         name: "delivery with 1000 ordering keys",
-        measured: median(&keyed),
+        measured,
         unit: "/s",
-        yardstick: Some(("without keys", median(&plain))),
+        yardstick: Some(("without keys", yardstick)),
         target: Target::RatioAtLeast(0.60),
         note: format!("{} messages", lab.scale.backlog),
     }])

@@ -37,7 +37,7 @@ pub(super) struct Scale {
 }
 
 const FULL: Scale = Scale {
-    rounds: 3,
+    rounds: 5,
     backlog: 100_000,
     deep_backlog: 1_000_000,
     single_key: 20_000,

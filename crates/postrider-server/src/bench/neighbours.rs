@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 
 use super::bed::{Bed, HEALTHY};
 use super::lab::Lab;
-use super::report::{Row, Target, median};
+use super::report::{Rounds, Row, Target};
 use crate::failure::Failure;
 use crate::store_url::StoreUrl;
 
@@ -16,18 +16,19 @@ const DRAIN: Duration = Duration::from_millis(100);
 const CREATED_AT_ONCE: usize = 500;
 
 pub(super) async fn bad(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
-    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "the healthy one alone");
-        alone.push(deliver_alone(lab).await?);
+        let yardstick = deliver_alone(lab).await?;
         lab.say_round(round, "beside a dead and a slow one");
-        beside.push(deliver_beside_bad(lab).await?);
+        rounds.add(deliver_beside_bad(lab).await?, yardstick);
     }
+    let (measured, yardstick) = rounds.middle();
     Ok(vec![Row {
         name: "healthy beside a dead and a 5-second endpoint",
-        measured: median(&beside),
+        measured,
         unit: "/s",
-        yardstick: Some(("alone", median(&alone))),
+        yardstick: Some(("alone", yardstick)),
         target: Target::RatioAtLeast(0.85),
         note: format!("{} messages to each", lab.scale.neighbour_backlog),
     }])
@@ -37,20 +38,21 @@ pub(super) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     let crowd = lab.new_store().await?;
     lab.say("creating idle endpoints");
     create_crowd(lab, &crowd).await?;
-    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "the healthy one alone");
-        alone.push(deliver_alone(lab).await?);
+        let yardstick = deliver_alone(lab).await?;
         lab.say_round(round, "beside idle ones");
         let bed = Bed::open(&crowd).await?;
-        beside.push(deliver(lab, &bed).await?);
+        rounds.add(deliver(lab, &bed).await?, yardstick);
     }
     lab.discard(crowd).await?;
+    let (measured, yardstick) = rounds.middle();
     Ok(vec![Row {
         name: "healthy beside idle endpoints",
-        measured: median(&beside),
+        measured,
         unit: "/s",
-        yardstick: Some(("alone", median(&alone))),
+        yardstick: Some(("alone", yardstick)),
         target: Target::RatioAtLeast(0.85),
         note: format!("{} idle endpoints", lab.scale.idle_endpoints),
     }])

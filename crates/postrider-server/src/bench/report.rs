@@ -93,6 +93,24 @@ impl Row {
     }
 }
 
+/// What was measured in each round, and its yardstick.
+#[derive(Default)]
+pub(super) struct Rounds(Vec<(f64, f64)>);
+
+impl Rounds {
+    pub(super) fn add(&mut self, measured: f64, yardstick: f64) {
+        self.0.push((measured, yardstick));
+    }
+
+    /// The round in the middle by its ratio: from one round to the next the speed of a shared machine changes more than
+    /// within one.
+    pub(super) fn middle(&self) -> (f64, f64) {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(|(a, of_a), (b, of_b)| (a / of_a).total_cmp(&(b / of_b)));
+        sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or_default()
+    }
+}
+
 pub(super) struct Report {
     quick: bool,
     rows: Vec<(String, Row)>,
@@ -164,6 +182,20 @@ pub(super) fn percentile(values: &[f64], part: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_middle_round_is_one_that_was_measured() {
+        let mut rounds = Rounds::default();
+        assert_eq!(rounds.middle(), (0.0, 0.0));
+        rounds.add(8.0, 10.0);
+        assert_eq!(rounds.middle(), (8.0, 10.0));
+        // A slow moment: both numbers are small, and the ratio is what it was.
+        rounds.add(3.5, 5.0);
+        rounds.add(9.0, 10.0);
+        assert_eq!(rounds.middle(), (8.0, 10.0));
+        rounds.add(6.0, 10.0);
+        assert_eq!(rounds.middle(), (3.5, 5.0), "of two in the middle the lower one");
+    }
 
     #[test]
     fn percentiles_are_values_that_were_measured() {

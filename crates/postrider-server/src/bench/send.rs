@@ -9,7 +9,7 @@ use super::lab::Lab;
 use super::load::{CONNECTIONS, Load, Until};
 use super::node::Node;
 use super::plain::Plain;
-use super::report::{Row, Target, median};
+use super::report::{Rounds, Row, Target};
 use crate::failure::Failure;
 
 const BATCH: u32 = 1000;
@@ -21,7 +21,7 @@ pub(super) async fn batch(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     bed.fill(HEALTHY, 1, 0).await?;
     let mut plain = Plain::like(&store, &plain_store)?;
     let batches = lab.scale.batches;
-    let (mut plain_rates, mut rates) = (Vec::new(), Vec::new());
+    let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "plain SQLite");
         let began = Instant::now();
@@ -33,22 +33,23 @@ pub(super) async fn batch(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
         })
         .await
         .expect("the yardstick does not panic")?;
-        plain_rates.push(f64::from(batches * BATCH) / began.elapsed().as_secs_f64());
+        let yardstick = f64::from(batches * BATCH) / began.elapsed().as_secs_f64();
         lab.say_round(round, "send_batch");
         let began = Instant::now();
         for _ in 0..batches {
             bed.store.send_batch(messages()).await?;
         }
-        rates.push(f64::from(batches * BATCH) / began.elapsed().as_secs_f64());
+        rounds.add(f64::from(batches * BATCH) / began.elapsed().as_secs_f64(), yardstick);
     }
     drop(bed);
     lab.discard(store).await?;
     lab.discard(plain_store).await?;
+    let (measured, yardstick) = rounds.middle();
     Ok(vec![Row {
         name: "library send in batches of 1000",
-        measured: median(&rates),
+        measured,
         unit: "/s",
-        yardstick: Some(("plain SQLite", median(&plain_rates))),
+        yardstick: Some(("plain SQLite", yardstick)),
         target: Target::RatioAtLeast(0.50),
         note: "fully durable, endpoint paused".to_owned(),
     }])
@@ -64,20 +65,21 @@ pub(super) async fn over_http(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
     drop(bed);
     let node = Node::start(&store).await?;
-    let (mut empty, mut sends) = (Vec::new(), Vec::new());
+    let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "an empty 202");
-        empty.push(post(lab, &node, "/bench/empty").await?);
+        let yardstick = post(lab, &node, "/bench/empty").await?;
         lab.say_round(round, "POST …/messages");
-        sends.push(post(lab, &node, &format!("/v1/endpoints/{HEALTHY}/messages")).await?);
+        rounds.add(post(lab, &node, &format!("/v1/endpoints/{HEALTHY}/messages")).await?, yardstick);
     }
     node.stop().await;
     lab.discard(store).await?;
+    let (measured, yardstick) = rounds.middle();
     Ok(vec![Row {
         name: "POST …/messages",
-        measured: median(&sends),
+        measured,
         unit: "/s",
-        yardstick: Some(("empty 202", median(&empty))),
+        yardstick: Some(("empty 202", yardstick)),
         target: Target::RatioAtLeast(0.40),
         note: format!("{CONNECTIONS} connections, one message a request, endpoint paused"),
     }])

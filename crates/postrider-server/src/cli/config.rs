@@ -36,7 +36,7 @@ pub(crate) enum ConfigCommand {
         #[arg(value_name = "NAME=VALUE", required = true)]
         changes: Vec<String>,
     },
-    /// List all of them with their defaults, ranges and meanings
+    /// List all of them with their ranges and meanings, and the defaults of those that were changed
     List,
 }
 

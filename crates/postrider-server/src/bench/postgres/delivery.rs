@@ -6,7 +6,7 @@ use super::server::{connect_to, failed};
 use crate::bench::bed::{Bed, HEALTHY};
 use crate::bench::delivery::deliver;
 use crate::bench::lab::Lab;
-use crate::bench::report::{Row, Target, median};
+use crate::bench::report::{Rounds, Row, Target};
 use crate::failure::Failure;
 
 const DRAIN: Duration = Duration::from_secs(5);
@@ -43,10 +43,10 @@ pub(in crate::bench) async fn wal(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
 /// While a transaction elsewhere is open, PostgreSQL cannot forget what was delivered.
 pub(in crate::bench) async fn open_transaction(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     let count = lab.scale.backlog * 2;
-    let (mut free, mut beside) = (Vec::new(), Vec::new());
+    let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "without one");
-        free.push(deliver(lab, count, 0).await?);
+        let yardstick = deliver(lab, count, 0).await?;
         lab.say_round(round, "beside an open transaction");
         let store = lab.new_store().await?;
         let bed = Bed::open(&store).await?;
@@ -56,17 +56,18 @@ pub(in crate::bench) async fn open_transaction(lab: &mut Lab) -> Result<Vec<Row>
         let open = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT txid_current()";
         client.batch_execute(open).await.map_err(failed)?;
         let engine = bed.start_engine(DRAIN).await?;
-        beside.push(bed.deliver(&mut lab.partner, count).await?);
+        rounds.add(bed.deliver(&mut lab.partner, count).await?, yardstick);
         engine.stop().await;
         client.batch_execute("COMMIT").await.map_err(failed)?;
         drop((bed, client));
         lab.discard(store).await?;
     }
+    let (measured, yardstick) = rounds.middle();
     Ok(vec![Row {
         name: "delivery beside an open transaction",
-        measured: median(&beside),
+        measured,
         unit: "/s",
-        yardstick: Some(("without it", median(&free))),
+        yardstick: Some(("without it", yardstick)),
         target: Target::RatioAtLeast(0.80),
         note: format!("{count} messages"),
     }])
@@ -75,28 +76,29 @@ pub(in crate::bench) async fn open_transaction(lab: &mut Lab) -> Result<Vec<Row>
 /// Both in this process, each with its own connections.
 pub(in crate::bench) async fn two_nodes(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     let count = lab.scale.backlog * 2;
-    let (mut one, mut two) = (Vec::new(), Vec::new());
+    let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "one node");
-        one.push(deliver(lab, count, 0).await?);
+        let yardstick = deliver(lab, count, 0).await?;
         lab.say_round(round, "two nodes");
         let store = lab.new_store().await?;
         let (bed, other) = (Bed::open(&store).await?, Bed::open(&store).await?);
         bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
         bed.fill(HEALTHY, count, 0).await?;
         let engines = [bed.start_engine(DRAIN).await?, other.start_engine(DRAIN).await?];
-        two.push(bed.deliver(&mut lab.partner, count).await?);
+        rounds.add(bed.deliver(&mut lab.partner, count).await?, yardstick);
         for engine in engines {
             engine.stop().await;
         }
         drop((bed, other));
         lab.discard(store).await?;
     }
+    let (measured, yardstick) = rounds.middle();
     Ok(vec![Row {
         name: "two nodes on this machine",
-        measured: median(&two),
+        measured,
         unit: "/s",
-        yardstick: Some(("one node", median(&one))),
+        yardstick: Some(("one node", yardstick)),
         target: Target::RatioAtLeast(0.90),
         note: format!("{count} messages"),
     }])

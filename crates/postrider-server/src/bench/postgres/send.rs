@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::server::{connect_to, failed};
 use crate::bench::bed::{Bed, HEALTHY, payload};
 use crate::bench::lab::Lab;
-use crate::bench::report::{Row, Target, median};
+use crate::bench::report::{Rounds, Row, Target};
 use crate::failure::Failure;
 use crate::store_url::StoreUrl;
 
@@ -24,19 +24,20 @@ const SEND_BATCH: &str = "SELECT postrider.send_batch('healthy', $1::text[]::jso
 
 pub(in crate::bench) async fn single(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     let store = prepared(lab).await?;
-    let (mut bare, mut sends) = (Vec::new(), Vec::new());
+    let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "bare inserts");
-        bare.push(rate(lab, &store, BARE).await?);
+        let yardstick = rate(lab, &store, BARE).await?;
         lab.say_round(round, "postrider.send");
-        sends.push(rate(lab, &store, SEND).await?);
+        rounds.add(rate(lab, &store, SEND).await?, yardstick);
     }
     lab.discard(store).await?;
+    let (measured, yardstick) = rounds.middle();
     Ok(vec![Row {
         name: "SELECT postrider.send(…), one a transaction",
-        measured: median(&sends),
+        measured,
         unit: "/s",
-        yardstick: Some(("bare INSERT", median(&bare))),
+        yardstick: Some(("bare INSERT", yardstick)),
         target: Target::RatioAtLeast(0.60),
         note: format!("{CLIENTS} clients, endpoint paused"),
     }])
@@ -50,21 +51,22 @@ pub(in crate::bench) async fn deep(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     let bed = Bed::open(&full).await?;
     bed.fill(HEALTHY, queued, 0).await?;
     bed.store.configure(vec![("max_queue_size".to_owned(), "1000000".to_owned())]).await?;
-    let (mut shallow, mut deep) = (Vec::new(), Vec::new());
+    let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "an empty queue");
-        shallow.push(rate(lab, &empty, SEND).await?);
+        let yardstick = rate(lab, &empty, SEND).await?;
         lab.say_round(round, "a deep queue");
-        deep.push(rate(lab, &full, SEND).await?);
+        rounds.add(rate(lab, &full, SEND).await?, yardstick);
     }
     drop(bed);
     lab.discard(empty).await?;
     lab.discard(full).await?;
+    let (measured, yardstick) = rounds.middle();
     Ok(vec![Row {
         name: "SELECT postrider.send(…) into a deep queue",
-        measured: median(&deep),
+        measured,
         unit: "/s",
-        yardstick: Some(("empty queue", median(&shallow))),
+        yardstick: Some(("empty queue", yardstick)),
         target: Target::RatioAtLeast(0.85),
         note: format!("{queued} messages queued"),
     }])
@@ -72,19 +74,20 @@ pub(in crate::bench) async fn deep(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
 
 pub(in crate::bench) async fn batch(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     let store = prepared(lab).await?;
-    let (mut bare, mut sends) = (Vec::new(), Vec::new());
+    let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "bare inserts");
-        bare.push(batch_rate(lab, &store, BARE_BATCH).await?);
+        let yardstick = batch_rate(lab, &store, BARE_BATCH).await?;
         lab.say_round(round, "postrider.send_batch");
-        sends.push(batch_rate(lab, &store, SEND_BATCH).await?);
+        rounds.add(batch_rate(lab, &store, SEND_BATCH).await?, yardstick);
     }
     lab.discard(store).await?;
+    let (measured, yardstick) = rounds.middle();
     Ok(vec![Row {
         name: "send_batch of 1000",
-        measured: median(&sends),
+        measured,
         unit: "/s",
-        yardstick: Some(("bare INSERT of 1000", median(&bare))),
+        yardstick: Some(("bare INSERT of 1000", yardstick)),
         target: Target::RatioAtLeast(0.40),
         note: "one client, endpoint paused".to_owned(),
     }])

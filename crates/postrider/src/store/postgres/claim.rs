@@ -125,7 +125,10 @@ impl Asked {
             .into_iter()
             .enumerate()
             .map(|(place, want)| {
-                let start = shared.cursors.start(want.endpoint);
+                let start = match want.pick {
+                    Pick::Due => shared.cursors.start(want.endpoint),
+                    Pick::Probe | Pick::Suspects(_) => Start::default(),
+                };
                 (place, want, start)
             })
             .collect();
@@ -139,15 +142,10 @@ impl Asked {
         let picks: Vec<&str> = self.wants.iter().map(|(_, want, _)| pick_name(&want.pick)).collect();
         let suspects: Vec<&[MessageId]> =
             self.wants.iter().map(|(_, want, _)| suspects_of(&want.pick)).collect();
-        let after = |(_, want, start): &(usize, Want, Start)| match want.pick {
-            Pick::Due => start.after,
-            Pick::Probe | Pick::Suspects(_) => None,
-        };
-        let priorities: Vec<Option<i16>> =
-            self.wants.iter().map(|want| after(want).map(|at| at.priority)).collect();
-        let dues: Vec<Option<Timestamp>> =
-            self.wants.iter().map(|want| after(want).map(|at| at.due_at)).collect();
-        let ids: Vec<Option<i64>> = self.wants.iter().map(|want| after(want).map(|at| at.id)).collect();
+        let after = || self.wants.iter().map(|(_, _, start)| start.after);
+        let priorities: Vec<Option<i16>> = after().map(|at| at.map(|at| at.priority)).collect();
+        let dues: Vec<Option<Timestamp>> = after().map(|at| at.map(|at| at.due_at)).collect();
+        let ids: Vec<Option<i64>> = after().map(|at| at.map(|at| at.id)).collect();
         // Where more waits than what is being settled could let go, that is not waited for.
         let is_independent = self.wants.iter().all(|(_, _, start)| start.has_more);
         let lines = shared.exchange.lines().await?;

@@ -2,6 +2,7 @@
 //! everything before it was deleted, and while some old transaction is open anywhere, PostgreSQL cannot
 //! forget what was deleted: every claim would walk over all of it again.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -13,9 +14,6 @@ use crate::endpoint::EndpointId;
 /// Messages can appear before a cursor, when a sender took its time to commit or another node gave one back.
 /// So every so often a claim looks from the beginning.
 const FOLLOWED_MAX: Duration = Duration::from_secs(2);
-/// Where ordering keys are among them: the next one of a key stands in its old place, most often behind the cursor,
-/// sometimes before it.
-const FOLLOWED_WITH_KEYS_MAX: Duration = Duration::from_millis(20);
 
 /// Behind this one the next claim starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +21,13 @@ pub(super) struct Position {
     pub(super) priority: i16,
     pub(super) due_at: Timestamp,
     pub(super) id: i64,
+}
+
+impl Position {
+    fn is_before(&self, other: &Self) -> bool {
+        let order = |at: &Self| (Reverse(at.priority), at.due_at, at.id);
+        order(self) < order(other)
+    }
 }
 
 #[derive(Default)]
@@ -33,7 +38,8 @@ struct Cursor {
     after: Option<Position>,
     /// When a claim last looked from the beginning.
     began: Option<Instant>,
-    has_keys: bool,
+    /// The first of those that may be claimed since the last claim was asked for, which may not have seen them.
+    appeared: Option<Position>,
     /// The last claim used up its room.
     has_more: bool,
     /// Goes up whenever something may have come back before the cursor: a claim that was under way then does
@@ -43,13 +49,12 @@ struct Cursor {
 
 impl Cursor {
     fn is_old(&self) -> bool {
-        let followed_max = if self.has_keys { FOLLOWED_WITH_KEYS_MAX } else { FOLLOWED_MAX };
-        self.began.is_none_or(|began| began.elapsed() >= followed_max)
+        self.began.is_none_or(|began| began.elapsed() >= FOLLOWED_MAX)
     }
 }
 
 /// What a claim goes by, and what it has to show when it is back.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Start {
     pub(super) after: Option<Position>,
     pub(super) has_more: bool,
@@ -62,8 +67,8 @@ impl Cursors {
         let cursor = cursors.entry(endpoint).or_default();
         if cursor.is_old() {
             cursor.after = None;
-            cursor.has_keys = false;
         }
+        cursor.appeared = None;
         if cursor.after.is_none() {
             cursor.began = Some(Instant::now());
         }
@@ -75,12 +80,17 @@ impl Cursors {
         let mut cursors = self.lock();
         let cursor = cursors.entry(endpoint).or_default();
         cursor.has_more = at.is_some();
-        cursor.after = at.filter(|_| cursor.returns == start.returns);
+        let passed_none = |at: &Position| cursor.appeared.is_none_or(|first| !first.is_before(at));
+        cursor.after = at.filter(passed_none).filter(|_| cursor.returns == start.returns);
     }
 
-    /// The next one of a key may be claimed.
-    pub(super) fn has_keys(&self, endpoint: EndpointId) {
-        self.lock().entry(endpoint).or_default().has_keys = true;
+    /// The next ones of ordering keys may be claimed; this is the first of them. They stand in their old places, most often
+    /// behind the cursor, sometimes before it.
+    pub(super) fn appeared(&self, endpoint: EndpointId, first: Position) {
+        let mut cursors = self.lock();
+        let cursor = cursors.entry(endpoint).or_default();
+        cursor.after = cursor.after.filter(|after| !first.is_before(after));
+        cursor.appeared = Some(cursor.appeared.filter(|earlier| earlier.is_before(&first)).unwrap_or(first));
     }
 
     /// Something of this endpoint may have come back to its old place.
@@ -101,5 +111,49 @@ impl Cursors {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<EndpointId, Cursor>> {
         self.0.lock().expect("nobody panics while holding the cursors")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENDPOINT: EndpointId = EndpointId(1);
+
+    fn at(priority: i16, id: i64) -> Position {
+        Position { priority, due_at: Timestamp::UNIX_EPOCH, id }
+    }
+
+    #[test]
+    fn a_claim_does_not_pass_what_appeared_while_it_was_under_way() {
+        let after = |appeared: &[Position]| {
+            let cursors = Cursors::default();
+            let start = cursors.start(ENDPOINT);
+            appeared.iter().for_each(|first| cursors.appeared(ENDPOINT, *first));
+            cursors.ended(ENDPOINT, start, Some(at(5, 10)));
+            cursors.start(ENDPOINT).after
+        };
+        assert_eq!(after(&[]), Some(at(5, 10)));
+        assert_eq!(after(&[at(5, 11), at(4, 1)]), Some(at(5, 10)), "behind where it ended");
+        assert_eq!(after(&[at(5, 9)]), None);
+        assert_eq!(after(&[at(5, 9), at(5, 11)]), None);
+        assert_eq!(after(&[at(6, 11)]), None, "a higher priority is before");
+    }
+
+    #[test]
+    fn what_appears_before_the_cursor_ends_it() {
+        let cursors = Cursors::default();
+        let follow = || {
+            let start = cursors.start(ENDPOINT);
+            cursors.ended(ENDPOINT, start, Some(at(0, 10)));
+        };
+        follow();
+        cursors.appeared(ENDPOINT, at(0, 11));
+        assert_eq!(cursors.start(ENDPOINT).after, Some(at(0, 10)));
+        cursors.appeared(ENDPOINT, at(0, 9));
+        assert_eq!(cursors.start(ENDPOINT).after, None);
+        // A claim that was asked for since then saw it.
+        follow();
+        assert_eq!(cursors.start(ENDPOINT).after, Some(at(0, 10)));
     }
 }

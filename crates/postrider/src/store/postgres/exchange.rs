@@ -17,7 +17,8 @@ const CLAIM: &str = "SELECT want, id, attempt, attempts_before, losses, endpoint
 /// Plans are kept, and one that was made while the queue was short goes on when it is long: reading all of it, for each
 /// claim, until the server's statistics notice. So no plan may read all of it.
 const SESSION: &str = "SET synchronous_commit = off; SET enable_seqscan = off; SET enable_bitmapscan = off";
-const SETTLE: &str = "SELECT id, effect, state, unblocked FROM postrider._settle($1, $2, $3, $4, $5)";
+const SETTLE: &str = "SELECT id, effect, state, unblocked, at_priority, at_due, at_id
+  FROM postrider._settle($1, $2, $3, $4, $5)";
 
 pub(super) struct Exchange {
     server: Server,

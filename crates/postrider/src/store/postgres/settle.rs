@@ -8,6 +8,7 @@ use postgres_types::{Json, ToSql};
 use tokio_postgres::Row;
 
 use super::Shared;
+use super::cursors::{Cursors, Position};
 use super::errors::store_error;
 use super::row::Span;
 use crate::endpoint::EndpointId;
@@ -36,9 +37,19 @@ pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Res
     };
     let answered = answer.await.inspect_err(|_| shared.batches.reopen(&settlements))?;
     shared.batches.settled(&settlements);
-    let settled = sorted.understand(&settlements, &answered);
-    settled.iter().filter_map(|settled| settled.unblocked).for_each(|id| shared.cursors.has_keys(id));
-    Ok(settled)
+    answered.iter().for_each(|row| note_unblocked(&shared.cursors, row));
+    Ok(sorted.understand(&settlements, &answered))
+}
+
+/// The next one of a key stands in its old place, which is told where many were let go at once.
+fn note_unblocked(cursors: &Cursors, row: &Row) {
+    let Some(endpoint) = row.get::<_, Option<i64>>(3).map(EndpointId) else { return };
+    match (row.get(4), row.get(5), row.get(6)) {
+        (Some(priority), Some(due_at), Some(id)) => {
+            cursors.appeared(endpoint, Position { priority, due_at, id });
+        }
+        _ => cursors.returned(endpoint),
+    }
 }
 
 /// What was simply delivered, and everything else. Each knows where its settlement stands.

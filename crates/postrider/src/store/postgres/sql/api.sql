@@ -135,7 +135,7 @@ BEGIN
     FROM unnest(p_idempotency_keys, v_endpoints) AS k (key, endpoint_id) WHERE k.key IS NOT NULL;
   END IF;
   IF p_ordering_keys IS NOT NULL THEN
-    PERFORM postrider._lock_keys(array_agg(coalesce(k.key_scope, d.key_scope)), array_agg(k.key))
+    PERFORM postrider._lock_keys(array_agg(postrider._key(coalesce(k.key_scope, d.key_scope), k.key)))
     FROM unnest(p_ordering_keys, v_scopes) AS k (key, key_scope) WHERE k.key IS NOT NULL;
   END IF;
   IF p_idempotency_keys IS NOT NULL THEN
@@ -179,20 +179,20 @@ BEGIN
                                      event_type, headers, options, correlation_id, endpoint_id, key_scope, ord)
         ORDER BY t.ord
       ), place AS (
-        SELECT k.key_scope, k.ordering_key, postrider._place_of_new(k.key_scope, k.ordering_key) AS place, k.first_id
-        FROM (SELECT m.key_scope, m.ordering_key, min(m.id) AS first_id FROM message m
-              WHERE m.ordering_key IS NOT NULL AND m.id IS NOT NULL GROUP BY m.key_scope, m.ordering_key) AS k
+        SELECT k.first_id, postrider._place_of_new(k.key) AS place
+        FROM (SELECT postrider._key(m.key_scope, m.ordering_key) AS key, min(m.id) AS first_id FROM message m
+              WHERE m.ordering_key IS NOT NULL AND m.id IS NOT NULL GROUP BY 1) AS k
       ), inserted AS (
         INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, place, priority, scheduled_at, expires_at,
           key_scope, key_position, correlation_id, content_type, ordering_key, idempotency_key, event_type, headers, options,
           payload)
         SELECT m.id, greatest(v_now, m.scheduled_at), v_now, m.endpoint_id,
-          CASE WHEN m.ordering_key IS NULL THEN 0 WHEN m.id = p.first_id THEN p.place ELSE 1 END,
+          CASE WHEN m.ordering_key IS NULL THEN 0 ELSE coalesce(p.place, 1) END,
           coalesce(m.priority, 0), m.scheduled_at, m.expires_at, m.key_scope,
           CASE WHEN m.ordering_key IS NOT NULL THEN m.id END, m.correlation_id,
           coalesce(m.content_type, 'application/json'), m.ordering_key, m.idempotency_key, m.event_type,
           nullif(m.headers, '{}'), nullif(m.options, '{}'), m.payload
-        FROM message m LEFT JOIN place p ON p.key_scope = m.key_scope AND p.ordering_key = m.ordering_key
+        FROM message m LEFT JOIN place p ON p.first_id = m.id
         WHERE m.id IS NOT NULL ORDER BY m.ord
       )
       SELECT coalesce(m.known, m.id, f.id), m.id IS NULL

@@ -79,6 +79,8 @@ DECLARE
   v_rate record;
   v_next text;
   v_next_at timestamptz;
+  -- Endpoints of which a key went on, whose next message may stand before p_after_*.
+  v_unblocked bigint[] := '{}';
 BEGIN
   -- Whoever claims for an endpoint sees what others claimed before it.
   PERFORM pg_advisory_xact_lock(1886548337, e::integer) FROM unnest(p_endpoints) AS e;
@@ -96,8 +98,8 @@ BEGIN
   END IF;
   IF v_state.stalled THEN
     -- A global key goes on at an endpoint that nobody may be asking for.
-    PERFORM pg_notify('postrider', e::text) FROM postrider._advance_stalled_keys(100, 100) AS e
-    WHERE e <> ALL (p_endpoints);
+    v_unblocked := ARRAY(SELECT postrider._advance_stalled_keys(100, 100));
+    PERFORM pg_notify('postrider', e::text) FROM unnest(v_unblocked) AS e WHERE e <> ALL (p_endpoints);
   END IF;
   FOR i IN 1 .. cardinality(p_endpoints) LOOP
     SELECT * INTO v_endpoint FROM postrider.endpoints WHERE id = p_endpoints[i] AND dropped_at IS NULL;
@@ -130,7 +132,8 @@ BEGIN
       CASE p_picks[i]
         WHEN 'due' THEN
           SELECT got, expired, next, next_at INTO v_got, v_expired, v_next, v_next_at FROM postrider._pick_due(
-            v_endpoint.id, v_room, v_state.claimed || v_taken, v_now, p_after_priority[i], p_after_due[i], p_after_id[i]);
+            v_endpoint.id, v_room, v_state.claimed || v_taken, v_now,
+            CASE WHEN v_endpoint.id <> ALL (v_unblocked) THEN p_after_priority[i] END, p_after_due[i], p_after_id[i]);
         WHEN 'probe' THEN
           SELECT got, next, next_at INTO v_got, v_next, v_next_at FROM postrider._pick_probe(
             v_endpoint.id, v_room, v_state.claimed || v_taken, v_now);

@@ -56,7 +56,7 @@ BEGIN
     DELETE FROM postrider.attempts WHERE message_id = p_id;
   END IF;
   IF v.ordering_key IS NOT NULL AND v.place <> 1 THEN
-    RETURN postrider._advance_key(v.key_scope, v.ordering_key);
+    RETURN postrider._advance_key(postrider._key(v.key_scope, v.ordering_key));
   END IF;
   RETURN NULL;
 END $$;
@@ -83,7 +83,7 @@ DECLARE
 BEGIN
   UPDATE postrider.dlq SET status = 'discarded', holds_key = false WHERE id = v.id;
   IF v.holds_key THEN
-    PERFORM postrider._let_key_go(v.key_scope, v.ordering_key);
+    PERFORM postrider._let_key_go(postrider._key(v.key_scope, v.ordering_key));
   END IF;
 END $$;
 
@@ -92,13 +92,11 @@ CREATE FUNCTION postrider._discard_letters(p_ids bigint[]) RETURNS integer LANGU
 DECLARE
   v_ids bigint[] := ARRAY(
     SELECT d.id FROM postrider.dlq d WHERE d.id = ANY (p_ids) AND d.status = 'failed' ORDER BY d.id FOR UPDATE);
-  v_scopes bigint[];
-  v_keys text[];
+  v_keys bigint[] := ARRAY(
+    SELECT DISTINCT postrider._key(key_scope, ordering_key) FROM postrider.dlq WHERE id = ANY (v_ids) AND holds_key);
 BEGIN
-  SELECT array_agg(h.key_scope), array_agg(h.ordering_key) INTO v_scopes, v_keys
-  FROM (SELECT DISTINCT key_scope, ordering_key FROM postrider.dlq WHERE id = ANY (v_ids) AND holds_key) AS h;
   UPDATE postrider.dlq SET status = 'discarded', holds_key = false WHERE id = ANY (v_ids);
-  PERFORM postrider._let_key_go(k.scope, k.key) FROM unnest(v_scopes, v_keys) AS k (scope, key);
+  PERFORM postrider._let_key_go(k) FROM unnest(v_keys) AS k;
   RETURN cardinality(v_ids);
 END $$;
 
@@ -107,24 +105,25 @@ CREATE FUNCTION postrider.release_key(key text, endpoint text DEFAULT NULL) RETU
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-  v_scope bigint;
+  v_key bigint;
   v_held record;
   v_count bigint := 0;
 BEGIN
   IF release_key.endpoint IS NOT NULL THEN
-    SELECT CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END INTO v_scope
+    SELECT postrider._key(postrider._key_scope(e), release_key.key) INTO v_key
     FROM postrider.endpoints e WHERE e.name = release_key.endpoint AND e.dropped_at IS NULL;
     IF NOT FOUND THEN
       PERFORM postrider._unknown('endpoint', release_key.endpoint);
     END IF;
   END IF;
   FOR v_held IN
-    SELECT d.id, d.key_scope FROM postrider.dlq d
-    WHERE d.holds_key AND d.ordering_key = release_key.key AND (v_scope IS NULL OR d.key_scope = v_scope)
+    SELECT d.id, postrider._key(d.key_scope, d.ordering_key) AS key FROM postrider.dlq d
+    WHERE d.holds_key AND d.ordering_key = release_key.key
+      AND (v_key IS NULL OR postrider._key(d.key_scope, d.ordering_key) = v_key)
     ORDER BY d.id FOR UPDATE
   LOOP
     UPDATE postrider.dlq d SET holds_key = false WHERE d.id = v_held.id;
-    PERFORM postrider._let_key_go(v_held.key_scope, release_key.key);
+    PERFORM postrider._let_key_go(v_held.key);
     v_count := v_count + 1;
   END LOOP;
   IF v_count > 0 THEN
@@ -200,6 +199,7 @@ CREATE FUNCTION postrider._put_before(l postrider.dlq, p_due_at timestamptz) RET
 DECLARE
   -- No sender gives one as low as this.
   v_position bigint := l.message_id - 4611686018427387904;
+  v_key bigint := postrider._key(l.key_scope, l.ordering_key);
   v_current record;
   v_place smallint := 0;
   v_is_idle boolean := false;
@@ -207,12 +207,12 @@ BEGIN
   PERFORM postrider._need_read_committed();
   LOOP
     SELECT id, key_position INTO v_current FROM postrider.queue
-    WHERE key_scope = l.key_scope AND ordering_key = l.ordering_key
+    WHERE postrider._key(key_scope, ordering_key) = v_key
       AND postrider._turn(place, key_position) = postrider._turn(0::smallint, NULL);
     IF NOT FOUND THEN
-      v_is_idle := NOT postrider._key_is_held(l.key_scope, l.ordering_key);
+      v_is_idle := NOT postrider._key_is_held(v_key);
       v_place := CASE WHEN NOT v_is_idle OR EXISTS (
-        SELECT FROM postrider.queue WHERE key_scope = l.key_scope AND ordering_key = l.ordering_key
+        SELECT FROM postrider.queue WHERE postrider._key(key_scope, ordering_key) = v_key
           AND postrider._turn(place, key_position) < v_position) THEN 1 ELSE 0 END;
       EXIT;
     END IF;
@@ -234,7 +234,7 @@ BEGIN
     l.options, l.payload);
   -- It held the key until now, and one that was put back earlier is first.
   IF v_is_idle AND v_place = 1 THEN
-    PERFORM postrider._tell_unblocked(postrider._advance_key(l.key_scope, l.ordering_key));
+    PERFORM postrider._tell_unblocked(postrider._advance_key(v_key));
   END IF;
 END $$;
 

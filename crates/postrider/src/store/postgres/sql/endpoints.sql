@@ -73,9 +73,7 @@ BEGIN
   v_retry_policy := postrider._checked_retry_policy(coalesce(alter_endpoint.retry_policy, v.retry_policy));
   v_options := postrider._checked_options(coalesce(alter_endpoint.options, v.options));
   IF coalesce(v_options->>'key_scope', 'endpoint') <> coalesce(v.options->>'key_scope', 'endpoint')
-     AND (EXISTS (SELECT FROM postrider.queue q
-                  WHERE q.key_scope = CASE WHEN v.options->>'key_scope' = 'global' THEN 0 ELSE v.id END
-                    AND q.ordering_key IS NOT NULL AND q.endpoint_id = v.id)
+     AND (EXISTS (SELECT FROM postrider.queue q WHERE q.ordering_key IS NOT NULL AND q.endpoint_id = v.id)
           OR EXISTS (SELECT FROM postrider.dlq d WHERE d.endpoint_id = v.id AND d.status = 'failed' AND d.ordering_key IS NOT NULL)) THEN
     PERFORM postrider._invalid('options.key_scope',
       'cannot change while the endpoint has messages or dead letters with ordering keys');
@@ -131,9 +129,9 @@ BEGIN
   -- Every key that waits for a dead head of this endpoint goes on: in the global scope others wait behind it.
   FOR v_held IN
     UPDATE postrider.dlq SET holds_key = false WHERE holds_key AND endpoint_id = v.id
-    RETURNING key_scope, ordering_key
+    RETURNING postrider._key(key_scope, ordering_key) AS key
   LOOP
-    PERFORM postrider._tell_unblocked(postrider._advance_key(v_held.key_scope, v_held.ordering_key));
+    PERFORM postrider._tell_unblocked(postrider._advance_key(v_held.key));
   END LOOP;
   DELETE FROM postrider.subscriptions WHERE endpoint_id = v.id;
   UPDATE postrider.endpoints SET dropped_at = postrider._now(), config = '{}' WHERE id = v.id;

@@ -18,16 +18,17 @@ END $$;
 
 CREATE FUNCTION postrider._behind_key(q postrider.queue) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
+  v_key bigint := postrider._key(q.key_scope, q.ordering_key);
   v_head bigint;
 BEGIN
   SELECT message_id INTO v_head FROM postrider.dlq
-  WHERE holds_key AND key_scope = q.key_scope AND ordering_key = q.ordering_key LIMIT 1;
+  WHERE holds_key AND postrider._key(key_scope, ordering_key) = v_key LIMIT 1;
   IF FOUND THEN
     RETURN format('behind key %s: held by dead message %s; redrive, discard or release it',
       postrider._quoted(q.ordering_key), v_head);
   END IF;
   SELECT f.id INTO v_head FROM postrider.queue f
-  WHERE f.key_scope = q.key_scope AND f.ordering_key = q.ordering_key
+  WHERE postrider._key(f.key_scope, f.ordering_key) = v_key
     AND postrider._turn(f.place, f.key_position) < q.key_position
   ORDER BY postrider._turn(f.place, f.key_position) LIMIT 1;
   IF FOUND THEN

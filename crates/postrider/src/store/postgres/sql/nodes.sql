@@ -102,7 +102,7 @@ BEGIN
       PERFORM postrider._departed(1);
     ELSE
       PERFORM postrider._tell_unblocked(
-        postrider._put_back(v_message.id, v_message.key_scope, v_message.ordering_key));
+        postrider._put_back(v_message.id, postrider._key(v_message.key_scope, v_message.ordering_key)));
     END IF;
   END LOOP;
   PERFORM pg_notify('postrider', endpoint_id::text)

@@ -419,7 +419,7 @@ BEGIN
     FROM unnest(v_events, v_subscriptions, v_endpoints) AS w (n, id, endpoint)
       JOIN unnest(b.idempotency_keys) WITH ORDINALITY AS k (key, n) USING (n)
       JOIN postrider.endpoints o ON o.name = w.endpoint AND o.dropped_at IS NULL;
-    PERFORM postrider._lock_keys(array_agg(postrider._key_scope(o)), array_agg(k.key))
+    PERFORM postrider._lock_keys(array_agg(postrider._key(postrider._key_scope(o), k.key)))
     FROM unnest(v_events, v_endpoints) AS w (n, endpoint)
       JOIN unnest(b.ordering_keys) WITH ORDINALITY AS k (key, n) USING (n)
       JOIN postrider.endpoints o ON o.name = w.endpoint AND o.dropped_at IS NULL;

@@ -117,7 +117,7 @@ BEGIN
   d := postrider._destination(v_name);
   PERFORM postrider._make_room(d, cardinality(v_ids));
   -- As one batch would: all locks, in order.
-  PERFORM postrider._lock_keys(array_fill(d.key_scope, ARRAY[cardinality(v_keys)]), v_keys);
+  PERFORM postrider._lock_keys(ARRAY(SELECT postrider._key(d.key_scope, k) FROM unnest(v_keys) AS k));
   FOR a IN 1 .. cardinality(v_ids) BY v_chunk LOOP
     v_step := v_ids[a : a + v_chunk - 1];
     PERFORM postrider._replay_step(v_name, v_step, p_status IS NOT DISTINCT FROM 'failed', p_from_ts, p_to_ts);

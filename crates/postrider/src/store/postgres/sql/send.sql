@@ -236,7 +236,8 @@ AS $$ SELECT sha256(convert_to(p_content_type, 'UTF8') || '\x00'::bytea || p_pay
 -- loser cannot see the winner and gets 40001. Locks as for ordering keys: a batch with very many takes whole stripes.
 CREATE FUNCTION postrider._lock_idempotency_keys(p_endpoints bigint[], p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM postrider._lock_sorted(1886548340, ARRAY(SELECT ~e FROM unnest(p_endpoints) AS e), p_keys);
+  PERFORM postrider._lock_sorted(1886548340,
+    ARRAY(SELECT postrider._key(~k.endpoint, k.key) FROM unnest(p_endpoints, p_keys) AS k (endpoint, key)));
 END $$;
 
 -- Without a holder it is one of the same batch, whose id will belong to another message. DETAIL tells programs the place of
@@ -294,16 +295,15 @@ END $$;
 -- Where a message of this key stands. The key is locked. A sender with an old snapshot cannot know whether
 -- anything is before it, so it goes behind, and a node looks. A session keeps its plans: one that was made while the queue
 -- was short must not read all of it when it is long.
-CREATE FUNCTION postrider._place_of_new(p_scope bigint, p_key text) RETURNS smallint LANGUAGE plpgsql
+CREATE FUNCTION postrider._place_of_new(p_key bigint) RETURNS smallint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
   IF NOT postrider._is_read_committed() THEN
-    INSERT INTO postrider._stalled_keys (key_scope, ordering_key) VALUES (p_scope, p_key);
+    INSERT INTO postrider._stalled_keys (key) VALUES (p_key);
     RETURN 1;
   END IF;
-  IF EXISTS (SELECT FROM postrider.queue WHERE key_scope = p_scope AND ordering_key = p_key)
-     OR postrider._key_is_held(p_scope, p_key)
-     OR EXISTS (SELECT FROM postrider._stalled_keys WHERE key_scope = p_scope AND ordering_key = p_key) THEN
+  IF EXISTS (SELECT FROM postrider.queue WHERE postrider._key(key_scope, ordering_key) = p_key)
+     OR postrider._key_is_held(p_key) OR EXISTS (SELECT FROM postrider._stalled_keys WHERE key = p_key) THEN
     RETURN 1;
   END IF;
   RETURN 0;
@@ -335,7 +335,7 @@ CREATE FUNCTION postrider._send(
 DECLARE
   d postrider._destination := postrider._destination(p_endpoint);
   v_now timestamptz := postrider._now();
-  v_scope bigint;
+  v_key bigint := postrider._key(d.key_scope, p_ordering_key);
   v_place smallint := 0;
 BEGIN
   PERFORM postrider._check_message('', d, octet_length(p_payload), p_content_type, p_priority, p_scheduled_at,
@@ -352,8 +352,8 @@ BEGIN
     -- Both locks before anything is looked up: expiring the holder lets its own key go, and who holds that one may not
     -- wait for another.
     PERFORM postrider._lock_idempotency_keys(ARRAY[d.id], ARRAY[p_idempotency_key]);
-    IF p_ordering_key IS NOT NULL THEN
-      PERFORM postrider._lock_key(d.key_scope, p_ordering_key);
+    IF v_key IS NOT NULL THEN
+      PERFORM postrider._lock_key(v_key);
     END IF;
     id := postrider._idempotency_holder(d, p_idempotency_key, p_payload, p_content_type, v_now, 0, false);
     IF id IS NOT NULL THEN
@@ -362,10 +362,9 @@ BEGIN
     END IF;
   END IF;
   PERFORM postrider._make_room(d, 1);
-  IF p_ordering_key IS NOT NULL THEN
-    v_scope := d.key_scope;
-    PERFORM postrider._lock_key(v_scope, p_ordering_key);
-    v_place := postrider._place_of_new(v_scope, p_ordering_key);
+  IF v_key IS NOT NULL THEN
+    PERFORM postrider._lock_key(v_key);
+    v_place := postrider._place_of_new(v_key);
   END IF;
   -- After the lock: within a key, ids grow in commit order.
   id := nextval('postrider.message_ids');
@@ -373,7 +372,7 @@ BEGIN
     key_scope, key_position, correlation_id, content_type, ordering_key, idempotency_key, event_type, headers,
     options, payload)
   VALUES (id, greatest(v_now, p_scheduled_at), v_now, d.id, v_place, p_priority, p_scheduled_at, p_expires_at,
-    v_scope, CASE WHEN v_scope IS NOT NULL THEN id END, p_correlation_id, p_content_type, p_ordering_key,
+    CASE WHEN v_key IS NOT NULL THEN d.key_scope END, CASE WHEN v_key IS NOT NULL THEN id END, p_correlation_id, p_content_type, p_ordering_key,
     p_idempotency_key, p_event_type, nullif(p_headers, '{}'), nullif(p_options, '{}'), p_payload);
   PERFORM postrider._tell_nodes(d);
 END $$;

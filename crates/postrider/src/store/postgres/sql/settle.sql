@@ -48,19 +48,19 @@ BEGIN
   -- Its id may stay among the claimed: it never comes back to the queue.
   -- Who was behind its key lets nobody go: another one of the key is current, or the key is held.
   IF v.ordering_key IS NOT NULL AND v.place <> 1 THEN
-    RETURN postrider._advance_key(v.key_scope, v.ordering_key);
+    RETURN postrider._advance_key(postrider._key(v.key_scope, v.ordering_key));
   END IF;
   RETURN NULL;
 END $$;
 
 -- A claimed message of a key went back to pending; a redriven one may have been put before it meanwhile.
-CREATE FUNCTION postrider._put_back(p_id bigint, p_scope bigint, p_key text) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._put_back(p_id bigint, p_key bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
-  IF p_id = (SELECT id FROM postrider._head_of_key(p_scope, p_key)) THEN
+  IF p_id = (SELECT id FROM postrider._head_of_key(p_key)) THEN
     RETURN NULL;
   END IF;
   UPDATE postrider.queue SET place = 1 WHERE id = p_id;
-  RETURN postrider._advance_key(p_scope, p_key);
+  RETURN postrider._advance_key(p_key);
 END $$;
 
 -- True when it was pending, past its expiry, and is archived now.
@@ -117,7 +117,16 @@ CREATE TYPE postrider._delivered AS (
   statuses integer[]
 );
 
-CREATE TYPE postrider._settled AS (id bigint, effect text, state text, unblocked bigint);
+-- `unblocked`: an endpoint of which somebody may go now. Where the first of them stands is said when it is known.
+CREATE TYPE postrider._settled AS (
+  id bigint,
+  effect text,
+  state text,
+  unblocked bigint,
+  at_priority smallint,
+  at_due timestamptz,
+  at_id bigint
+);
 
 -- In one transaction. Answers for each of p_others in order; then for those of p_delivered that were not simply
 -- completed; and of those that unblocked somebody for one an endpoint. p_finished are batches of p_node of which nothing is left; p_left says what
@@ -203,8 +212,7 @@ DECLARE
                     INTERSECT SELECT unnest(c.ids), c.batch FROM postrider._claims c
                                     WHERE c.node_id = p_node AND c.batch = ANY (p.batches)) AS held);
   v_keyed bigint[];
-  v_scopes bigint[];
-  v_keys text[];
+  v_keys bigint[];
 BEGIN
   SELECT * INTO v_limits FROM postrider._limits;
   WITH gone AS (
@@ -222,9 +230,8 @@ BEGIN
     FROM gone g WHERE v_limits.archive <> 'off'
   )
   SELECT coalesce(array_agg(g.id), '{}'), array_agg(g.id) FILTER (WHERE g.ordering_key IS NOT NULL),
-    array_agg(g.key_scope) FILTER (WHERE g.ordering_key IS NOT NULL),
-    array_agg(g.ordering_key) FILTER (WHERE g.ordering_key IS NOT NULL)
-  INTO done, v_keyed, v_scopes, v_keys FROM gone g;
+    array_agg(postrider._key(g.key_scope, g.ordering_key)) FILTER (WHERE g.ordering_key IS NOT NULL)
+  INTO done, v_keyed, v_keys FROM gone g;
   IF v_limits.attempt_log = 'all' THEN
     INSERT INTO postrider.attempts (message_id, number, node_id, started_at, duration, outcome, status)
     SELECT d.id, d.number, p_node, d.started_at, d.duration, 'delivered', d.status
@@ -235,9 +242,10 @@ BEGIN
   END IF;
   IF v_keyed IS NOT NULL THEN
     unblocking := ARRAY(
-      SELECT ROW(k.id, 'applied', 'completed', a.endpoint_id)::postrider._settled
-      FROM (SELECT DISTINCT ON (u.endpoint_id) u.* FROM postrider._advance_keys(v_scopes, v_keys) AS u) AS a
-      JOIN unnest(v_keyed, v_scopes, v_keys) AS k (id, scope, key) ON k.scope = a.key_scope AND k.key = a.ordering_key);
+      SELECT ROW(v_keyed[row_number() OVER ()], 'applied', 'completed', u.endpoint_id, u.priority, u.due_at, u.id)
+               ::postrider._settled
+      FROM (SELECT DISTINCT ON (a.endpoint_id) a.* FROM postrider._advance_keys(v_keys) AS a
+            ORDER BY a.endpoint_id, a.priority DESC, a.due_at, a.id) AS u);
   END IF;
 END $$;
 
@@ -249,6 +257,9 @@ BEGIN
     VALUES (p_message, p.number, p.node_id, p.started_at, p.duration, p.outcome, p.class, p.error, p.status, p.body);
   END IF;
 END $$;
+
+CREATE FUNCTION postrider._applied(p_id bigint, p_state text, p_unblocked bigint) RETURNS postrider._settled
+LANGUAGE sql AS $$ SELECT ROW(p_id, 'applied', p_state, p_unblocked, NULL, NULL, NULL)::postrider._settled $$;
 
 -- p_unclaimed are about to be taken out of their claims.
 CREATE FUNCTION postrider._settle_one(s postrider._settlement, p_unclaimed bigint[]) RETURNS postrider._settled
@@ -267,18 +278,18 @@ BEGIN
     IF v_delivered THEN
       PERFORM postrider._record_attempt(s.id, s.attempt);
     END IF;
-    RETURN ROW(s.id, 'fenced', NULL, NULL)::postrider._settled;
+    RETURN ROW(s.id, 'fenced', NULL, NULL, NULL, NULL, NULL)::postrider._settled;
   END IF;
   SELECT count(*) > 0, coalesce(bool_or(c.node_id = s.node_id AND c.batch = s.batch), false)
   INTO v_is_claimed, v_is_current FROM postrider._claims c
   WHERE s.id = ANY (c.ids) AND s.id <> ALL (p_unclaimed);
   IF NOT v_is_current THEN
     IF NOT v_delivered THEN
-      RETURN ROW(s.id, 'fenced', NULL, NULL)::postrider._settled;
+      RETURN ROW(s.id, 'fenced', NULL, NULL, NULL, NULL, NULL)::postrider._settled;
     END IF;
     IF v_is_claimed AND v.ordering_key IS NOT NULL THEN
       UPDATE postrider.queue SET delivered_late = true WHERE id = s.id;
-      RETURN ROW(s.id, 'noted', NULL, NULL)::postrider._settled;
+      RETURN ROW(s.id, 'noted', NULL, NULL, NULL, NULL, NULL)::postrider._settled;
     END IF;
   END IF;
   PERFORM postrider._record_attempt(s.id, s.attempt);
@@ -289,17 +300,17 @@ BEGIN
   v_attempts := v.attempts + CASE WHEN v_is_claimed AND s.ended NOT IN ('released', 'expired_unstarted', 'spare')
                                   THEN 1 ELSE 0 END;
   IF v_delivered OR v.delivered_late THEN
-    RETURN ROW(s.id, 'applied', 'completed', postrider._leave(s.id, 'completed', v_attempts))::postrider._settled;
+    RETURN postrider._applied(s.id, 'completed', postrider._leave(s.id, 'completed', v_attempts));
   END IF;
   CASE s.ended
     WHEN 'expire', 'expired_unstarted' THEN
-      RETURN ROW(s.id, 'applied', 'expired', postrider._leave(s.id, 'expired', v_attempts))::postrider._settled;
+      RETURN postrider._applied(s.id, 'expired', postrider._leave(s.id, 'expired', v_attempts));
     WHEN 'dead' THEN
       v_unblocked := postrider._bury(s.id, v_attempts, s.reason, (s.attempt).error);
       IF s.disable_endpoint THEN
         PERFORM postrider._note_gone(s.endpoint_id);
       END IF;
-      RETURN ROW(s.id, 'applied', 'dead', v_unblocked)::postrider._settled;
+      RETURN postrider._applied(s.id, 'dead', v_unblocked);
     WHEN 'released' THEN
       NULL;
     ELSE
@@ -309,7 +320,7 @@ BEGIN
       WHERE id = s.id;
   END CASE;
   IF v.ordering_key IS NOT NULL THEN
-    v_unblocked := postrider._put_back(s.id, v.key_scope, v.ordering_key);
+    v_unblocked := postrider._put_back(s.id, postrider._key(v.key_scope, v.ordering_key));
   END IF;
-  RETURN ROW(s.id, 'applied', 'pending', v_unblocked)::postrider._settled;
+  RETURN postrider._applied(s.id, 'pending', v_unblocked);
 END $$;

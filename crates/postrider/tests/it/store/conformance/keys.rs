@@ -77,6 +77,19 @@ pub(crate) async fn the_head_stands_for_its_key<H: Harness>(mut world: World<H>)
     assert_eq!(world.claim_ids().await, [urgent_behind]);
 }
 
+pub(crate) async fn the_next_of_a_key_goes_before_what_was_sent_after_it<H: Harness>(mut world: World<H>) {
+    let keyed = world.send_keyed("k", 2).await;
+    let mut backlog = Vec::new();
+    for _ in 0..8 {
+        backlog.push(world.send(to("a")).await);
+    }
+    let first = world.claim(world.a, 3).await;
+    assert_eq!(first.iter().map(|ticket| ticket.id).collect::<Vec<_>>(), [keyed[0], backlog[0], backlog[1]]);
+    world.complete(first[0]).await;
+    let then = world.claim(world.a, 3).await;
+    assert_eq!(then.iter().map(|ticket| ticket.id).collect::<Vec<_>>(), [keyed[1], backlog[2], backlog[3]]);
+}
+
 pub(crate) async fn keys_belong_to_one_endpoint_unless_global<H: Harness>(mut world: World<H>) {
     let b = world.endpoint("b", json!({})).await;
     let at_a = world.send(to("a").ordering_key("k")).await;

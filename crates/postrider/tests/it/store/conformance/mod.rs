@@ -164,6 +164,7 @@ macro_rules! conformance {
                 a_retrying_head_holds_its_key_but_no_other,
                 a_released_head_stays_the_head,
                 the_head_stands_for_its_key,
+                the_next_of_a_key_goes_before_what_was_sent_after_it,
                 keys_belong_to_one_endpoint_unless_global,
                 a_global_key_is_ordered_over_endpoints,
                 a_dead_head_holds_where_asked_and_only_its_key,

@@ -136,10 +136,10 @@ async fn a_claim_looks_at_few_of_many_locked_keys_and_claims_come_around_to_all(
     let mut world = World::<Postgres>::start().await;
     let (mut long, mut app) = (connect(&world).await, connect(&world).await);
     let long = long.transaction().await.unwrap();
-    let lock = "SELECT postrider._lock_key(0, 'k' || n) FROM generate_series(1, 500) AS n";
+    let lock = "SELECT postrider._lock_key(postrider._key(0, 'k' || n)) FROM generate_series(1, 500) AS n";
     long.query(lock, &[]).await.unwrap();
-    let stall = "INSERT INTO postrider._stalled_keys (key_scope, ordering_key)
-                 SELECT 0, 'k' || n FROM generate_series(1, 500) AS n";
+    let stall = "INSERT INTO postrider._stalled_keys (key)
+                 SELECT postrider._key(0, 'k' || n) FROM generate_series(1, 500) AS n";
     app.execute(stall, &[]).await.unwrap();
     // As over the connections that claims go over.
     app.batch_execute("SET enable_seqscan = off; SET enable_bitmapscan = off").await.unwrap();
@@ -152,8 +152,8 @@ async fn a_claim_looks_at_few_of_many_locked_keys_and_claims_come_around_to_all(
     claim.commit().await.unwrap();
     assert!(read <= 110, "{read} rows were read");
     let behind = world.send_keyed("free", 2).await[1];
-    let stall = "INSERT INTO postrider._stalled_keys (key_scope, ordering_key)
-                 SELECT key_scope, ordering_key FROM postrider.queue WHERE place = 1";
+    let stall = "INSERT INTO postrider._stalled_keys (key)
+                 SELECT postrider._key(key_scope, ordering_key) FROM postrider.queue WHERE place = 1";
     app.execute(stall, &[]).await.unwrap();
     // Its head is gone, and nobody looked who is next.
     app.execute("DELETE FROM postrider.queue WHERE place = 0", &[]).await.unwrap();
@@ -165,6 +165,55 @@ async fn a_claim_looks_at_few_of_many_locked_keys_and_claims_come_around_to_all(
         }
     }
     assert_eq!(claimed, [behind]);
+}
+
+#[tokio::test]
+async fn a_key_that_waited_for_its_sender_goes_on_before_what_was_sent_later() {
+    let mut world = World::<Postgres>::start().await;
+    let mut app = connect(&world).await;
+    world.send(to("a").ordering_key("k")).await;
+    let sender = app.transaction().await.unwrap();
+    let next = send_in(&sender, &to("a").ordering_key("k")).await.unwrap().id;
+    let mut backlog = Vec::new();
+    for _ in 0..8 {
+        backlog.push(world.send(to("a")).await);
+    }
+    let first = world.claim(world.a, 3).await;
+    assert_eq!(world.complete(first[0]).await.unblocked, None, "nothing to see yet");
+    sender.commit().await.unwrap();
+    let then: Vec<_> = world.claim(world.a, 3).await.iter().map(|ticket| ticket.id).collect();
+    assert_eq!(then, [next, backlog[2], backlog[3]]);
+}
+
+#[tokio::test]
+async fn keys_that_share_a_hash_are_ordered_together() {
+    let mut world = World::<Postgres>::start().await;
+    let app = connect(&world).await;
+    let same = "CREATE OR REPLACE FUNCTION postrider._key(p_scope bigint, p_key text) RETURNS bigint LANGUAGE sql IMMUTABLE
+                PARALLEL SAFE AS $$ SELECT hashtextextended(left(p_key, 0), 0) $$";
+    app.batch_execute(same).await.unwrap();
+    let holding = world.endpoint("h", json!({"on_dead": "hold"})).await;
+    let batch = ["x", "y", "x", "y"].map(|key| to("h").ordering_key(key)).to_vec();
+    let ids: Vec<_> = world.store().send_batch(batch).await.unwrap().iter().map(|sent| sent.id).collect();
+    let head = world.claim(holding, 10).await;
+    assert_eq!(head.iter().map(|ticket| ticket.id).collect::<Vec<_>>(), ids[..1]);
+    world.die(head[0]).await;
+    assert!(world.claim(holding, 10).await.is_empty(), "the dead one holds both");
+    assert_eq!(
+        world.reason(ids[1]).await,
+        format!("behind key \"y\": held by dead message {}; redrive, discard or release it", ids[0])
+    );
+    world.store().cancel(ids[1]).await.unwrap();
+    assert_eq!(world.store().release_key("y", None).await.unwrap(), 0, "it is the other one that holds");
+    assert_eq!(world.store().release_key("x", None).await.unwrap(), 1);
+    for id in &ids[2..] {
+        let next = world.claim(holding, 10).await;
+        assert_eq!(next.iter().map(|ticket| ticket.id).collect::<Vec<_>>(), [*id]);
+        world.complete(next[0]).await;
+    }
+    let letter = world.letter_of(ids[0]).await;
+    world.store().redrive(Redrive::One(letter.id)).await.unwrap();
+    assert_eq!(world.claim(holding, 10).await[0].id, ids[0]);
 }
 
 #[tokio::test]

@@ -326,8 +326,8 @@ async fn an_application_needs_no_rights_but_its_own() {
 
 /// Keys of this scope, those first that a small batch locks first; with the stripe of each.
 async fn striped_keys(app: &postrider::tokio_postgres::Client, scope: i64) -> Vec<(String, i32)> {
-    let keys = "SELECT k, postrider._key_stripe($1, k) FROM (SELECT 'x' || n AS k FROM generate_series(1, 300) AS n) AS keys
-                ORDER BY hashtextextended(k, $1)";
+    let keys = "SELECT k, postrider._key_stripe(postrider._key($1, k)) FROM (SELECT 'x' || n AS k FROM generate_series(1, 300) AS n) AS keys
+                ORDER BY postrider._key($1, k)";
     app.query(keys, &[&scope]).await.unwrap().iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
