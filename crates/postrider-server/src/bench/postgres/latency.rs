@@ -33,7 +33,7 @@ pub(in crate::bench) async fn calm(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
 
 pub(in crate::bench) async fn after_idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     lab.say("one message after each rest");
-    let count = lab.scale.rounds as u64 * 2 + 1;
+    let count = lab.scale.rounds as u64 + 2;
     let latencies = measure(lab, count, REST).await?;
     Ok(vec![Row {
         name: "the first message after a rest",

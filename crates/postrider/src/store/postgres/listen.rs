@@ -89,8 +89,14 @@ async fn listen(
             let (Some(shared), AsyncMessage::Notification(told)) = (shared.upgrade(), message) else {
                 continue;
             };
-            match told.payload().parse() {
-                Ok(id) => drop(rung.send(EndpointId(id))),
+            let in_an_old_place = told.payload().strip_prefix("back:");
+            match in_an_old_place.unwrap_or(told.payload()).parse().map(EndpointId) {
+                Ok(endpoint) => {
+                    if in_an_old_place.is_some() {
+                        shared.cursors.returned(endpoint);
+                    }
+                    let _ = rung.send(endpoint);
+                }
                 Err(_) => shared.listeners.tell(|| Arrival::Reconfigured),
             }
         }

@@ -19,10 +19,12 @@ use crate::verdict::{Class, Verdict};
 pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Result<Vec<Settled>> {
     let Some(first) = settlements.first() else { return Ok(Vec::new()) };
     let node = first.fence.node;
+    let note_returns = || {
+        let back = settlements.iter().filter(|settlement| may_come_back(settlement));
+        back.for_each(|settlement| shared.cursors.returned(settlement.endpoint));
+    };
     // Before a claim that is asked for in the same breath.
-    for settlement in settlements.iter().filter(|settlement| may_come_back(settlement)) {
-        shared.cursors.returned(settlement.endpoint);
-    }
+    note_returns();
     let closing = shared.batches.settling(node, &settlements);
     let mut sorted = Sorted::default();
     settlements.iter().enumerate().for_each(|(n, settlement)| sorted.put(node, n, settlement));
@@ -38,6 +40,8 @@ pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Res
     let answered = answer.await.inspect_err(|_| shared.batches.reopen(&settlements))?;
     shared.batches.settled(&settlements);
     answered.iter().for_each(|row| note_unblocked(&shared.cursors, row));
+    // And for one that was under way and did not see them.
+    note_returns();
     Ok(sorted.understand(&settlements, &answered))
 }
 

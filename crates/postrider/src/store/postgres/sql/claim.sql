@@ -99,7 +99,8 @@ BEGIN
   IF v_state.stalled THEN
     -- A global key goes on at an endpoint that nobody may be asking for.
     v_unblocked := ARRAY(SELECT postrider._advance_stalled_keys(100, 100));
-    PERFORM pg_notify('postrider', e::text) FROM unnest(v_unblocked) AS e WHERE e <> ALL (p_endpoints);
+    PERFORM postrider._tell_unblocked(e) FROM unnest(v_unblocked) AS e
+    WHERE NOT EXISTS (SELECT FROM unnest(p_endpoints, p_picks) AS w (endpoint, pick) WHERE w.endpoint = e AND w.pick = 'due');
   END IF;
   FOR i IN 1 .. cardinality(p_endpoints) LOOP
     SELECT * INTO v_endpoint FROM postrider.endpoints WHERE id = p_endpoints[i] AND dropped_at IS NULL;

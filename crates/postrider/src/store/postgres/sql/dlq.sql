@@ -274,7 +274,7 @@ BEGIN
   PERFORM postrider._put_letters_back(v_ids, p_due_at);
   -- Nobody gets these ids: what comes back is counted as what is new.
   PERFORM nextval('postrider.message_ids') FROM generate_series(1, cardinality(v_ids));
-  PERFORM pg_notify('postrider', endpoint_id::text)
+  PERFORM postrider._tell_unblocked(endpoint_id)
   FROM (SELECT DISTINCT endpoint_id FROM postrider.dlq WHERE id = ANY (v_ids)) AS put_back;
   RETURN cardinality(v_ids);
 END $$;

@@ -73,7 +73,9 @@ BEGIN
   v_retry_policy := postrider._checked_retry_policy(coalesce(alter_endpoint.retry_policy, v.retry_policy));
   v_options := postrider._checked_options(coalesce(alter_endpoint.options, v.options));
   IF coalesce(v_options->>'key_scope', 'endpoint') <> coalesce(v.options->>'key_scope', 'endpoint')
-     AND (EXISTS (SELECT FROM postrider.queue q WHERE q.ordering_key IS NOT NULL AND q.endpoint_id = v.id)
+     AND (EXISTS (SELECT FROM postrider.queue q WHERE q.place = 1 AND q.endpoint_id = v.id)
+          OR EXISTS (SELECT FROM postrider.queue q WHERE q.place = 0 AND q.endpoint_id = v.id AND q.ordering_key IS NOT NULL)
+          OR EXISTS (SELECT FROM postrider.queue q WHERE q.place = 3 AND q.endpoint_id = v.id AND q.ordering_key IS NOT NULL)
           OR EXISTS (SELECT FROM postrider.dlq d WHERE d.endpoint_id = v.id AND d.status = 'failed' AND d.ordering_key IS NOT NULL)) THEN
     PERFORM postrider._invalid('options.key_scope',
       'cannot change while the endpoint has messages or dead letters with ordering keys');

@@ -62,10 +62,11 @@ BEGIN
   END IF;
 END $$;
 
+-- A message of this endpoint may be claimed again, or at last, in its old place: nodes may be past it.
 CREATE FUNCTION postrider._tell_unblocked(p_endpoint bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF p_endpoint IS NOT NULL THEN
-    PERFORM pg_notify('postrider', p_endpoint::text);
+    PERFORM pg_notify('postrider', 'back:' || p_endpoint);
   END IF;
 END $$;
 
@@ -105,7 +106,7 @@ BEGIN
         postrider._put_back(v_message.id, postrider._key(v_message.key_scope, v_message.ordering_key)));
     END IF;
   END LOOP;
-  PERFORM pg_notify('postrider', endpoint_id::text)
+  PERFORM postrider._tell_unblocked(endpoint_id)
   FROM (SELECT DISTINCT endpoint_id FROM postrider.queue WHERE id = ANY (v_ids)) AS returned;
   PERFORM postrider._end_node(p_node, 'left');
 END $$;

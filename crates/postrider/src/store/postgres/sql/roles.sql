@@ -4,6 +4,8 @@ REVOKE ALL ON SCHEMA postrider FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA postrider FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA postrider FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA postrider FROM PUBLIC;
+-- A session that may not call what an index is made of does not recognize it either, not even on others' behalf.
+GRANT EXECUTE ON FUNCTION postrider._key(bigint, text), postrider._turn(smallint, bigint) TO PUBLIC;
 DO $$
 DECLARE
   v_type regtype;

@@ -75,9 +75,7 @@ BEGIN
   END IF;
   v_unblocked := postrider._leave(p_id, 'expired', v.attempts);
   PERFORM postrider._departed(1);
-  IF v_unblocked IS NOT NULL THEN
-    PERFORM pg_notify('postrider', v_unblocked::text);
-  END IF;
+  PERFORM postrider._tell_unblocked(v_unblocked);
   RETURN true;
 END $$;
 

@@ -9,7 +9,7 @@ use postrider::message::NodeId;
 use postrider::store::postgres::{send_batch_in, send_in};
 use postrider::store::{ClaimRequest, Effect, NoDirectClaims, Redrive};
 use postrider::tokio_postgres::{Client, IsolationLevel, Transaction};
-use postrider::{MessageId, Operate, State, Store};
+use postrider::{MessageId, NewMessage, Operate, State, Store};
 use serde_json::json;
 
 use super::{Postgres, connect};
@@ -183,6 +183,26 @@ async fn a_key_that_waited_for_its_sender_goes_on_before_what_was_sent_later() {
     sender.commit().await.unwrap();
     let then: Vec<_> = world.claim(world.a, 3).await.iter().map(|ticket| ticket.id).collect();
     assert_eq!(then, [next, backlog[2], backlog[3]]);
+}
+
+#[tokio::test]
+async fn a_node_that_is_past_a_key_is_told_when_somebody_lets_it_go() {
+    let mut world = World::<Postgres>::start().await;
+    let app = connect(&world).await;
+    let later = world.in_seconds(3600);
+    let held = NewMessage { scheduled_at: Some(later), ..to("a").ordering_key("k") };
+    let (head, next) = (world.send(held).await, world.send(to("a").ordering_key("k")).await);
+    for _ in 0..40 {
+        world.send(to("a")).await;
+    }
+    assert_eq!(world.claim(world.a, 2).await.len(), 2);
+    app.execute("SELECT postrider.cancel_message($1)", &[&head.0]).await.unwrap();
+    // As long as a backlog lasts, and much sooner than a claim would look from the beginning by itself.
+    let began = Instant::now();
+    while !world.claim(world.a, 1).await.iter().any(|ticket| ticket.id == next) {
+        assert!(began.elapsed() < Duration::from_secs(1), "nobody told");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 #[tokio::test]

@@ -124,6 +124,26 @@ async fn an_application_sends_publishes_cancels_and_asks() {
     }
 }
 
+#[tokio::test]
+async fn who_looked_at_the_queue_sends_under_a_key_as_quickly_as_before() {
+    let (database, owner) = start().await;
+    let fill = "SELECT postrider.send_with_options('a', '1', p_ordering_key => 'k' || n) FROM generate_series(1, 500) AS n";
+    owner.run(fill).await;
+    let admin = member(&database, "postrider_admin").await;
+    admin.run("SELECT FROM postrider.messages").await;
+    let read = async || {
+        let read =
+            "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'queue'";
+        admin.column(read).await[0].parse::<i64>().unwrap()
+    };
+    // What is read is forgotten between transactions, sooner or later.
+    admin.run("BEGIN").await;
+    let before = read().await;
+    admin.run("SELECT postrider.send_with_options('a', '1', p_ordering_key => 'k7')").await;
+    let read = read().await - before;
+    assert!(read <= 10, "{read} rows were read");
+}
+
 async fn columns(owner: &Prompt, relation: &str) -> Vec<String> {
     owner
         .column(&format!(
