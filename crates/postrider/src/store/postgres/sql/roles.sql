@@ -4,8 +4,6 @@ REVOKE ALL ON SCHEMA postrider FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA postrider FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA postrider FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA postrider FROM PUBLIC;
--- A session that may not call what an index is made of does not recognize it either, not even on others' behalf.
-GRANT EXECUTE ON FUNCTION postrider._key(bigint, text), postrider._turn(smallint, bigint) TO PUBLIC;
 DO $$
 DECLARE
   v_type regtype;
@@ -47,9 +45,11 @@ BEGIN
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_monitor', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
       'health_check', 'get_worker_status', 'get_endpoint_health', 'metrics', 'show_config', 'dlq_summary') ORDER BY p.oid;
+  -- _key and _turn are what an index of the queue is made of: a session that looked at the queue and may not call them does
+  -- not recognize the index any more, not even when it sends.
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin, postrider_monitor', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
-      '_endpoint_statuses', '_as_json') ORDER BY p.oid;
+      '_endpoint_statuses', '_as_json', '_key', '_turn') ORDER BY p.oid;
   RETURN NEXT 'GRANT SELECT ON postrider.queue, postrider.dlq, postrider.archive, postrider.attempts, '
     'postrider.event_types, postrider.subscriptions, postrider.event_log, postrider.settings, postrider.nodes, '
     'postrider.messages, postrider.endpoint_status, postrider.replays TO postrider_admin';

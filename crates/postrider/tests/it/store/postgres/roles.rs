@@ -217,7 +217,8 @@ async fn only_what_captures_and_programs_need_is_granted_besides() {
         "_send_captured_row",
     ];
     assert_eq!(owner.column(&granted("postrider_application")).await, application);
-    assert_eq!(owner.column(&granted("postrider_monitor")).await, ["_as_json", "_endpoint_statuses"]);
+    let monitor = ["_as_json", "_endpoint_statuses", "_key", "_turn"];
+    assert_eq!(owner.column(&granted("postrider_monitor")).await, monitor);
     let secrets = "SELECT count(*) FROM pg_attribute
                    WHERE attrelid = 'postrider.endpoints'::regclass AND attname = 'config'
                      AND (has_column_privilege('postrider_admin', attrelid, attnum, 'SELECT')
