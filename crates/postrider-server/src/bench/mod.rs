@@ -153,8 +153,14 @@ pub(crate) async fn run(
     output: Output,
 ) -> Result<(), Failure> {
     if cfg!(debug_assertions) {
-        let warning = "this is a debug build: its figures say nothing; use `cargo run --release -- bench`";
-        eprintln!("{} {warning}", style("warning:").yellow().bold().for_stderr());
+        warn("this is a debug build: its figures say nothing; use `cargo run --release -- bench`");
+    }
+    if let Some(StoreUrl::Postgres(url)) = &place
+        && !postgres::is_durable(url).await?
+    {
+        warn(
+            "fsync is off on this server: where a commit costs nothing, sends look worse beside bare inserts",
+        );
     }
     let scenarios = match arguments.only.as_slice() {
         [] if matches!(place, Some(StoreUrl::Postgres(_))) => ON_POSTGRES,
@@ -173,4 +179,8 @@ pub(crate) async fn run(
         return Err(Failure::failed(format!("missed: {}", report.misses().join(", "))));
     }
     Ok(())
+}
+
+fn warn(of: &str) {
+    eprintln!("{} {of}", style("warning:").yellow().bold().for_stderr());
 }

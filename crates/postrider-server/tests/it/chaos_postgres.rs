@@ -8,11 +8,13 @@ use test_servers::postgres::Postgres;
 
 use crate::eventually;
 use crate::node::{Home, Node};
-use crate::sql_load::{Ledger, Senders, prepare, until_settled};
+use crate::sql_load::{Ledger, Senders, Sent, prepare, until_settled};
 
 const ROUNDS: u32 = 12;
 /// Enough to call it load.
 const MANY: usize = 300;
+/// More than one phase sends.
+const PHASE: u32 = 1_000_000;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn start(home: &Home, url: &str) -> Node {
@@ -27,7 +29,8 @@ fn what_was_committed_arrives_in_order_whoever_dies() {
     prepare(&server, &home, &url);
     let mut nodes = vec![start(&home, &url), start(&home, &url)];
     ledger.create_endpoint(&nodes[0]);
-    let senders = Senders::start(&url);
+    let mut sent = undisturbed(&ledger, &server, 0);
+    let senders = Senders::start(&url, PHASE);
     for round in 0..ROUNDS {
         std::thread::sleep(Duration::from_millis(rand::rng().random_range(100..700)));
         match round % 4 {
@@ -49,12 +52,26 @@ fn what_was_committed_arrives_in_order_whoever_dies() {
             }
         }
     }
-    let sent = senders.stop();
-    assert!(sent.committed.len() > MANY, "only {} were committed: this is no load", sent.committed.len());
+    let under_faults = senders.stop();
+    let committed = under_faults.committed.len();
+    assert!(committed > MANY, "only {committed} were committed: this is no load");
     until_settled(&server);
+    sent.add(under_faults);
+    sent.add(undisturbed(&ledger, &server, 2 * PHASE));
     let status = home.json(&["status", "--store", &url]);
     assert_eq!(status["dead"], 0, "nothing died: {status:#}");
     ledger.check(&sent);
+}
+
+/// A while without a fault, in which everything is delivered once and no more.
+fn undisturbed(ledger: &Ledger, server: &Postgres, first: u32) -> Sent {
+    let (accepted, duplicates) = (ledger.accepted(), ledger.duplicates());
+    let senders = Senders::start(&server.url(), first);
+    eventually(PATIENCE, "deliveries", || (ledger.accepted() > accepted + MANY).then_some(()));
+    let sent = senders.stop();
+    until_settled(server);
+    assert_eq!(ledger.duplicates() - duplicates, 0, "delivered again without a fault");
+    sent
 }
 
 #[test]
@@ -71,7 +88,7 @@ fn a_failover_to_a_synchronous_standby_loses_nothing() {
     );
     let mut nodes = [start(&home, &url), start(&home, &url)];
     ledger.create_endpoint(&nodes[0]);
-    let senders = Senders::start(&url);
+    let senders = Senders::start(&url, 0);
     eventually(PATIENCE, "the first deliveries", || (ledger.accepted() > MANY).then_some(()));
 
     primary.stop_immediately();

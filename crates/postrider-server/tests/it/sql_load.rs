@@ -31,6 +31,8 @@ struct Payload {
 struct Seen {
     arrivals: Vec<(String, Payload)>,
     accepted: HashSet<u32>,
+    /// Arrivals of what had been accepted before.
+    duplicates: usize,
 }
 
 /// The schema with a lease of five seconds, and the application's own table.
@@ -69,6 +71,10 @@ impl Ledger {
         self.seen.lock().expect("nobody panics with it").accepted.len()
     }
 
+    pub(crate) fn duplicates(&self) -> usize {
+        self.seen.lock().expect("nobody panics with it").duplicates
+    }
+
     /// Everything committed arrived, nothing that was rolled back did, and every key in order.
     #[track_caller]
     pub(crate) fn check(&self, sent: &Sent) {
@@ -88,12 +94,13 @@ impl Ledger {
         assert!(strangers.is_empty(), "never committed and delivered: {strangers:?}");
         let distinct: HashSet<&str> = seen.arrivals.iter().map(|(id, _)| id.as_str()).collect();
         println!(
-            "{} committed, {} unknown of which {} arrived, {} arrivals of {} messages",
+            "{} committed, {} unknown of which {} arrived, {} arrivals of {} messages, {} after they were accepted",
             committed.len(),
             unknown.len(),
             unknown.iter().filter(|number| seen.accepted.contains(number)).count(),
             seen.arrivals.len(),
-            distinct.len()
+            distinct.len(),
+            seen.duplicates
         );
         check_order(&seen);
     }
@@ -104,6 +111,7 @@ fn receive(seen: &Mutex<Seen>, received: &Received) -> u16 {
     let mut seen = seen.lock().expect("nobody panics with it");
     let number = payload.number;
     seen.arrivals.push((received.header("webhook-id").to_owned(), payload));
+    seen.duplicates += usize::from(seen.accepted.contains(&number));
     if rand::rng().random_bool(0.03) {
         return 500;
     }
@@ -135,6 +143,13 @@ pub(crate) struct Sent {
     pub(crate) unknown: Vec<u32>,
 }
 
+impl Sent {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.committed.extend(other.committed);
+        self.unknown.extend(other.unknown);
+    }
+}
+
 /// Applications at work, until they are stopped.
 pub(crate) struct Senders {
     runtime: Runtime,
@@ -143,10 +158,11 @@ pub(crate) struct Senders {
 }
 
 impl Senders {
-    pub(crate) fn start(url: &str) -> Self {
+    /// Their messages are numbered from `first` on.
+    pub(crate) fn start(url: &str, first: u32) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
-        let (stop, numbers) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+        let (stop, numbers) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(first)));
         let tasks = (0..SENDERS)
             .map(|_| runtime.spawn(send_all(url.to_owned(), Arc::clone(&stop), Arc::clone(&numbers))))
             .collect();
@@ -157,9 +173,7 @@ impl Senders {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Sent::default();
         for task in self.tasks {
-            let sent = self.runtime.block_on(task).expect("a sender panicked");
-            all.committed.extend(sent.committed);
-            all.unknown.extend(sent.unknown);
+            all.add(self.runtime.block_on(task).expect("a sender panicked"));
         }
         all
     }

@@ -10,4 +10,4 @@ pub(super) use delivery::{open_transaction, two_nodes, wal};
 pub(super) use footprint::idle;
 pub(super) use latency::{after_idle, calm};
 pub(super) use send::{batch, deep, single};
-pub(super) use server::{Server, connect_to, failed};
+pub(super) use server::{Server, connect_to, failed, is_durable};

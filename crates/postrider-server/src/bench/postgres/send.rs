@@ -15,6 +15,8 @@ use crate::store_url::StoreUrl;
 
 const CLIENTS: usize = 8;
 const BATCH: u32 = 1000;
+/// Of a deep queue: on, and not reached by what all rounds together add to it.
+const QUEUE_LIMIT: &str = "3000000";
 const BARE_TABLE: &str =
     "CREATE TABLE bare (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload jsonb)";
 const BARE: &str = "INSERT INTO bare (payload) VALUES ($1::text::jsonb)";
@@ -50,7 +52,7 @@ pub(in crate::bench) async fn deep(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     lab.say("filling the queue");
     let bed = Bed::open(&full).await?;
     bed.fill(HEALTHY, queued, 0).await?;
-    bed.store.configure(vec![("max_queue_size".to_owned(), "1000000".to_owned())]).await?;
+    bed.store.configure(vec![("max_queue_size".to_owned(), QUEUE_LIMIT.to_owned())]).await?;
     let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "an empty queue");

@@ -30,6 +30,12 @@ impl Server {
     }
 }
 
+/// Whether a commit is on disk when it is told.
+pub(in crate::bench) async fn is_durable(url: &PostgresUrl) -> Result<bool, Failure> {
+    let row = connect(url).await?.query_one("SHOW fsync", &[]).await.map_err(failed)?;
+    Ok(row.get::<_, &str>(0) == "on")
+}
+
 /// A plain connection, as an application has one.
 pub(super) async fn connect(url: &PostgresUrl) -> Result<Client, Failure> {
     Ok(PostgresStore::connect(url.as_str()).await?)
