@@ -132,6 +132,8 @@ pub(super) fn state_named(name: &str) -> State {
 #[derive(Debug, Default, ToSql)]
 #[postgres(name = "_delivered")]
 struct Delivered {
+    /// Their batches, each once.
+    claims: Vec<i64>,
     ids: Vec<i64>,
     batches: Vec<i64>,
     numbers: Vec<i32>,
@@ -142,6 +144,10 @@ struct Delivered {
 
 impl Delivered {
     fn push(&mut self, settlement: &Settlement, record: &AttemptRecord) {
+        // There are few, and the one looked for is mostly the last.
+        if !self.claims.iter().rev().any(|batch| *batch == settlement.fence.batch) {
+            self.claims.push(settlement.fence.batch);
+        }
         self.ids.push(settlement.id.0);
         self.batches.push(settlement.fence.batch);
         self.numbers.push(record.number as i32);

@@ -74,6 +74,8 @@ DECLARE
   v_state record;
   v_taken bigint[] := '{}';
   v_got bigint[];
+  -- Where they are: locked, so they stay there.
+  v_rows tid[];
   v_expired bigint[];
   v_room integer;
   v_rate record;
@@ -110,6 +112,7 @@ BEGIN
     v_next := 'nothing';
     v_next_at := NULL;
     v_got := '{}';
+    v_rows := '{}';
     v_expired := '{}';
     v_room := p_rooms[i];
     IF v_endpoint.id IS NULL OR v_state.paused OR v_endpoint.paused
@@ -132,7 +135,7 @@ BEGIN
       END IF;
       CASE p_picks[i]
         WHEN 'due' THEN
-          SELECT got, expired, next, next_at INTO v_got, v_expired, v_next, v_next_at FROM postrider._pick_due(
+          SELECT got, rows, expired, next, next_at INTO v_got, v_rows, v_expired, v_next, v_next_at FROM postrider._pick_due(
             v_endpoint.id, v_room, v_state.claimed || v_taken, v_now,
             CASE WHEN v_endpoint.id <> ALL (v_unblocked) THEN p_after_priority[i] END, p_after_due[i], p_after_id[i]);
         WHEN 'probe' THEN
@@ -142,6 +145,10 @@ BEGIN
           SELECT got, expired INTO v_got, v_expired FROM postrider._pick_suspects(
             ARRAY(SELECT jsonb_array_elements_text(p_suspects->(i - 1))::bigint LIMIT v_room), v_state.claimed, v_now);
       END CASE;
+      IF p_picks[i] <> 'due' THEN
+        v_rows := ARRAY(SELECT q.ctid FROM unnest(v_got) WITH ORDINALITY AS g (id, position)
+                        JOIN postrider.queue q ON q.id = g.id ORDER BY g.position);
+      END IF;
       IF v_endpoint.options ? 'rate_limit' THEN
         IF cardinality(v_got) > 0 THEN
           SELECT * INTO v_rate FROM postrider._rate_grant(
@@ -160,7 +167,7 @@ BEGIN
       SELECT i, q.id, q.attempts + 1, q.attempts_before, q.losses::integer, q.endpoint_id, q.priority, q.due_at,
              q.created_at, q.expires_at, q.correlation_id, q.content_type, q.ordering_key, q.event_type, q.headers,
              q.options, q.payload, NULL::text, NULL::timestamptz
-      FROM unnest(v_got) WITH ORDINALITY AS g (id, position) JOIN postrider.queue q ON q.id = g.id
+      FROM unnest(v_rows) WITH ORDINALITY AS g (row, position) JOIN postrider.queue q ON q.ctid = g.row
       ORDER BY g.position;
     FOR n IN 1 .. cardinality(v_expired) BY 2 LOOP
       RETURN NEXT (i, v_expired[n], v_expired[n + 1]::integer, NULL, NULL, p_endpoints[i], NULL, NULL, NULL, NULL, NULL,
@@ -187,7 +194,7 @@ END $$;
 -- By priority, due time and id. Expired messages met on the way are archived, a bounded number of them.
 CREATE FUNCTION postrider._pick_due(
   p_endpoint bigint, p_room integer, p_claimed bigint[], p_now timestamptz, p_after_priority smallint,
-  p_after_due timestamptz, p_after_id bigint, OUT got bigint[], OUT expired bigint[], OUT next text,
+  p_after_due timestamptz, p_after_id bigint, OUT got bigint[], OUT rows tid[], OUT expired bigint[], OUT next text,
   OUT next_at timestamptz
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -195,12 +202,14 @@ DECLARE
   v_priority smallint;
   v_first_due timestamptz;
   v_found bigint[];
+  v_rows tid[];
   v_expired bigint[];
   v_id bigint;
   v_due timestamptz;
   v_rest record;
 BEGIN
   got := '{}';
+  rows := '{}';
   expired := '{}';
   next := 'nothing';
   LOOP
@@ -229,10 +238,11 @@ BEGIN
       next_at := NULL;
       RETURN;
     END IF;
-    SELECT array_agg(f.id) FILTER (WHERE f.fresh), array_agg(f.id) FILTER (WHERE NOT f.fresh)
-    INTO v_found, v_expired
+    SELECT array_agg(f.id) FILTER (WHERE f.fresh), array_agg(f.ctid) FILTER (WHERE f.fresh),
+      array_agg(f.id) FILTER (WHERE NOT f.fresh)
+    INTO v_found, v_rows, v_expired
     FROM (
-      SELECT q.id, q.expires_at IS NULL OR q.expires_at > p_now AS fresh FROM postrider.queue q
+      SELECT q.id, q.ctid, q.expires_at IS NULL OR q.expires_at > p_now AS fresh FROM postrider.queue q
       WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority = v_priority AND q.due_at <= p_now
         AND (q.due_at, q.id) > (CASE WHEN v_priority = p_after_priority THEN p_after_due ELSE '-infinity' END,
                                 CASE WHEN v_priority = p_after_priority THEN p_after_id ELSE 0 END)
@@ -246,6 +256,7 @@ BEGIN
       expired := expired || postrider._expire_on_the_way(v_id);
     END LOOP;
     got := got || coalesce(v_found, '{}');
+    rows := rows || coalesce(v_rows, '{}');
     IF cardinality(got) >= p_room OR cardinality(v_expired) > 0 THEN
       next := 'now';
       next_at := NULL;
@@ -265,6 +276,7 @@ BEGIN
     SELECT * INTO v_rest FROM postrider._pick_due(
       p_endpoint, p_room - cardinality(got), p_claimed || got, p_now, NULL, NULL, NULL);
     got := got || v_rest.got;
+    rows := rows || v_rest.rows;
     expired := expired || v_rest.expired;
     next := v_rest.next;
     next_at := v_rest.next_at;

@@ -105,8 +105,10 @@ CREATE TYPE postrider._settlement AS (
   attempt postrider._attempt
 );
 
--- Claims of one node that were simply delivered, which is nearly all on a good day; one of each array.
+-- Claims of one node that were simply delivered, which is nearly all on a good day; one of each array. `claims` are their
+-- batches, each once.
 CREATE TYPE postrider._delivered AS (
+  claims bigint[],
   ids bigint[],
   batches bigint[],
   numbers integer[],
@@ -140,17 +142,21 @@ DECLARE
   -- Of these the claim ended, and they are still queued, or may be again.
   v_unclaimed bigint[] := '{}';
   v_gone boolean := false;
+  -- So many of the claims are as they were made.
+  v_whole bigint;
   v_settlement postrider._settlement;
   v_settled postrider._settled;
 BEGIN
   -- Whoever takes a claim back is waited for here, before anything is judged by it. Like everybody who needs both, first the
   -- claims and then their messages.
-  PERFORM FROM postrider._claims c
-  WHERE (c.node_id, c.batch) IN (SELECT p_node, unnest(p_delivered.batches)
-                                 UNION SELECT s.node_id, s.batch FROM unnest(p_others) AS s)
-  ORDER BY c.node_id, c.batch FOR UPDATE;
+  SELECT count(*) FILTER (WHERE c.node_id = p_node AND c.batch = ANY (p_delivered.claims) AND NOT c.cut) INTO v_whole
+  FROM (SELECT c.node_id, c.batch, c.cut FROM postrider._claims c
+        WHERE (c.node_id, c.batch) IN (SELECT p_node, unnest(p_delivered.claims)
+                                       UNION SELECT s.node_id, s.batch FROM unnest(p_others) AS s)
+        ORDER BY c.node_id, c.batch FOR UPDATE) AS c;
   IF cardinality(p_delivered.ids) > 0 THEN
-    SELECT done, unblocking INTO v_done, v_unblocking FROM postrider._complete(p_node, p_delivered);
+    SELECT done, unblocking INTO v_done, v_unblocking
+    FROM postrider._complete(p_node, p_delivered, v_whole = cardinality(p_delivered.claims));
   END IF;
   v_departed := cardinality(v_done);
   IF v_departed < cardinality(p_delivered.ids) THEN
@@ -190,7 +196,7 @@ BEGIN
   END IF;
   -- Last, because most of those rows are gone or shortened by now; and once for each row, however many failed.
   IF cardinality(v_unclaimed) > 0 THEN
-    UPDATE postrider._claims SET ids = ARRAY(SELECT unnest(ids) EXCEPT SELECT unnest(v_unclaimed))
+    UPDATE postrider._claims SET ids = ARRAY(SELECT unnest(ids) EXCEPT SELECT unnest(v_unclaimed)), cut = true
     WHERE ids && v_unclaimed;
   END IF;
   IF v_gone THEN
@@ -200,18 +206,23 @@ BEGIN
 END $$;
 
 -- Those of which the claim is current, in few statements however many they are. Leaves alone what needs a closer look.
+-- p_whole: nothing was taken out of their claims, so all of them are.
 CREATE FUNCTION postrider._complete(
-  p_node bigint, p postrider._delivered, OUT done bigint[], OUT unblocking postrider._settled[]
+  p_node bigint, p postrider._delivered, p_whole boolean, OUT done bigint[], OUT unblocking postrider._settled[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
   v_limits postrider._limits;
-  v_current bigint[] := ARRAY(
-    SELECT id FROM (SELECT d.id, d.batch FROM unnest(p.ids, p.batches) AS d (id, batch)
-                    INTERSECT SELECT unnest(c.ids), c.batch FROM postrider._claims c
-                                    WHERE c.node_id = p_node AND c.batch = ANY (p.batches)) AS held);
+  v_current bigint[] := p.ids;
   v_keyed bigint[];
   v_keys bigint[];
 BEGIN
+  IF NOT p_whole THEN
+    v_current := ARRAY(
+      SELECT d.id FROM unnest(p.ids, p.batches) AS d (id, batch)
+      JOIN (SELECT unnest(c.ids) AS id, c.batch FROM postrider._claims c
+            WHERE c.node_id = p_node AND c.batch = ANY (p.claims)) AS held
+        ON held.id = d.id AND held.batch = d.batch);
+  END IF;
   SELECT * INTO v_limits FROM postrider._limits;
   WITH gone AS (
     DELETE FROM postrider.queue q

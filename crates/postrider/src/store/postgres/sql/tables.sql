@@ -200,19 +200,21 @@ CREATE UNIQUE INDEX queue_idempotency ON postrider.queue (endpoint_id, idempoten
 CREATE INDEX queue_expiry ON postrider.queue (expires_at) WHERE expires_at IS NOT NULL;
 
 -- One row for each claim of a node, however many messages it holds: counting an attempt costs no update of its
--- message. An id that is not queued any more says nothing; one that went back to the queue is taken out.
+-- message. An id that is not queued any more says nothing; one that went back to the queue is taken out. `cut`: that
+-- has happened, so whether an id is still held has to be looked up.
 CREATE TABLE postrider._claim_rows (
   position bigint NOT NULL DEFAULT nextval('postrider._positions'),
   node_id bigint NOT NULL,
   batch bigint NOT NULL,
   started_at timestamptz NOT NULL,
   alone boolean NOT NULL,
+  cut boolean NOT NULL DEFAULT false,
   ids bigint[] NOT NULL,
   PRIMARY KEY (node_id, batch)
 ) WITH (toast_tuple_target = 8160);
 CREATE INDEX claim_rows_position ON postrider._claim_rows (position);
 CREATE VIEW postrider._claims AS
-  SELECT position, node_id, batch, started_at, alone, ids FROM postrider._claim_rows
+  SELECT position, node_id, batch, started_at, alone, cut, ids FROM postrider._claim_rows
   WHERE position >= (SELECT max(position) FROM postrider._bounds WHERE name = 'claims');
 
 -- Keys whose next message could not be let go at once, because a sender of the key was in the middle of its
