@@ -116,7 +116,7 @@ pub const TABLE: &[Setting] = &[
     whole("max_queue_size", "1000000", 0, 1_000_000_000_000, "", "pending and processing messages; 0 is no limit"),
     whole("max_payload_bytes", "1048576", 1024, 100 << 20, "bytes", "largest payload"),
     whole("max_headers_bytes", "16384", 0, 1 << 20, "bytes", "largest headers of a message, names and values added up"),
-    whole("max_key_bytes", "256", 1, 4096, "bytes", "longest ordering or idempotency key"),
+    whole("max_key_bytes", "256", 1, 2048, "bytes", "longest ordering or idempotency key"),
     whole("max_batch_messages", "10000", 1, 1_000_000, "", "messages in one batch"),
     whole("max_fanout", "10000", 1, 1_000_000, "", "messages that one event may become"),
     whole("dlq_retention_days", "30", 1, 3650, "days", "how long dead letters are kept"),

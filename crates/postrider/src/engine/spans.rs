@@ -78,6 +78,7 @@ impl Settling {
             Effect::Applied(state) => state.as_str(),
             Effect::Fenced => "fenced",
             Effect::Noted => "noted",
+            Effect::Later => "later",
         };
         let attributes = vec![KeyValue::new("postrider.effect", effect)];
         let mut span = self.tracer.begin_at(

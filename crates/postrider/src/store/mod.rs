@@ -315,6 +315,8 @@ pub enum Effect {
     Fenced,
     /// A late "delivered": noted, the message is settled when its current claim ends.
     Noted,
+    /// Nothing changed: somebody's open transaction is in the way, or the store refuses this one. To be settled again.
+    Later,
 }
 
 /// A pending message that was past its expiry.

@@ -33,7 +33,7 @@ use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::MessageId;
 use crate::sink::Environment;
-use crate::store::{Arrival, Claimed, Settled, Settlement, Snapshot, Store, Suspect, Waiting, Want};
+use crate::store::{Arrival, Claimed, Effect, Settled, Settlement, Snapshot, Store, Suspect, Waiting, Want};
 use crate::trace::Tracer;
 
 /// One claim asks for at most this much, so that its transaction stays short.
@@ -46,6 +46,8 @@ const GATHERED_MAX: usize = 256;
 const GATHERING_MAX: Duration = Duration::from_millis(20);
 /// What is behind one of these in its key waits for it.
 const KEYED_GATHERING_MAX: Duration = Duration::from_millis(2);
+/// How long what could not be settled is left alone.
+const SETTLE_LATER: Duration = Duration::from_secs(5);
 const ARRIVALS_AT_ONCE: usize = 1024;
 /// As many as one crash of the largest node leaves behind: those of a closed endpoint hide nobody else's.
 const SUSPECTS_LOOKED_AT: usize = 10_000;
@@ -96,6 +98,9 @@ pub(super) struct Dispatcher {
     settling: Option<Settling>,
     claiming: Option<Claiming>,
     unsettled: Vec<Ended>,
+    /// What the store could not settle, and when it is asked again.
+    postponed: Vec<Ended>,
+    settle_later_at: Option<Instant>,
     /// What is unsettled may wait for more until then.
     gather_until: Option<Instant>,
     reload: Errand<Option<Arc<Snapshot>>>,
@@ -121,6 +126,8 @@ impl Dispatcher {
             settling: None,
             claiming: None,
             unsettled: Vec::new(),
+            postponed: Vec::new(),
+            settle_later_at: None,
             gather_until: None,
             reload: Errand::wanted_every(RELOAD_INTERVAL),
             look: Errand::wanted_every(LOOK_EVERYWHERE_INTERVAL),
@@ -213,6 +220,7 @@ impl Dispatcher {
             let store = store.clone();
             async move { store.suspects(SUSPECTS_LOOKED_AT).await }
         });
+        self.take_up_postponed();
         if !self.is_exchanging() && !self.may_gather() {
             self.begin_exchange();
         }
@@ -267,6 +275,11 @@ impl Dispatcher {
         };
         self.backoff = STORE_BACKOFF_MIN;
         for (ended, settled) in settling.into_iter().zip(settled) {
+            if settled.effect == Effect::Later {
+                self.postponed.push(ended);
+                self.settle_later_at.get_or_insert(Instant::now() + SETTLE_LATER);
+                continue;
+            }
             if let Some(due_at) = ended.due_at {
                 self.due(settled.endpoint, due_at);
             }
@@ -277,6 +290,14 @@ impl Dispatcher {
             }
             self.trial_ended(settled.id);
             ended.tell(settled, &self.parts.events, &self.parts.journal);
+        }
+    }
+
+    /// What the store could not settle is not asked for again with everything else, which would wait for it each time.
+    fn take_up_postponed(&mut self) {
+        if self.settle_later_at.is_some_and(|at| at <= Instant::now()) {
+            self.settle_later_at = None;
+            self.unsettled.append(&mut self.postponed);
         }
     }
 
@@ -408,6 +429,7 @@ impl Dispatcher {
             self.suspects.wake_at(),
             // While an exchange is under way, its end is what is waited for.
             self.gather_until.filter(|_| !self.is_exchanging()),
+            self.settle_later_at,
             // What was refused is asked again then, though nobody else wants anything.
             Some(self.retry_at).filter(|at| *at > now),
         ];
@@ -418,7 +440,10 @@ impl Dispatcher {
     // ---- the end ----
 
     fn is_drained(&self) -> bool {
-        self.attempts.is_empty() && !self.is_exchanging() && self.unsettled.is_empty()
+        self.attempts.is_empty()
+            && !self.is_exchanging()
+            && self.unsettled.is_empty()
+            && self.postponed.is_empty()
     }
 
     /// What is still running is cut off: leaving the store gives its claims back.
@@ -438,7 +463,8 @@ impl Dispatcher {
             let (wants, claimed) = answer(&mut self.claiming).await;
             self.claim_answered(wants, claimed);
         }
-        let settlements: Vec<Settlement> = self.unsettled.drain(..).map(|ended| ended.settlement).collect();
+        let unsettled = self.unsettled.drain(..).chain(self.postponed.drain(..));
+        let settlements: Vec<Settlement> = unsettled.map(|ended| ended.settlement).collect();
         if !settlements.is_empty()
             && let Err(error) = self.parts.store.settle(settlements).await
         {

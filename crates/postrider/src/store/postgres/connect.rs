@@ -126,7 +126,10 @@ impl Server {
             }
         });
         if !self.session.is_empty() {
-            client.batch_execute(&self.session.join(";")).await.map_err(store_error)?;
+            // The server does not wait longer for us than we for it: whoever is frozen while it takes an answer has locks.
+            let silence_max = format!("SET tcp_user_timeout = '{}ms'", self.silence_max().as_millis());
+            let session = [&[&*silence_max], self.session].concat().join(";");
+            client.batch_execute(&session).await.map_err(store_error)?;
         }
         Ok((client, driving))
     }

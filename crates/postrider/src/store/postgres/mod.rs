@@ -51,6 +51,7 @@ mod exchange;
 mod claim;
 mod cursors;
 mod settle;
+mod settle_apart;
 mod batches;
 mod nodes;
 mod listen;

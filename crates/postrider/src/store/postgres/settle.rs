@@ -7,10 +7,10 @@ use jiff::Timestamp;
 use postgres_types::{Json, ToSql};
 use tokio_postgres::Row;
 
-use super::Shared;
 use super::cursors::{Cursors, Position};
 use super::errors::store_error;
 use super::row::Span;
+use super::{Shared, settle_apart};
 use crate::endpoint::EndpointId;
 use crate::message::{MessageId, NodeId, State};
 use crate::store::{AttemptRecord, Effect, End, Result, Settled, Settlement};
@@ -32,21 +32,31 @@ pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Res
         let lines = shared.exchange.lines().await?;
         let left = closing.left.as_ref().map(Json);
         let client = &lines.in_turn.client;
-        client
+        let asked = client
             .query(&lines.settle, &[&node.0, &sorted.delivered, &sorted.others, &closing.finished, &left])
-            .await
-            .map_err(store_error)
+            .await;
+        match asked {
+            Ok(rows) => Ok(Some(rows)),
+            Err(refused) if settle_apart::may_help(&refused) => Ok(None),
+            Err(error) => Err(store_error(error)),
+        }
     };
     let answered = answer.await.inspect_err(|_| shared.batches.reopen(&settlements))?;
-    shared.batches.settled(&settlements);
-    answered.iter().for_each(|row| note_unblocked(&shared.cursors, row));
+    let settled = match answered {
+        Some(rows) => {
+            shared.batches.settled(&settlements);
+            rows.iter().for_each(|row| note_unblocked(&shared.cursors, row));
+            sorted.understand(&settlements, &rows)
+        }
+        None => settle_apart::settle(shared, &settlements).await,
+    };
     // And for one that was under way and did not see them.
     note_returns();
-    Ok(sorted.understand(&settlements, &answered))
+    Ok(settled)
 }
 
 /// The next one of a key stands in its old place, which is told where many were let go at once.
-fn note_unblocked(cursors: &Cursors, row: &Row) {
+pub(super) fn note_unblocked(cursors: &Cursors, row: &Row) {
     let Some(endpoint) = row.get::<_, Option<i64>>(3).map(EndpointId) else { return };
     match (row.get(4), row.get(5), row.get(6)) {
         (Some(priority), Some(due_at), Some(id)) => {
@@ -58,15 +68,15 @@ fn note_unblocked(cursors: &Cursors, row: &Row) {
 
 /// What was simply delivered, and everything else. Each knows where its settlement stands.
 #[derive(Default)]
-struct Sorted<'a> {
-    delivered: Delivered,
+pub(super) struct Sorted<'a> {
+    pub(super) delivered: Delivered,
     delivered_at: HashMap<i64, usize>,
-    others: Vec<EndedClaim<'a>>,
+    pub(super) others: Vec<EndedClaim<'a>>,
     others_at: Vec<usize>,
 }
 
 impl<'a> Sorted<'a> {
-    fn put(&mut self, node: NodeId, n: usize, settlement: &'a Settlement) {
+    pub(super) fn put(&mut self, node: NodeId, n: usize, settlement: &'a Settlement) {
         match &settlement.end {
             End::Attempted { verdict: Verdict::Complete, record }
                 if record.body.is_none()
@@ -85,7 +95,7 @@ impl<'a> Sorted<'a> {
     }
 
     /// Of what was delivered the answer says only what is worth saying.
-    fn understand(&self, settlements: &[Settlement], answered: &[Row]) -> Vec<Settled> {
+    pub(super) fn understand(&self, settlements: &[Settlement], answered: &[Row]) -> Vec<Settled> {
         let completed = |settlement: &Settlement| Settled {
             id: settlement.id,
             endpoint: settlement.endpoint,
@@ -131,7 +141,7 @@ pub(super) fn state_named(name: &str) -> State {
 /// `postrider._delivered`.
 #[derive(Debug, Default, ToSql)]
 #[postgres(name = "_delivered")]
-struct Delivered {
+pub(super) struct Delivered {
     /// Their batches, each once.
     claims: Vec<i64>,
     ids: Vec<i64>,
@@ -160,7 +170,7 @@ impl Delivered {
 /// `postrider._settlement`.
 #[derive(Debug, ToSql)]
 #[postgres(name = "_settlement")]
-struct EndedClaim<'a> {
+pub(super) struct EndedClaim<'a> {
     id: i64,
     endpoint_id: i64,
     node_id: i64,

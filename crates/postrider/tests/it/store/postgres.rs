@@ -41,6 +41,7 @@ mod failover;
 mod old_snapshots;
 mod room;
 mod deadlocks;
+mod in_the_way;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,

@@ -22,7 +22,7 @@ BEGIN
                                    ELSE g.at_id + l.max_queue_size - g.queued END
   INTO v_endpoint, v_accepts, v_paused, v_bytes_max, v_id_max
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g
-  WHERE e.name = endpoint_name AND e.dropped_at IS NULL AND l.single AND g.single;
+  WHERE e.name = endpoint_name AND e.dropped_at IS NULL AND l.single;
   IF (v_accepts AND octet_length(v_payload) <= v_bytes_max
       AND coalesce(pg_sequence_last_value('postrider.message_ids'), 0) < v_id_max) IS NOT TRUE THEN
     RETURN (postrider._send(endpoint_name, v_payload, 'application/json', 0::smallint, NULL, NULL, NULL, NULL, NULL,
@@ -31,8 +31,10 @@ BEGIN
   v_id := nextval('postrider.message_ids');
   INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, content_type, payload)
   VALUES (v_id, v_now, v_now, v_endpoint, 'application/json', v_payload);
-  IF NOT v_paused AND pg_try_advisory_xact_lock(hashint8extended(v_endpoint, (extract(epoch FROM v_now) * 100)::bigint)) THEN
-    PERFORM pg_notify('postrider', v_endpoint::text);
+  -- As in _ring.
+  IF NOT v_paused AND (current_setting('postrider.rung', true) = 'yes'
+     OR pg_try_advisory_xact_lock(hashint8extended(v_endpoint, (extract(epoch FROM v_now) * 100)::bigint))) THEN
+    PERFORM pg_notify('postrider', v_endpoint::text), set_config('postrider.rung', 'yes', true);
   END IF;
   RETURN v_id;
 END $$;

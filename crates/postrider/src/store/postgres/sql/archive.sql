@@ -16,7 +16,9 @@ $$;
 -- way of attaching it, so they move into it first: in one transaction, or readers would not find them in between.
 -- Only attaching, at the end, makes readers wait. It waits for them up to its callers' lock_timeout: a queue of
 -- readers behind it would be worse than another try later.
-CREATE FUNCTION postrider._make_month(p_table text, p_month timestamp) RETURNS boolean LANGUAGE plpgsql AS $$
+-- A session may write times as it likes; bounds are written so that they are read as they were meant.
+CREATE FUNCTION postrider._make_month(p_table text, p_month timestamp) RETURNS boolean LANGUAGE plpgsql
+SET DateStyle = 'ISO' AS $$
 DECLARE
   v_name text := p_table || '_' || to_char(p_month, 'YYYY_MM');
   v_from timestamptz := p_month AT TIME ZONE 'UTC';

@@ -67,6 +67,7 @@ BEGIN
     UPDATE postrider._claim_rows SET position = v_bound WHERE (node_id, batch) IN (
       SELECT node_id, batch FROM postrider._claims WHERE position < v_bound - postrider._positions_walked()
       FOR UPDATE SKIP LOCKED);
-    PERFORM postrider._move_bound('claims', (SELECT coalesce(min(position), v_bound) FROM postrider._claims));
+    -- Not beyond what was held: a claim that was begun since may not be seen yet, and one after it may.
+    PERFORM postrider._move_bound('claims', least(v_bound, (SELECT min(position) FROM postrider._claims)));
   END IF;
 END $$;

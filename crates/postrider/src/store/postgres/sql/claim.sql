@@ -68,6 +68,8 @@ CREATE FUNCTION postrider._claim(
 ) RETURNS SETOF postrider._claim_answer LANGUAGE plpgsql AS $$
 DECLARE
   v_now timestamptz;
+  -- Somebody else takes long to claim for these.
+  v_busy bigint[];
   v_endpoint postrider.endpoints;
   v_noted postrider._endpoints;
   v_position timestamptz;
@@ -85,7 +87,8 @@ DECLARE
   v_unblocked bigint[] := '{}';
 BEGIN
   -- Whoever claims for an endpoint sees what others claimed before it.
-  PERFORM pg_advisory_xact_lock(1886548337, e::integer) FROM unnest(p_endpoints) AS e;
+  v_busy := ARRAY(SELECT e FROM unnest(p_endpoints) AS e
+                  WHERE NOT pg_try_advisory_xact_lock(1886548337, e::integer) AND NOT postrider._wait_for_claims(e));
   v_now := postrider._now();
   SELECT paused_because IS NOT NULL AS paused, postrider._claimed_ids() AS claimed,
          EXISTS (SELECT FROM postrider._stalled_keys) AS stalled,
@@ -115,7 +118,10 @@ BEGIN
     v_rows := '{}';
     v_expired := '{}';
     v_room := p_rooms[i];
-    IF v_endpoint.id IS NULL OR v_state.paused OR v_endpoint.paused
+    IF v_endpoint.id = ANY (v_busy) THEN
+      v_next := 'at';
+      v_next_at := v_now + interval '1 second';
+    ELSIF v_endpoint.id IS NULL OR v_state.paused OR v_endpoint.paused
        OR v_endpoint.disabled_by IS NOT NULL OR v_noted.disabled_by IS NOT NULL
        OR (v_noted.circuit = 'half_open' AND NOT (p_picks[i] = 'probe' AND v_noted.circuit_probe_node = p_node))
     THEN
@@ -181,6 +187,17 @@ BEGIN
     INSERT INTO postrider._claim_rows (node_id, batch, started_at, alone, ids)
     VALUES (p_node, p_batch, v_now, p_alone, v_taken);
   END IF;
+END $$;
+
+-- For the end of other claims for this endpoint. Not for that of a node that takes no answer, because it is frozen or cut
+-- off: the server hangs up on it in time, and other endpoints do not wait for that.
+CREATE FUNCTION postrider._wait_for_claims(p_endpoint bigint) RETURNS boolean LANGUAGE plpgsql
+SET lock_timeout = '1s' AS $$
+BEGIN
+  PERFORM pg_advisory_xact_lock(1886548337, p_endpoint::integer);
+  RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+  RETURN false;
 END $$;
 
 -- Archives one that was met on the way; its id and its attempts, or nothing when somebody else has it.

@@ -2,15 +2,32 @@
 -- wait for each other's transactions, so that commit order is the order of positions.
 --
 -- Locks: a sender holds its key's lock exclusively and its stripe's shared; a batch with very many keys holds
--- whole stripes exclusively instead, because every lock takes room in the server's shared memory.
+-- whole stripes exclusively instead, because every lock takes room in the server's shared memory. So does a transaction
+-- that has locked very many, one after the other.
 
 CREATE FUNCTION postrider._key_stripe(p_key bigint) RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT (p_key & 63)::integer $$;
 
+-- Whether this transaction may lock so many more keys one by one. The server has some thousand locks for everybody.
+CREATE FUNCTION postrider._may_lock(p_more integer) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  v_locks integer := coalesce(nullif(current_setting('postrider.locks', true), '')::integer, 0) + p_more;
+BEGIN
+  IF v_locks > 1000 THEN
+    RETURN false;
+  END IF;
+  PERFORM set_config('postrider.locks', v_locks::text, true);
+  RETURN true;
+END $$;
+
 CREATE FUNCTION postrider._lock_key(p_key bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM pg_advisory_xact_lock_shared(1886548336, postrider._key_stripe(p_key));
-  PERFORM pg_advisory_xact_lock(p_key);
+  IF postrider._may_lock(1) THEN
+    PERFORM pg_advisory_xact_lock_shared(1886548336, postrider._key_stripe(p_key));
+    PERFORM pg_advisory_xact_lock(p_key);
+  ELSE
+    PERFORM pg_advisory_xact_lock(1886548336, postrider._key_stripe(p_key));
+  END IF;
 END $$;
 
 -- Never waits: a node must not wait for an application's transaction.
@@ -25,7 +42,7 @@ DECLARE
   v_keys bigint[] := ARRAY(SELECT DISTINCT k FROM unnest(p_keys) AS k WHERE k IS NOT NULL ORDER BY k);
   v_stripes integer[] := ARRAY(SELECT DISTINCT postrider._key_stripe(k) FROM unnest(v_keys) AS k ORDER BY 1);
 BEGIN
-  IF cardinality(v_keys) > 64 THEN
+  IF cardinality(v_keys) > 64 OR NOT postrider._may_lock(cardinality(v_keys)) THEN
     PERFORM pg_advisory_xact_lock(p_class, s) FROM unnest(v_stripes) AS s;
     RETURN;
   END IF;

@@ -39,7 +39,7 @@ BEGIN
   INTO v
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g, postrider.message_ids m
   -- That there is one row of each is what lets the planner keep its plan.
-  WHERE e.name = p_endpoint AND e.dropped_at IS NULL AND l.single AND g.single;
+  WHERE e.name = p_endpoint AND e.dropped_at IS NULL AND l.single;
   IF v.id IS NULL THEN
     PERFORM postrider._unknown('endpoint', p_endpoint);
   END IF;
@@ -63,7 +63,7 @@ BEGIN
   INTO v
   FROM (SELECT l.*, g.queued + (m.last_value - g.at_id) AS queued, m.last_value - g.exact_id AS unsure, g.departed,
           g.counted_at, g.at_id, m.last_value AS last_id
-        FROM postrider._limits l, postrider._gauge g, postrider.message_ids m WHERE l.single AND g.single LIMIT 1) AS l
+        FROM postrider._limits l, postrider._gauge g, postrider.message_ids m WHERE l.single LIMIT 1) AS l
     CROSS JOIN postrider.endpoints e
   WHERE e.name = ANY (p_names) AND e.dropped_at IS NULL AND e.disabled_by IS DISTINCT FROM 'operator';
   IF cardinality(v) IS DISTINCT FROM cardinality(p_names) THEN
@@ -271,8 +271,12 @@ BEGIN
       RAISE EXCEPTION USING ERRCODE = '40001',
         MESSAGE = 'could not serialize access: the message with the same idempotency key is expiring; try again';
     END IF;
-    IF v_held.expires_at <= p_now AND postrider._expire_message(v_held.id) THEN
-      RETURN NULL;
+    IF v_held.expires_at <= p_now THEN
+      -- Whoever has it this moment, to expire or to claim it, is waited for.
+      PERFORM FROM postrider.queue WHERE id = v_held.id FOR UPDATE;
+      IF NOT FOUND OR postrider._expire_message(v_held.id) THEN
+        RETURN NULL;
+      END IF;
     END IF;
   ELSE
     SELECT message_id AS id, digest = postrider._digest(p_content_type, p_payload) AS same INTO v_held
@@ -312,11 +316,13 @@ END $$;
 -- A commit with a notification takes a lock of the whole server, so only one transaction at a time carries it for an
 -- endpoint: a node that was woken looks again until all who were under way then have ended. For that the message must be
 -- inserted before. There is a bell for every hundredth of a second, or whoever sends early in a long transaction would
--- silence everybody else.
+-- silence everybody else. Who carries one notification carries more at no cost, and needs no further bell: each is a lock,
+-- of which the server has a few thousand for everybody.
 CREATE FUNCTION postrider._ring(p_endpoint bigint, p_now timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF pg_try_advisory_xact_lock(hashint8extended(p_endpoint, (extract(epoch FROM p_now) * 100)::bigint)) THEN
-    PERFORM pg_notify('postrider', p_endpoint::text);
+  IF current_setting('postrider.rung', true) = 'yes'
+     OR pg_try_advisory_xact_lock(hashint8extended(p_endpoint, (extract(epoch FROM p_now) * 100)::bigint)) THEN
+    PERFORM pg_notify('postrider', p_endpoint::text), set_config('postrider.rung', 'yes', true);
   END IF;
 END $$;
 

@@ -55,6 +55,7 @@ macro_rules! conformance {
                 an_unknown_endpoint_is_named,
                 a_bad_priority_is_named_and_changes_nothing,
                 each_limit_is_kept_to_the_byte_and_named_when_exceeded,
+                the_longest_keys_work_everywhere,
                 a_batch_may_be_full_but_not_fuller,
                 a_batch_is_taken_in_its_order,
                 one_bad_message_refuses_its_whole_batch,

@@ -3,6 +3,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use postrider::endpoint::DisabledBy;
 use postrider::error::StoreError;
+use postrider::settings::{Kind, TABLE};
+use postrider::store::{Effect, Redrive};
 use postrider::verdict::{DeadReason, Verdict};
 use postrider::{MessageId, NewMessage, Operate, State};
 use serde_json::json;
@@ -77,6 +79,26 @@ pub(crate) async fn a_bad_priority_is_named_and_changes_nothing<H: Harness>(worl
     }
     world.send(NewMessage { priority: 10, ..to("a") }).await;
     assert_eq!(world.queued().await, 1);
+}
+
+/// Whatever they can be set to, keys are found again wherever a message may be.
+pub(crate) async fn the_longest_keys_work_everywhere<H: Harness>(mut world: World<H>) {
+    let kind = &TABLE.iter().find(|setting| setting.name == "max_key_bytes").unwrap().kind;
+    let Kind::Whole { max: longest, .. } = *kind else { panic!("{kind:?}") };
+    world.configure("max_key_bytes", longest).await;
+    world.configure("idempotency_retention", 60).await;
+    // Nothing that could be stored shorter.
+    let key: String = (0..longest).map(|_| rand::random_range('!'..='~')).collect();
+    let message = || to("a").ordering_key(&*key).idempotency_key(&*key);
+    let letter = world.send_to_death(message()).await;
+    world.store().redrive(Redrive::One(letter.id)).await.unwrap();
+    let ticket = world.claim_one().await;
+    assert_eq!(world.complete(ticket).await.effect, Effect::Applied(State::Completed));
+    let again = world.send(message()).await;
+    let ticket = world.claim_one().await;
+    assert_eq!(ticket.id, again);
+    world.complete(ticket).await;
+    assert!(world.store().send(message()).await.unwrap().duplicate, "its key is reserved");
 }
 
 pub(crate) async fn each_limit_is_kept_to_the_byte_and_named_when_exceeded<H: Harness>(world: World<H>) {
