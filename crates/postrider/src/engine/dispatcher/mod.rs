@@ -48,6 +48,8 @@ const GATHERING_MAX: Duration = Duration::from_millis(20);
 const KEYED_GATHERING_MAX: Duration = Duration::from_millis(2);
 /// How long what could not be settled is left alone.
 const SETTLE_LATER: Duration = Duration::from_secs(5);
+/// A store that can settle nothing is not asked for more.
+const POSTPONED_MAX: usize = 1024;
 const ARRIVALS_AT_ONCE: usize = 1024;
 /// As many as one crash of the largest node leaves behind: those of a closed endpoint hide nobody else's.
 const SUSPECTS_LOOKED_AT: usize = 10_000;
@@ -248,7 +250,10 @@ impl Dispatcher {
                 (ended, settled)
             }));
         }
-        let may_claim = !self.stopping && self.parts.lease.is_valid() && self.parts.snapshot.paused.is_none();
+        let may_claim = !self.stopping
+            && self.parts.lease.is_valid()
+            && self.parts.snapshot.paused.is_none()
+            && self.postponed.len() < POSTPONED_MAX;
         if may_claim && let Some(request) = self.claim_request() {
             let store = self.parts.store.clone();
             self.claiming = Some(Box::pin(async move {
@@ -276,6 +281,8 @@ impl Dispatcher {
         self.backoff = STORE_BACKOFF_MIN;
         for (ended, settled) in settling.into_iter().zip(settled) {
             if settled.effect == Effect::Later {
+                // The next suspect does not wait for it: it is claimed as long as it is not settled.
+                self.trial_ended(settled.id);
                 self.postponed.push(ended);
                 self.settle_later_at.get_or_insert(Instant::now() + SETTLE_LATER);
                 continue;

@@ -15,8 +15,8 @@ pub(super) struct Batches(Mutex<Held>);
 #[derive(Default)]
 struct Held {
     batches: HashMap<Fence, Batch>,
-    /// On its way to the database.
-    settling: HashSet<(Fence, i64)>,
+    /// On its way to the database, and whether it was open here: others are of nodes that are gone.
+    settling: HashMap<(Fence, i64), bool>,
 }
 
 struct Batch {
@@ -47,10 +47,9 @@ impl Batches {
         let Held { batches, settling } = &mut *held;
         let mut touched = Vec::new();
         for Settlement { id, fence, .. } in settlements {
-            settling.insert((*fence, id.0));
-            if batches.get_mut(fence).is_some_and(|batch| batch.open.remove(&id.0))
-                && !touched.contains(fence)
-            {
+            let was_open = batches.get_mut(fence).is_some_and(|batch| batch.open.remove(&id.0));
+            settling.insert((*fence, id.0), was_open);
+            if was_open && !touched.contains(fence) {
                 touched.push(*fence);
             }
         }
@@ -81,16 +80,17 @@ impl Batches {
     pub(super) fn held(&self) -> HashSet<(Fence, i64)> {
         let held = self.lock();
         let open = held.batches.iter().flat_map(|(fence, batch)| batch.open.iter().map(|id| (*fence, *id)));
-        open.chain(held.settling.iter().copied()).collect()
+        open.chain(held.settling.keys().copied()).collect()
     }
 
     /// The settlements did not reach the database, or nobody knows: they will be made again.
     pub(super) fn reopen(&self, settlements: &[Settlement]) {
         let mut held = self.lock();
         for Settlement { id, fence, .. } in settlements {
-            held.settling.remove(&(*fence, id.0));
-            let new = || Batch { open: HashSet::new(), written: usize::MAX };
-            held.batches.entry(*fence).or_insert_with(new).open.insert(id.0);
+            if held.settling.remove(&(*fence, id.0)) == Some(true) {
+                let new = || Batch { open: HashSet::new(), written: usize::MAX };
+                held.batches.entry(*fence).or_insert_with(new).open.insert(id.0);
+            }
         }
     }
 
@@ -108,7 +108,7 @@ impl Batches {
     pub(super) fn forget(&self, node: NodeId) {
         let mut held = self.lock();
         held.batches.retain(|fence, _| fence.node != node);
-        held.settling.retain(|(fence, _)| fence.node != node);
+        held.settling.retain(|(fence, _), _| fence.node != node);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Held> {

@@ -71,7 +71,7 @@ pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
     if from == 0 {
         let begin = "INSERT INTO postrider._store (name, schema_version) VALUES ($1, $2)";
         transaction.execute(begin, &[&new_store_name(), &CURRENT]).await.map_err(store_error)?;
-        execute(&transaction, "INSERT INTO postrider._gauge_rows DEFAULT VALUES").await?;
+        execute(&transaction, "INSERT INTO postrider._gauge DEFAULT VALUES").await?;
     }
     let mark = "UPDATE postrider._store SET schema_version = $1";
     transaction.execute(mark, &[&CURRENT]).await.map_err(store_error)?;

@@ -2,8 +2,10 @@
 //! that the server cannot take, is left for later, and the others go on.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use serde_json::Value;
+use tokio::time::Instant;
 use tokio_postgres::{Error, Row};
 
 use super::Shared;
@@ -18,6 +20,8 @@ const SESSION: &str = "SET LOCAL lock_timeout = '20ms'; SET LOCAL synchronous_co
     SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off";
 /// Of one claim: the others have the same in their way.
 const REFUSALS_MAX: usize = 3;
+/// For all of them. A node's lease waits for this, too.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Was it this question that the server did not like, and not the moment?
 pub(super) fn may_help(refused: &Error) -> bool {
@@ -31,8 +35,9 @@ pub(super) async fn settle(shared: &Shared, settlements: &[Settlement]) -> Vec<S
         claims.entry(settlement.fence).or_default().push(place);
     }
     let mut all: Vec<Settled> = settlements.iter().map(later).collect();
+    let until = Instant::now() + PATIENCE;
     for places in claims.into_values() {
-        for (place, settled) in of_one_claim(shared, settlements, &places).await {
+        for (place, settled) in of_one_claim(shared, settlements, &places, until).await {
             all[place] = settled;
         }
     }
@@ -55,7 +60,11 @@ async fn of_one_claim(
     shared: &Shared,
     settlements: &[Settlement],
     places: &[usize],
+    until: Instant,
 ) -> Vec<(usize, Settled)> {
+    if Instant::now() >= until {
+        return Vec::new();
+    }
     let some: Vec<Settlement> = places.iter().map(|place| settlements[*place].clone()).collect();
     if let Ok(settled) = ask(shared, &some).await {
         return places.iter().copied().zip(settled).collect();
@@ -70,7 +79,7 @@ async fn of_one_claim(
                 refusals += 1;
             }
         }
-        if refusals == REFUSALS_MAX {
+        if refusals == REFUSALS_MAX || Instant::now() >= until {
             break;
         }
     }

@@ -310,7 +310,7 @@ impl Ticket {
         End::Attempted { verdict, record }
     }
 
-    fn record(self, started_at: Timestamp, verdict: &Verdict) -> AttemptRecord {
+    pub(crate) fn record(self, started_at: Timestamp, verdict: &Verdict) -> AttemptRecord {
         let delivered = *verdict == Verdict::Complete;
         AttemptRecord {
             number: self.attempt,

@@ -22,7 +22,7 @@ BEGIN
                                    ELSE g.at_id + l.max_queue_size - g.queued END
   INTO v_endpoint, v_accepts, v_paused, v_bytes_max, v_id_max
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g
-  WHERE e.name = endpoint_name AND e.dropped_at IS NULL AND l.single;
+  WHERE e.name = endpoint_name AND e.dropped_at IS NULL AND l.single AND g.single;
   IF (v_accepts AND octet_length(v_payload) <= v_bytes_max
       AND coalesce(pg_sequence_last_value('postrider.message_ids'), 0) < v_id_max) IS NOT TRUE THEN
     RETURN (postrider._send(endpoint_name, v_payload, 'application/json', 0::smallint, NULL, NULL, NULL, NULL, NULL,

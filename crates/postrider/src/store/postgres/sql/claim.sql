@@ -69,7 +69,7 @@ CREATE FUNCTION postrider._claim(
 DECLARE
   v_now timestamptz;
   -- Somebody else takes long to claim for these.
-  v_busy bigint[];
+  v_busy bigint[] := '{}';
   v_endpoint postrider.endpoints;
   v_noted postrider._endpoints;
   v_position timestamptz;
@@ -87,8 +87,13 @@ DECLARE
   v_unblocked bigint[] := '{}';
 BEGIN
   -- Whoever claims for an endpoint sees what others claimed before it.
-  v_busy := ARRAY(SELECT e FROM unnest(p_endpoints) AS e
-                  WHERE NOT pg_try_advisory_xact_lock(1886548337, e::integer) AND NOT postrider._wait_for_claims(e));
+  FOR i IN 1 .. cardinality(p_endpoints) LOOP
+    -- Who had to be left out once was waited for long enough.
+    IF NOT pg_try_advisory_xact_lock(1886548337, p_endpoints[i]::integer)
+       AND (cardinality(v_busy) > 0 OR NOT postrider._wait_for_claims(p_endpoints[i])) THEN
+      v_busy := v_busy || p_endpoints[i];
+    END IF;
+  END LOOP;
   v_now := postrider._now();
   SELECT paused_because IS NOT NULL AS paused, postrider._claimed_ids() AS claimed,
          EXISTS (SELECT FROM postrider._stalled_keys) AS stalled,

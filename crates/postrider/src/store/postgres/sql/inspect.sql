@@ -258,9 +258,8 @@ BEGIN
   IF v_last <> g.at_id OR v_departed <> g.departed THEN
     PERFORM postrider._recount_parts(v_last, v_departed);
   END IF;
-  DELETE FROM postrider._gauge_rows WHERE position = g.position;
-  INSERT INTO postrider._gauge_rows (queued, at_id, departed, counted_at, exact_id)
-  VALUES (greatest(v_queued, 0), v_last, v_departed, v_now, g.exact_id);
+  UPDATE postrider._gauge SET queued = greatest(v_queued, 0), at_id = v_last, departed = v_departed, counted_at = v_now,
+    exact_id = g.exact_id;
   PERFORM postrider._fold_departures();
   -- Last, because until the commit whoever settles these claims waits.
   PERFORM postrider._take_claims_along();

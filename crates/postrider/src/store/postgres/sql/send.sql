@@ -39,7 +39,7 @@ BEGIN
   INTO v
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g, postrider.message_ids m
   -- That there is one row of each is what lets the planner keep its plan.
-  WHERE e.name = p_endpoint AND e.dropped_at IS NULL AND l.single;
+  WHERE e.name = p_endpoint AND e.dropped_at IS NULL AND l.single AND g.single;
   IF v.id IS NULL THEN
     PERFORM postrider._unknown('endpoint', p_endpoint);
   END IF;
@@ -63,7 +63,7 @@ BEGIN
   INTO v
   FROM (SELECT l.*, g.queued + (m.last_value - g.at_id) AS queued, m.last_value - g.exact_id AS unsure, g.departed,
           g.counted_at, g.at_id, m.last_value AS last_id
-        FROM postrider._limits l, postrider._gauge g, postrider.message_ids m WHERE l.single LIMIT 1) AS l
+        FROM postrider._limits l, postrider._gauge g, postrider.message_ids m WHERE l.single AND g.single LIMIT 1) AS l
     CROSS JOIN postrider.endpoints e
   WHERE e.name = ANY (p_names) AND e.dropped_at IS NULL AND e.disabled_by IS DISTINCT FROM 'operator';
   IF cardinality(v) IS DISTINCT FROM cardinality(p_names) THEN
@@ -274,7 +274,11 @@ BEGIN
     IF v_held.expires_at <= p_now THEN
       -- Whoever has it this moment, to expire or to claim it, is waited for.
       PERFORM FROM postrider.queue WHERE id = v_held.id FOR UPDATE;
-      IF NOT FOUND OR postrider._expire_message(v_held.id) THEN
+      IF NOT FOUND THEN
+        -- It may have been delivered instead, and its key be reserved.
+        RETURN postrider._idempotency_holder(d, p_key, p_payload, p_content_type, p_now, p_at, p_listed);
+      END IF;
+      IF postrider._expire_message(v_held.id) THEN
         RETURN NULL;
       END IF;
     END IF;

@@ -191,7 +191,8 @@ BEGIN
   IF p_left IS NOT NULL THEN
     -- One that was taken from the node meanwhile, because it never settled it, does not come back.
     UPDATE postrider._claims c
-    SET ids = ARRAY(SELECT unnest(c.ids) INTERSECT SELECT jsonb_array_elements_text(l.value)::bigint)
+    SET ids = ARRAY(SELECT unnest(c.ids) INTERSECT SELECT jsonb_array_elements_text(l.value)::bigint),
+        cut = c.cut OR c.ids && v_unclaimed
     FROM jsonb_each(p_left) AS l WHERE c.node_id = p_node AND c.batch = l.key::bigint;
   END IF;
   -- Last, because most of those rows are gone or shortened by now; and once for each row, however many failed.

@@ -50,18 +50,15 @@ CREATE TABLE postrider._limits (
 
 -- How much is queued, as of some moment: what was queued when the last id was `at_id` and `departed` had left.
 -- Senders add the ids given since; a node counts again before that is far off. After `exact_id` ids of rolled back sends
--- are counted, too. Every count is a new row, of which there is only the last: beside an old transaction a row that is
--- updated every second would be found behind all that it was before.
-CREATE TABLE postrider._gauge_rows (
-  position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+-- are counted, too.
+CREATE TABLE postrider._gauge (
+  single boolean PRIMARY KEY DEFAULT true CHECK (single),
   queued bigint NOT NULL DEFAULT 0,
   at_id bigint NOT NULL DEFAULT 0,
   departed bigint NOT NULL DEFAULT 0,
   counted_at timestamptz NOT NULL DEFAULT '-infinity',
   exact_id bigint NOT NULL DEFAULT 0
 );
-CREATE VIEW postrider._gauge AS
-  SELECT position, queued, at_id, departed, counted_at, exact_id FROM postrider._gauge_rows ORDER BY position DESC LIMIT 1;
 
 -- What endpoints with a limit of their own held when they were counted. Whatever came since may be theirs, and whatever
 -- left: so much is between what is queued there now. `at_id` is null where there were more than `queued`.

@@ -4,8 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use postrider::message::LostClaim;
 use postrider::store::postgres::PostgresOptions;
-use postrider::store::{ClaimRequest, Effect, NextDue, NoDirectClaims, Settlement};
+use postrider::store::{
+    AttemptOutcome, AttemptRecord, ClaimRequest, Effect, End, NextDue, NoDirectClaims, Settlement,
+};
 use postrider::tokio_postgres::{self, AsyncMessage, NoTls};
 use postrider::verdict::Verdict;
 use postrider::{NewMessage, Operate, PostgresStore, State, Store};
@@ -19,7 +22,7 @@ use super::prompt::{self, Prompt};
 use super::proxy::Network;
 use super::{Postgres, connect};
 use crate::engine::receiver::{Answer, Arrival};
-use crate::store::world::{Ticket, World, due, join, short_lived, to};
+use crate::store::world::{Harness, Ticket, World, due, join, retry_at, short_lived, to};
 
 /// Far less than whoever is in the way would take.
 const SOON: Duration = Duration::from_secs(10);
@@ -48,6 +51,7 @@ async fn who_takes_long_to_claim_holds_up_that_endpoint_and_no_other() {
     let claimed = timeout(SOON, world.ask(node, false, wants)).await.expect("nobody waits that long");
     assert_eq!(claimed.claims.iter().map(|claim| claim.message.id).collect::<Vec<_>>(), [other]);
     assert_eq!(claimed.next[0], (world.a, NextDue::At(world.in_seconds(1))));
+    world.complete(Ticket::of(&claimed.claims[0])).await;
     frozen.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(world.claim_ids().await.len(), 1);
 }
@@ -200,6 +204,78 @@ async fn a_sender_waits_for_who_is_expiring_the_holder_of_its_key() {
     let second = second.unwrap();
     assert!(!second.duplicate && second.id != first, "{second:?}");
     assert_eq!(world.states(&[first, second.id]).await, [State::Expired, State::Pending]);
+}
+
+#[tokio::test]
+async fn a_sender_who_waited_for_a_delivery_finds_its_key_reserved() {
+    let (mut world, owner) = prompt::start().await;
+    world.configure("idempotency_retention", 60).await;
+    let first = world.send(short_lived(world.now()).idempotency_key("k")).await;
+    world.claim_one().await;
+    world.advance(11);
+    owner.run(&format!("BEGIN; SELECT postrider._leave({first}, 'completed', 1)")).await;
+    let second = world.store().send(to("a").idempotency_key("k"));
+    let onlooker = connect(&world).await;
+    let commit = async {
+        until_waiting(&onlooker, 1).await;
+        owner.run("COMMIT").await;
+    };
+    let (second, ()) = tokio::join!(second, commit);
+    let second = second.unwrap();
+    assert!(second.duplicate && second.id == first, "{second:?}");
+}
+
+/// What is left of a claim is written down in the same breath as one of its messages goes back.
+#[tokio::test]
+async fn a_late_delivery_is_noted_though_its_claim_was_shortened_when_it_was_lost() {
+    let mut world = World::<Postgres>::start().await;
+    let keyed = world.send(to("a").ordering_key("k")).await;
+    for _ in 0..7 {
+        world.send(to("a")).await;
+    }
+    let tickets = world.claim(world.a, 8).await;
+    let late = tickets[0];
+    assert_eq!(late.id, keyed);
+    let mut settlements = vec![Settlement {
+        end: late.attempted(world.now(), retry_at(world.now())),
+        ..delivered(&world, late)
+    }];
+    settlements.extend(tickets[1..7].iter().map(|ticket| delivered(&world, *ticket)));
+    world.store().settle(settlements).await.unwrap();
+    let current = world.claim(world.a, 8).await;
+    assert_eq!(current.iter().map(|ticket| ticket.id).collect::<Vec<_>>(), [keyed]);
+    assert_eq!(world.complete(late).await.effect, Effect::Noted);
+    assert_eq!(world.complete(current[0]).await.effect, Effect::Applied(State::Completed));
+}
+
+#[tokio::test]
+async fn a_lost_claim_that_is_judged_later_leaves_the_others_of_its_node_to_be_judged() {
+    let mut world = World::<Postgres>::start().await;
+    for _ in 0..3 {
+        world.send(to("a")).await;
+    }
+    let gone = world.another_node().await;
+    world.claim_as(gone, world.a, 3).await;
+    let lost = world.lost().await;
+    assert_eq!(lost.len(), 3);
+    // Another process, that never had them.
+    let judge = world.harness().open().await;
+    let judged = async || {
+        let verdict = retry_at(world.now());
+        let LostClaim { id, endpoint, fence, attempt, .. } = lost[0];
+        let ticket = Ticket { id, endpoint, fence, attempt };
+        let record = AttemptRecord { outcome: AttemptOutcome::Lost, ..ticket.record(world.now(), &verdict) };
+        let end = End::Attempted { verdict, record };
+        judge.settle(vec![Settlement { end, ..delivered(&world, ticket) }]).await.unwrap()[0].effect
+    };
+    let person = connect(&world).await;
+    let hold = format!("BEGIN; SELECT FROM postrider.queue WHERE id = {} FOR UPDATE", lost[0].id);
+    person.batch_execute(&hold).await.unwrap();
+    assert_eq!(judged().await, Effect::Later);
+    person.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(judged().await, Effect::Applied(State::Pending));
+    let left = world.store().lost_claims(10).await.unwrap();
+    assert_eq!(left.len(), 2, "{left:?}");
 }
 
 /// A claim that began after the bound was drawn may be committed after one that began later still.

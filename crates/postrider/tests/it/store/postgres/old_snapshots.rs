@@ -172,16 +172,3 @@ async fn failures_of_one_claim_change_its_row_once() {
     let left: HashSet<MessageId> = tickets[40..].iter().map(|ticket| ticket.id).collect();
     assert_eq!(claimed(&app).await, left);
 }
-
-#[tokio::test]
-async fn a_send_reads_as_little_however_often_the_queue_was_counted_beside_an_old_snapshot() {
-    let world = World::<Postgres>::start().await;
-    let (mut reader, app) = (connect(&world).await, connect(&world).await);
-    let _report = with_old_snapshot(&mut reader).await;
-    let read = "SELECT queued, at_id FROM postrider._gauge";
-    let before = plain_pages(&app, read).await;
-    let count = "DO $$ BEGIN FOR i IN 1 .. 3000 LOOP PERFORM postrider._recount_queue(); END LOOP; END $$";
-    app.batch_execute(count).await.unwrap();
-    let after = plain_pages(&app, read).await;
-    assert!(after <= before + 3, "{before} pages became {after}");
-}
