@@ -22,6 +22,8 @@ pub(super) struct Ended {
     pub(super) settlement: Settlement,
     /// When it is next due, if it goes back to pending.
     pub(super) due_at: Option<Timestamp>,
+    /// So often the store could not settle it.
+    pub(super) postponed: u32,
     /// None when nobody listens and nobody reads its line.
     report: Option<Box<Report>>,
     /// Its span, while spans are made.
@@ -64,13 +66,13 @@ impl Ended {
                 outcome: Some(finished.outcome),
             })
         });
-        Self { settlement, due_at, report, settling }
+        Self { settlement, due_at, postponed: 0, report, settling }
     }
 
     /// It was not begun, and does not count.
     pub(super) fn given_back(claim: &Claim, now: Timestamp) -> Self {
         let settlement = settlement::with_end(claim, End::Released);
-        Self { settlement, due_at: Some(now), report: None, settling: None }
+        Self { settlement, due_at: Some(now), postponed: 0, report: None, settling: None }
     }
 
     /// Between claim and start.
@@ -86,7 +88,7 @@ impl Ended {
                 about: About::of(&claim.message),
             })
         });
-        Self { settlement, due_at: None, report, settling: None }
+        Self { settlement, due_at: None, postponed: 0, report, settling: None }
     }
 
     pub(super) fn tell(self, settled: Settled, events: &Events, journal: &Journal) {

@@ -146,7 +146,10 @@ impl LeaseKeeper {
             }
             let more = lost.len() == LOST_CLAIMS_MAX;
             let settlements = lost.iter().filter_map(|claim| self.judge(claim)).collect();
-            for settled in self.store.settle(settlements).await? {
+            let settled = self.store.settle(settlements).await?;
+            // Asking again at once would only be refused again.
+            let some_later = settled.iter().any(|settled| settled.effect == Effect::Later);
+            for settled in settled {
                 if let Effect::Applied(state) = settled.effect {
                     self.tally.lost(settled.endpoint);
                     self.log_lost(settled.id, settled.endpoint, state, &lost);
@@ -158,7 +161,7 @@ impl LeaseKeeper {
                 let _ = settled.unblocked.map(|endpoint| self.arrivals.send(Arrival::Pending(endpoint)));
             }
             self.suspects.notify_one();
-            if !more || Instant::now() >= until {
+            if !more || some_later || Instant::now() >= until {
                 return Ok(());
             }
         }

@@ -30,7 +30,7 @@ impl Server {
     }
 }
 
-/// Whether a commit is on disk when it is told.
+/// Whether the server syncs what it commits.
 pub(in crate::bench) async fn is_durable(url: &PostgresUrl) -> Result<bool, Failure> {
     let row = connect(url).await?.query_one("SHOW fsync", &[]).await.map_err(failed)?;
     Ok(row.get::<_, &str>(0) == "on")

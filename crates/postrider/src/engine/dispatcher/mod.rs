@@ -46,10 +46,11 @@ const GATHERED_MAX: usize = 256;
 const GATHERING_MAX: Duration = Duration::from_millis(20);
 /// What is behind one of these in its key waits for it.
 const KEYED_GATHERING_MAX: Duration = Duration::from_millis(2);
-/// How long what could not be settled is left alone.
-const SETTLE_LATER: Duration = Duration::from_secs(5);
-/// A store that can settle nothing is not asked for more.
-const POSTPONED_MAX: usize = 1024;
+/// How long what could not be settled is left alone: at first, and at most.
+const SETTLE_LATER_MIN: Duration = Duration::from_millis(250);
+const SETTLE_LATER_MAX: Duration = Duration::from_secs(5);
+/// As many as a node has in flight: a store that can settle nothing is not asked for more.
+const UNSETTLED_MAX: usize = 1024;
 const ARRIVALS_AT_ONCE: usize = 1024;
 /// As many as one crash of the largest node leaves behind: those of a closed endpoint hide nobody else's.
 const SUSPECTS_LOOKED_AT: usize = 10_000;
@@ -253,7 +254,7 @@ impl Dispatcher {
         let may_claim = !self.stopping
             && self.parts.lease.is_valid()
             && self.parts.snapshot.paused.is_none()
-            && self.postponed.len() < POSTPONED_MAX;
+            && self.unsettled.len() + self.postponed.len() < UNSETTLED_MAX;
         if may_claim && let Some(request) = self.claim_request() {
             let store = self.parts.store.clone();
             self.claiming = Some(Box::pin(async move {
@@ -283,8 +284,7 @@ impl Dispatcher {
             if settled.effect == Effect::Later {
                 // The next suspect does not wait for it: it is claimed as long as it is not settled.
                 self.trial_ended(settled.id);
-                self.postponed.push(ended);
-                self.settle_later_at.get_or_insert(Instant::now() + SETTLE_LATER);
+                self.postpone(ended);
                 continue;
             }
             if let Some(due_at) = ended.due_at {
@@ -300,7 +300,15 @@ impl Dispatcher {
         }
     }
 
-    /// What the store could not settle is not asked for again with everything else, which would wait for it each time.
+    /// Asked again with whatever is settled then: less and less often, because somebody may take hours to let it go.
+    fn postpone(&mut self, mut ended: Ended) {
+        let delay = SETTLE_LATER_MIN.saturating_mul(1 << ended.postponed.min(10)).min(SETTLE_LATER_MAX);
+        ended.postponed += 1;
+        self.postponed.push(ended);
+        let at = Instant::now() + delay;
+        self.settle_later_at = Some(self.settle_later_at.map_or(at, |sooner| sooner.min(at)));
+    }
+
     fn take_up_postponed(&mut self) {
         if self.settle_later_at.is_some_and(|at| at <= Instant::now()) {
             self.settle_later_at = None;
@@ -472,10 +480,22 @@ impl Dispatcher {
         }
         let unsettled = self.unsettled.drain(..).chain(self.postponed.drain(..));
         let settlements: Vec<Settlement> = unsettled.map(|ended| ended.settlement).collect();
-        if !settlements.is_empty()
-            && let Err(error) = self.parts.store.settle(settlements).await
-        {
-            tracing::warn!(%error, "could not settle the last attempts; they are made again after the restart");
+        if settlements.is_empty() {
+            return;
+        }
+        match self.parts.store.settle(settlements).await {
+            Ok(settled) => {
+                let messages = settled.iter().filter(|settled| settled.effect == Effect::Later).count();
+                if messages > 0 {
+                    tracing::warn!(
+                        messages,
+                        "somebody's transaction is in the way of settling the last attempts; they are made again"
+                    );
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "could not settle the last attempts; they are made again after the restart");
+            }
         }
     }
 }

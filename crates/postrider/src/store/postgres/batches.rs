@@ -15,12 +15,14 @@ pub(super) struct Batches(Mutex<Held>);
 #[derive(Default)]
 struct Held {
     batches: HashMap<Fence, Batch>,
-    /// On its way to the database, and whether it was open here: others are of nodes that are gone.
-    settling: HashMap<(Fence, i64), bool>,
+    /// Nothing is left of these, and the database has not been told.
+    over: HashSet<Fence>,
 }
 
 struct Batch {
     open: HashSet<i64>,
+    /// On their way to the database.
+    settling: HashSet<i64>,
     /// How many ids its row holds.
     written: usize,
 }
@@ -37,81 +39,162 @@ impl Batches {
     pub(super) fn claimed(&self, fence: Fence, ids: impl Iterator<Item = i64>) {
         let open: HashSet<i64> = ids.collect();
         if !open.is_empty() {
-            let written = open.len();
-            self.lock().batches.insert(fence, Batch { open, written });
+            let batch = Batch { written: open.len(), open, settling: HashSet::new() };
+            self.lock().batches.insert(fence, batch);
         }
     }
 
-    pub(super) fn settling(&self, node: NodeId, settlements: &[Settlement]) -> Closing {
+    /// What to say of the claims if all of this is settled. What others are just settling may not be.
+    pub(super) fn settling(&self, node: NodeId, settlements: &[&Settlement]) -> Closing {
         let mut held = self.lock();
-        let Held { batches, settling } = &mut *held;
-        let mut touched = Vec::new();
+        let Held { batches, over } = &mut *held;
+        let mut touched: HashMap<Fence, usize> = HashMap::new();
         for Settlement { id, fence, .. } in settlements {
-            let was_open = batches.get_mut(fence).is_some_and(|batch| batch.open.remove(&id.0));
-            settling.insert((*fence, id.0), was_open);
-            if was_open && !touched.contains(fence) {
-                touched.push(*fence);
+            if let Some(batch) = batches.get_mut(fence)
+                && batch.open.remove(&id.0)
+            {
+                batch.settling.insert(id.0);
+                *touched.entry(*fence).or_default() += 1;
             }
         }
-        let (mut finished, mut left) = (Vec::new(), Map::new());
-        for fence in touched {
+        let mut finished: Vec<i64> =
+            over.iter().filter(|fence| fence.node == node).map(|fence| fence.batch).collect();
+        let mut left = Map::new();
+        for (fence, count) in touched.into_iter().filter(|(fence, _)| fence.node == node) {
             let Some(batch) = batches.get_mut(&fence) else { continue };
+            if batch.settling.len() > count {
+                continue;
+            }
             if batch.open.is_empty() {
-                batches.remove(&fence);
-                finished.push((fence.node, fence.batch));
-            } else if batch.open.len() * 4 <= batch.written && fence.node == node {
+                finished.push(fence.batch);
+            } else if batch.open.len() * 4 <= batch.written {
                 batch.written = batch.open.len();
                 left.insert(fence.batch.to_string(), json!(batch.open));
             }
         }
-        let of_node = finished.into_iter().filter(|(of, _)| *of == node).map(|(_, batch)| batch);
-        Closing { finished: of_node.collect(), left: (!left.is_empty()).then_some(Value::Object(left)) }
+        Closing { finished, left: (!left.is_empty()).then_some(Value::Object(left)) }
     }
 
-    /// The database answered.
-    pub(super) fn settled(&self, settlements: &[Settlement]) {
+    /// The database answered, and has heard what was said of the claims.
+    pub(super) fn settled(&self, node: NodeId, settlements: &[&Settlement], told: &Closing) {
         let mut held = self.lock();
-        settlements
-            .iter()
-            .for_each(|settlement| _ = held.settling.remove(&(settlement.fence, settlement.id.0)));
+        let Held { batches, over } = &mut *held;
+        for Settlement { id, fence, .. } in settlements {
+            let Some(batch) = batches.get_mut(fence) else { continue };
+            batch.settling.remove(&id.0);
+            batch.open.remove(&id.0);
+            if batch.open.is_empty() && batch.settling.is_empty() {
+                batches.remove(fence);
+                over.insert(*fence);
+            }
+        }
+        told.finished.iter().for_each(|batch| _ = over.remove(&Fence { node, batch: *batch }));
+    }
+
+    /// The settlements did not reach the database, or nobody knows: they will be made again.
+    pub(super) fn reopen(&self, settlements: &[&Settlement]) {
+        let mut held = self.lock();
+        for Settlement { id, fence, .. } in settlements {
+            if let Some(batch) = held.batches.get_mut(fence)
+                && batch.settling.remove(&id.0)
+            {
+                batch.open.insert(id.0);
+                // What was said of its row may not have been heard.
+                batch.written = usize::MAX;
+            }
+        }
     }
 
     /// What somebody works on, or is just settling.
     pub(super) fn held(&self) -> HashSet<(Fence, i64)> {
         let held = self.lock();
-        let open = held.batches.iter().flat_map(|(fence, batch)| batch.open.iter().map(|id| (*fence, *id)));
-        open.chain(held.settling.keys().copied()).collect()
-    }
-
-    /// The settlements did not reach the database, or nobody knows: they will be made again.
-    pub(super) fn reopen(&self, settlements: &[Settlement]) {
-        let mut held = self.lock();
-        for Settlement { id, fence, .. } in settlements {
-            if held.settling.remove(&(*fence, id.0)) == Some(true) {
-                let new = || Batch { open: HashSet::new(), written: usize::MAX };
-                held.batches.entry(*fence).or_insert_with(new).open.insert(id.0);
-            }
-        }
-    }
-
-    /// They will not be made again.
-    pub(super) fn give_up(&self, settlements: &[Settlement]) {
-        let mut held = self.lock();
-        for Settlement { id, fence, .. } in settlements {
-            if let Some(batch) = held.batches.get_mut(fence) {
-                batch.open.remove(&id.0);
-            }
-        }
-        held.batches.retain(|_, batch| !batch.open.is_empty());
+        let ids = |(fence, batch): (&Fence, &Batch)| {
+            let fence = *fence;
+            batch.open.iter().chain(&batch.settling).map(move |id| (fence, *id)).collect::<Vec<_>>()
+        };
+        held.batches.iter().flat_map(ids).collect()
     }
 
     pub(super) fn forget(&self, node: NodeId) {
         let mut held = self.lock();
         held.batches.retain(|fence, _| fence.node != node);
-        held.settling.retain(|(fence, _), _| fence.node != node);
+        held.over.retain(|fence| fence.node != node);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Held> {
         self.0.lock().expect("nobody panics while holding the batches")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::endpoint::EndpointId;
+    use crate::message::MessageId;
+    use crate::store::End;
+
+    const NODE: NodeId = NodeId(1);
+
+    fn released(id: i64) -> Settlement {
+        Settlement {
+            id: MessageId(id),
+            endpoint: EndpointId(1),
+            fence: Fence { node: NODE, batch: 7 },
+            end: End::Released,
+            hold_endpoint_until: None,
+        }
+    }
+
+    fn claimed(count: i64) -> Batches {
+        let batches = Batches::default();
+        batches.claimed(Fence { node: NODE, batch: 7 }, 1..=count);
+        batches
+    }
+
+    #[test]
+    fn a_claim_is_over_when_the_last_of_it_is_settled() {
+        let (batches, one, two) = (claimed(2), released(1), released(2));
+        let first = batches.settling(NODE, &[&one]);
+        assert!(first.finished.is_empty());
+        batches.settled(NODE, &[&one], &first);
+        let last = batches.settling(NODE, &[&two]);
+        assert_eq!(last.finished, [7]);
+        batches.settled(NODE, &[&two], &last);
+        assert!(batches.held().is_empty() && batches.settling(NODE, &[]).finished.is_empty());
+    }
+
+    #[test]
+    fn what_is_just_being_settled_by_somebody_else_is_not_taken_for_settled() {
+        let (batches, one, two) = (claimed(2), released(1), released(2));
+        let first = batches.settling(NODE, &[&one]);
+        let second = batches.settling(NODE, &[&two]);
+        assert!(first.finished.is_empty() && second.finished.is_empty());
+        batches.reopen(&[&one]);
+        batches.settled(NODE, &[&two], &second);
+        assert_eq!(batches.held().len(), 1);
+        let again = batches.settling(NODE, &[&one]);
+        assert_eq!(again.finished, [7]);
+    }
+
+    #[test]
+    fn the_database_hears_of_a_claim_that_two_ended_together() {
+        let (batches, one, two) = (claimed(2), released(1), released(2));
+        let (first, second) = (batches.settling(NODE, &[&one]), batches.settling(NODE, &[&two]));
+        batches.settled(NODE, &[&one], &first);
+        batches.settled(NODE, &[&two], &second);
+        let next = batches.settling(NODE, &[]);
+        assert_eq!(next.finished, [7]);
+        batches.settled(NODE, &[], &next);
+        assert!(batches.settling(NODE, &[]).finished.is_empty());
+    }
+
+    #[test]
+    fn one_that_two_settle_at_once_stays_open_while_both_are_refused() {
+        let (batches, one) = (claimed(1), released(1));
+        batches.settling(NODE, &[&one]);
+        batches.settling(NODE, &[&one]);
+        batches.reopen(&[&one]);
+        batches.reopen(&[&one]);
+        assert_eq!(batches.held().len(), 1);
     }
 }

@@ -84,11 +84,7 @@ pub(super) async fn give_back_forgotten(shared: &Shared, node: NodeId) -> Result
         "Claims that nobody works on go back; the database lost track of them"
     );
     let endpoints: HashSet<EndpointId> = forgotten.iter().map(|settlement| settlement.endpoint).collect();
-    let settled = settle::settle(shared, forgotten.clone()).await;
-    if settled.is_err() {
-        shared.batches.give_up(&forgotten);
-    }
-    settled?;
+    settle::settle(shared, forgotten).await?;
     endpoints.into_iter().for_each(|endpoint| shared.listeners.tell(|| Arrival::Pending(endpoint)));
     Ok(())
 }

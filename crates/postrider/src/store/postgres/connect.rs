@@ -25,7 +25,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A server that is gone without a word is noticed after about this long; `tcp_user_timeout` says otherwise.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// No statement of ours is worth compiling for, whatever the planner thinks of it.
-const SESSION: &str = "SET default_transaction_isolation = 'read committed'; SET jit = off";
+const SESSION: &str = "SET default_transaction_isolation = 'read committed'; SET jit = off;
+    SET statement_timeout = 0; SET lock_timeout = 0; SET idle_session_timeout = 0";
 /// An application's transaction may stay open for hours, and nobody waits for an answer that long.
 const IMPATIENT: &str = "SET lock_timeout = '5s'";
 

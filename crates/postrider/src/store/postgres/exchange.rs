@@ -16,10 +16,10 @@ const CLAIM: &str = "SELECT want, id, attempt, attempts_before, losses, endpoint
   FROM postrider._claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 /// Plans are kept, and one that was made while the queue was short goes on when it is long: reading all of it, for each
 /// claim, until the server's statistics notice. So no plan may read all of it. An operator's transaction may stay open for
-/// hours: what it holds is settled later, and everything else goes on.
+/// hours: what it holds is settled later (`settle_apart.rs`), and everything else goes on.
 const SESSION: &str = "SET synchronous_commit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;
     SET lock_timeout = '300ms'";
-pub(super) const SETTLE: &str = "SELECT id, effect, state, unblocked, at_priority, at_due, at_id
+const SETTLE: &str = "SELECT id, effect, state, unblocked, at_priority, at_due, at_id
   FROM postrider._settle($1, $2, $3, $4, $5)";
 
 pub(super) struct Exchange {

@@ -22,6 +22,7 @@ use self::exchange::Exchange;
 use self::listen::Ear;
 use self::nodes::Listeners;
 use self::send::Commit;
+use self::settle_apart::InTheWay;
 use self::time::StoreClock;
 use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
@@ -122,6 +123,7 @@ struct Shared {
     listeners: Listeners,
     cursors: Cursors,
     batches: Batches,
+    in_the_way: InTheWay,
     under_way: UnderWay,
     refusals: Refusals,
     /// Messages, since upkeep last asked.
@@ -157,6 +159,7 @@ impl PostgresStore {
             listeners: Listeners::default(),
             cursors: Cursors::default(),
             batches: Batches::default(),
+            in_the_way: InTheWay::default(),
             under_way: UnderWay::default(),
             refusals: Refusals::default(),
             claimed_lately: AtomicUsize::new(0),

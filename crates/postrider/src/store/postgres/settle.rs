@@ -5,58 +5,84 @@ use std::collections::HashMap;
 
 use jiff::Timestamp;
 use postgres_types::{Json, ToSql};
-use tokio_postgres::Row;
+use tokio_postgres::{Error, Row};
 
 use super::cursors::{Cursors, Position};
 use super::errors::store_error;
 use super::row::Span;
 use super::{Shared, settle_apart};
 use crate::endpoint::EndpointId;
+use crate::error::StoreError;
 use crate::message::{MessageId, NodeId, State};
 use crate::store::{AttemptRecord, Effect, End, Result, Settled, Settlement};
 use crate::verdict::{Class, Verdict};
 
+/// What somebody's open transaction holds, or the server cannot take, is left for later.
 pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Result<Vec<Settled>> {
-    let Some(first) = settlements.first() else { return Ok(Vec::new()) };
-    let node = first.fence.node;
+    if settlements.is_empty() {
+        return Ok(Vec::new());
+    }
     let note_returns = || {
         let back = settlements.iter().filter(|settlement| may_come_back(settlement));
         back.for_each(|settlement| shared.cursors.returned(settlement.endpoint));
     };
     // Before a claim that is asked for in the same breath.
     note_returns();
-    let closing = shared.batches.settling(node, &settlements);
-    let mut sorted = Sorted::default();
-    settlements.iter().enumerate().for_each(|(n, settlement)| sorted.put(node, n, settlement));
-    let answer = async {
-        let lines = shared.exchange.lines().await?;
-        let left = closing.left.as_ref().map(Json);
-        let client = &lines.in_turn.client;
-        let asked = client
-            .query(&lines.settle, &[&node.0, &sorted.delivered, &sorted.others, &closing.finished, &left])
-            .await;
-        match asked {
-            Ok(rows) => Ok(Some(rows)),
-            Err(refused) if settle_apart::may_help(&refused) => Ok(None),
-            Err(error) => Err(store_error(error)),
-        }
-    };
-    let answered = answer.await.inspect_err(|_| shared.batches.reopen(&settlements))?;
-    let settled = match answered {
-        Some(rows) => {
-            shared.batches.settled(&settlements);
-            rows.iter().for_each(|row| note_unblocked(&shared.cursors, row));
-            sorted.understand(&settlements, &rows)
-        }
-        None => settle_apart::settle(shared, &settlements).await,
+    let settled = match shared.in_the_way.anybody() {
+        true => settle_apart::settle(shared, &settlements).await?,
+        false => match ask(shared, &settlements.iter().collect::<Vec<_>>()).await {
+            Ok(settled) => settled,
+            Err(Refusal::Store(error)) => return Err(error),
+            Err(Refusal::Held | Refusal::Content(_)) => settle_apart::settle(shared, &settlements).await?,
+        },
     };
     // And for one that was under way and did not see them.
     note_returns();
     Ok(settled)
 }
 
+/// Why the server settled nothing of what it was asked to settle together.
+pub(super) enum Refusal {
+    /// Somebody's transaction is in the way of one of them.
+    Held,
+    /// It cannot take one of them.
+    Content(StoreError),
+    /// It is not the question.
+    Store(StoreError),
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        let class = error.code().and_then(|code| code.code().get(..2));
+        match class {
+            Some("40" | "55") => Self::Held,
+            Some("22" | "23" | "54" | "P0" | "XX") => Self::Content(store_error(error)),
+            _ => Self::Store(store_error(error)),
+        }
+    }
+}
+
+/// All of them or none.
+pub(super) async fn ask(shared: &Shared, settlements: &[&Settlement]) -> Result<Vec<Settled>, Refusal> {
+    let node = settlements.first().map_or(NodeId(0), |first| first.fence.node);
+    let closing = shared.batches.settling(node, settlements);
+    let mut sorted = Sorted::default();
+    settlements.iter().enumerate().for_each(|(n, settlement)| sorted.put(node, n, settlement));
+    let asked = async {
+        let lines = shared.exchange.lines().await.map_err(Refusal::Store)?;
+        let left = closing.left.as_ref().map(Json);
+        let with: [&(dyn ToSql + Sync); 5] =
+            [&node.0, &sorted.delivered, &sorted.others, &closing.finished, &left];
+        lines.in_turn.client.query(&lines.settle, &with).await.map_err(Refusal::from)
+    };
+    let rows = asked.await.inspect_err(|_| shared.batches.reopen(settlements))?;
+    shared.batches.settled(node, settlements, &closing);
+    rows.iter().for_each(|row| note_unblocked(&shared.cursors, row));
+    Ok(sorted.understand(settlements, &rows))
+}
+
 /// The next one of a key stands in its old place, which is told where many were let go at once.
-pub(super) fn note_unblocked(cursors: &Cursors, row: &Row) {
+fn note_unblocked(cursors: &Cursors, row: &Row) {
     let Some(endpoint) = row.get::<_, Option<i64>>(3).map(EndpointId) else { return };
     match (row.get(4), row.get(5), row.get(6)) {
         (Some(priority), Some(due_at), Some(id)) => {
@@ -68,15 +94,15 @@ pub(super) fn note_unblocked(cursors: &Cursors, row: &Row) {
 
 /// What was simply delivered, and everything else. Each knows where its settlement stands.
 #[derive(Default)]
-pub(super) struct Sorted<'a> {
-    pub(super) delivered: Delivered,
+struct Sorted<'a> {
+    delivered: Delivered,
     delivered_at: HashMap<i64, usize>,
-    pub(super) others: Vec<EndedClaim<'a>>,
+    others: Vec<EndedClaim<'a>>,
     others_at: Vec<usize>,
 }
 
 impl<'a> Sorted<'a> {
-    pub(super) fn put(&mut self, node: NodeId, n: usize, settlement: &'a Settlement) {
+    fn put(&mut self, node: NodeId, n: usize, settlement: &'a Settlement) {
         match &settlement.end {
             End::Attempted { verdict: Verdict::Complete, record }
                 if record.body.is_none()
@@ -95,8 +121,8 @@ impl<'a> Sorted<'a> {
     }
 
     /// Of what was delivered the answer says only what is worth saying.
-    pub(super) fn understand(&self, settlements: &[Settlement], answered: &[Row]) -> Vec<Settled> {
-        let completed = |settlement: &Settlement| Settled {
+    fn understand(&self, settlements: &[&Settlement], answered: &[Row]) -> Vec<Settled> {
+        let completed = |settlement: &&Settlement| Settled {
             id: settlement.id,
             endpoint: settlement.endpoint,
             effect: Effect::Applied(State::Completed),
@@ -105,11 +131,11 @@ impl<'a> Sorted<'a> {
         let mut all: Vec<Settled> = settlements.iter().map(completed).collect();
         let (others, delivered) = answered.split_at(self.others_at.len().min(answered.len()));
         for (row, n) in others.iter().zip(&self.others_at) {
-            all[*n] = settled(&settlements[*n], row);
+            all[*n] = settled(settlements[*n], row);
         }
         for row in delivered {
             if let Some(n) = self.delivered_at.get(&row.get::<_, i64>(0)) {
-                all[*n] = settled(&settlements[*n], row);
+                all[*n] = settled(settlements[*n], row);
             }
         }
         all
@@ -141,7 +167,7 @@ pub(super) fn state_named(name: &str) -> State {
 /// `postrider._delivered`.
 #[derive(Debug, Default, ToSql)]
 #[postgres(name = "_delivered")]
-pub(super) struct Delivered {
+struct Delivered {
     /// Their batches, each once.
     claims: Vec<i64>,
     ids: Vec<i64>,
@@ -170,7 +196,7 @@ impl Delivered {
 /// `postrider._settlement`.
 #[derive(Debug, ToSql)]
 #[postgres(name = "_settlement")]
-pub(super) struct EndedClaim<'a> {
+struct EndedClaim<'a> {
     id: i64,
     endpoint_id: i64,
     node_id: i64,

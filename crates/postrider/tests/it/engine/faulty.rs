@@ -1,5 +1,6 @@
 //! A store that refuses when it is told to, and counts how often it was asked meanwhile.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
@@ -10,8 +11,8 @@ use postrider::breaker::Circuit;
 use postrider::endpoint::EndpointId;
 use postrider::message::{Fence, LostClaim, NodeId};
 use postrider::store::{
-    ClaimRequest, Claimed, Expired, Hello, ReplayTurn, Result, Settled, Settlement, Snapshot, Suspect,
-    Waiting,
+    ClaimRequest, Claimed, Effect, Expired, Hello, ReplayTurn, Result, Settled, Settlement, Snapshot,
+    Suspect, Waiting,
 };
 use postrider::{MessageId, SqliteStore, Store, StoreError};
 use serde_json::Map;
@@ -30,6 +31,10 @@ pub(super) struct Faulty {
     pub(super) refused_settles: AtomicU32,
     /// When it was asked to settle. Time stands still from the first refusal on, but for what is waited for.
     pub(super) asked_to_settle: std::sync::Mutex<Vec<Instant>>,
+    /// It settles everything later.
+    pub(super) postponing: AtomicBool,
+    /// How often it was asked to settle a message that it settles later.
+    pub(super) postponed: std::sync::Mutex<HashMap<MessageId, u32>>,
     /// Messages that it settled.
     pub(super) settled: AtomicUsize,
     /// Messages that it handed out to those who claim.
@@ -55,6 +60,8 @@ impl Faulty {
             answers: Semaphore::new(Semaphore::MAX_PERMITS),
             refused_settles: AtomicU32::new(0),
             asked_to_settle: std::sync::Mutex::default(),
+            postponing: AtomicBool::new(false),
+            postponed: std::sync::Mutex::default(),
             settled: AtomicUsize::new(0),
             claimed: AtomicUsize::new(0),
             endless_losses: AtomicBool::new(false),
@@ -75,6 +82,14 @@ impl Faulty {
             return Err(StoreError::Unavailable("the disk is full".to_owned()));
         }
         Ok(&self.store)
+    }
+}
+
+impl Faulty {
+    fn later(&self, settlement: &Settlement) -> Settled {
+        let Settlement { id, endpoint, .. } = *settlement;
+        *self.postponed.lock().unwrap().entry(id).or_default() += 1;
+        Settled { id, endpoint, effect: Effect::Later, unblocked: None }
     }
 }
 
@@ -152,6 +167,9 @@ impl Store for Faulty {
                 tokio::time::pause();
             }
             return Err(StoreError::Unavailable("no settling today".to_owned()));
+        }
+        if self.postponing.load(SeqCst) {
+            return Ok(settlements.iter().map(|settlement| self.later(settlement)).collect());
         }
         let settled = self.ask()?.settle(settlements).await?;
         self.settled.fetch_add(settled.len(), SeqCst);

@@ -59,6 +59,24 @@ async fn a_refused_settle_is_made_again_as_soon_as_its_pause_is_over() {
 }
 
 #[tokio::test]
+async fn a_store_that_settles_nothing_is_not_asked_for_ever_more() {
+    let world = World::new().await;
+    world.endpoint("a").await;
+    let faulty = Faulty::over(&world.store);
+    faulty.postponing.store(true, SeqCst);
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    world.send_many("a", 5000).await;
+    // Each time what waits to be settled is taken up, there must not be room for more.
+    until(|| faulty.postponed.lock().unwrap().values().any(|count| *count >= 4)).await;
+    let claimed = faulty.claimed.load(SeqCst);
+    assert!(claimed <= 2048, "{claimed} claimed and none settled");
+    faulty.postponing.store(false, SeqCst);
+    world.until_empty().await;
+    assert_eq!(world.receiver.count(), 5000, "nothing was delivered twice");
+    engine.stop().await;
+}
+
+#[tokio::test]
 async fn a_circuit_that_cannot_move_is_left_alone_between_tries() {
     let (world, clock) = World::standing_still().await;
     world.configure("circuit_breaker_threshold", "1").await;

@@ -202,7 +202,17 @@ BEGIN
   PERFORM pg_advisory_xact_lock(1886548337, p_endpoint::integer);
   RETURN true;
 EXCEPTION WHEN lock_not_available THEN
+  PERFORM postrider._hang_up_on_frozen(p_endpoint);
   RETURN false;
+END $$;
+
+-- On a Unix socket the server itself waits for ever.
+CREATE FUNCTION postrider._hang_up_on_frozen(p_endpoint bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_terminate_backend(a.pid) FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+  WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 AND l.classid = 1886548337 AND l.objid = p_endpoint::oid
+    AND a.datname = current_database() AND a.client_addr IS NULL AND a.wait_event = 'ClientWrite'
+    AND a.query_start < clock_timestamp() - interval '10 seconds';
 END $$;
 
 -- Archives one that was met on the way; its id and its attempts, or nothing when somebody else has it.

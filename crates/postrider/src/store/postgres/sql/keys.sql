@@ -113,8 +113,9 @@ CREATE FUNCTION postrider._advance_keys(p_keys bigint[])
 RETURNS TABLE (id bigint, endpoint_id bigint, priority smallint, due_at timestamptz) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+  v_may_lock boolean := postrider._may_lock(cardinality(p_keys));
   -- Before anything is looked at.
-  v_alone boolean[] := ARRAY(SELECT postrider._try_lock_key(k) FROM unnest(p_keys) AS k);
+  v_alone boolean[] := ARRAY(SELECT v_may_lock AND postrider._try_lock_key(k) FROM unnest(p_keys) AS k);
   v_any_held boolean := EXISTS (SELECT FROM postrider.dlq WHERE holds_key);
   v_seen record;
   v_free tid[];

@@ -82,21 +82,43 @@ BEGIN
   END IF;
 END $$;
 
--- A clean stop: what the node still holds goes back as if it had not been claimed. What it lost before is judged.
-CREATE FUNCTION postrider._leave_node(p_node bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- For whoever holds a claim of this node, or a message of one; a moment only, because an open transaction may stay so.
+CREATE FUNCTION postrider._wait_for_holders(p_node bigint) RETURNS void LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
 DECLARE
   v_ids bigint[];
+BEGIN
+  SELECT array_agg(id) INTO v_ids
+  FROM (SELECT ids FROM postrider._claims WHERE node_id = p_node ORDER BY batch FOR UPDATE) AS c, unnest(c.ids) AS id;
+  PERFORM FROM postrider.queue WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL ORDER BY id FOR UPDATE;
+EXCEPTION WHEN lock_not_available THEN
+  NULL;
+END $$;
+
+-- A clean stop: what the node still holds goes back as if it had not been claimed. What it lost before is judged, and so is
+-- what somebody else has in hand: a claim, or a message that is not to go back without a look at its key.
+CREATE FUNCTION postrider._leave_node(p_node bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_batches bigint[];
+  v_ids bigint[];
+  v_keyed bigint[];
   v_message record;
 BEGIN
   PERFORM FROM postrider.nodes WHERE id = p_node AND state = 'live' FOR UPDATE;
   IF NOT FOUND THEN
     RETURN;
   END IF;
-  WITH ended AS (DELETE FROM postrider._claims WHERE node_id = p_node RETURNING ids)
-  SELECT array_agg(id) INTO v_ids FROM ended, unnest(ids) AS id;
+  PERFORM postrider._wait_for_holders(p_node);
+  v_batches := ARRAY(SELECT batch FROM postrider._claims WHERE node_id = p_node FOR UPDATE SKIP LOCKED);
+  v_ids := ARRAY(SELECT unnest(ids) FROM postrider._claims WHERE node_id = p_node AND batch = ANY (v_batches));
+  v_keyed := ARRAY(SELECT id FROM postrider.queue WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL
+                   FOR UPDATE SKIP LOCKED);
+  UPDATE postrider._claims SET cut = true, ids = ARRAY(
+    SELECT q.id FROM postrider.queue q
+    WHERE q.id = ANY (ids) AND q.ordering_key IS NOT NULL AND q.id <> ALL (v_keyed))
+  WHERE node_id = p_node AND batch = ANY (v_batches);
+  DELETE FROM postrider._claims WHERE node_id = p_node AND batch = ANY (v_batches) AND ids = '{}';
   FOR v_message IN
-    SELECT id, key_scope, ordering_key, endpoint_id, attempts, delivered_late FROM postrider.queue
-    WHERE id = ANY (v_ids) AND (ordering_key IS NOT NULL OR delivered_late) ORDER BY id FOR UPDATE
+    SELECT id, key_scope, ordering_key, attempts, delivered_late FROM postrider.queue WHERE id = ANY (v_keyed) ORDER BY id
   LOOP
     IF v_message.delivered_late THEN
       PERFORM postrider._tell_unblocked(postrider._leave(v_message.id, 'completed', v_message.attempts));
@@ -151,11 +173,14 @@ BEGIN
   RETURN QUERY
     SELECT q.id, q.endpoint_id, c.node_id, c.batch, q.attempts + 1, q.attempts_before, q.losses::integer, c.alone,
            c.started_at, q.expires_at, q.options
-    FROM postrider._current_claims() c, unnest(c.ids) AS held (id), postrider.queue q
+    FROM postrider._current_claims() c JOIN postrider._claim_rows r ON r.node_id = c.node_id AND r.batch = c.batch,
+      unnest(c.ids) AS held (id), postrider.queue q
     WHERE (c.started_at <= v_stale
            OR NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = c.node_id AND n.state = 'live'))
       AND q.id = held.id
-    LIMIT p_limit;
+    LIMIT p_limit
+    -- What somebody has in hand cannot be judged now, and hides nothing else.
+    FOR UPDATE OF r, q SKIP LOCKED;
 END $$;
 
 -- Who runs, and who ran until lately.

@@ -373,7 +373,9 @@ BEGIN
   END IF;
   PERFORM postrider._make_room(d, 1);
   IF v_key IS NOT NULL THEN
-    PERFORM postrider._lock_key(v_key);
+    IF p_idempotency_key IS NULL THEN
+      PERFORM postrider._lock_key(v_key);
+    END IF;
     v_place := postrider._place_of_new(v_key);
   END IF;
   -- After the lock: within a key, ids grow in commit order.

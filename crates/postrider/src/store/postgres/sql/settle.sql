@@ -206,6 +206,24 @@ BEGIN
   END IF;
 END $$;
 
+-- Of these settlements the messages that somebody's open transaction holds, or whose claims it holds. Who asks waits for
+-- nobody.
+CREATE FUNCTION postrider._in_other_hands(p_ids bigint[], p_nodes bigint[], p_batches bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+  v_claims tid[] := ARRAY(
+    SELECT c.ctid FROM postrider._claim_rows c
+    WHERE (c.node_id, c.batch) IN (SELECT * FROM unnest(p_nodes, p_batches)) FOR UPDATE SKIP LOCKED);
+  v_messages bigint[] := ARRAY(SELECT q.id FROM postrider.queue q WHERE q.id = ANY (p_ids) FOR UPDATE SKIP LOCKED);
+BEGIN
+  -- What is not there any more is in nobody's hands.
+  RETURN ARRAY(
+    SELECT s.id FROM unnest(p_ids, p_nodes, p_batches) AS s (id, node_id, batch)
+    WHERE s.id <> ALL (v_messages) AND EXISTS (SELECT FROM postrider.queue q WHERE q.id = s.id)
+      OR EXISTS (SELECT FROM postrider._claim_rows c
+                 WHERE c.node_id = s.node_id AND c.batch = s.batch AND c.ctid <> ALL (v_claims)));
+END $$;
+
 -- Those of which the claim is current, in few statements however many they are. Leaves alone what needs a closer look.
 -- p_whole: nothing was taken out of their claims, so all of them are.
 CREATE FUNCTION postrider._complete(

@@ -11,8 +11,11 @@ use postrider::store::{
 };
 use postrider::tokio_postgres::{self, AsyncMessage, NoTls};
 use postrider::verdict::Verdict;
-use postrider::{NewMessage, Operate, PostgresStore, State, Store};
+use postrider::{NewMessage, Operate, PostgresStore, Sent, State, Store};
 use serde_json::json;
+use test_servers::{Database, StandingClock};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -31,6 +34,13 @@ fn delivered(world: &World<Postgres>, ticket: Ticket) -> Settlement {
     let Ticket { id, endpoint, fence, .. } = ticket;
     let end = ticket.attempted(world.now(), Verdict::Complete);
     Settlement { id, endpoint, fence, end, hold_endpoint_until: None }
+}
+
+const COMPLETED: Effect = Effect::Applied(State::Completed);
+
+async fn effects(world: &World<Postgres>, settlements: Vec<Settlement>) -> Vec<Effect> {
+    let settled = timeout(SOON, world.store().settle(settlements)).await.expect("a node waits for nobody");
+    settled.unwrap().iter().map(|settled| settled.effect).collect()
 }
 
 async fn locks(owner: &Prompt) -> i64 {
@@ -86,6 +96,59 @@ async fn the_server_hangs_up_on_a_node_that_takes_no_answer() {
     claiming.abort();
 }
 
+/// There the server does not notice it by itself.
+#[tokio::test]
+async fn a_node_that_takes_no_answer_over_a_unix_socket_is_hung_up_on() {
+    let mut world = World::<Postgres>::start().await;
+    let big = NewMessage::new("a", format!("\"{}\"", "x".repeat(900_000)));
+    world.store().send_batch(vec![big; 4]).await.unwrap();
+    let frozen = world.another_node().await;
+    let claim = format!(
+        "SELECT postrider._claim({}, 1, false, ARRAY[{}], ARRAY[4], ARRAY['due'], '[[]]', ARRAY[null]::smallint[],
+           ARRAY[null]::timestamptz[], ARRAY[null]::bigint[])",
+        frozen.0, world.a.0
+    );
+    let _never_read = ask_and_leave(&world.harness().database, &claim).await;
+    let (node, wants) = (world.node, vec![due(world.a, 9)]);
+    assert!(world.ask(node, false, wants).await.claims.is_empty(), "somebody else claims");
+    let mut claimed = 0;
+    for _ in 0..60 {
+        claimed = world.claim(world.a, 9).await.len();
+        if claimed > 0 {
+            break;
+        }
+    }
+    assert_eq!(claimed, 4);
+}
+
+/// Asks over the server's Unix socket, and takes no answer; once the server is busy with writing it.
+async fn ask_and_leave(database: &Database, sql: &str) -> UnixStream {
+    let onlooker = database.connect_as_superuser().await;
+    let place = "SELECT current_setting('data_directory') || '/.s.PGSQL.' || current_setting('port')";
+    let place: String = onlooker.query_one(place, &[]).await.unwrap().get(0);
+    let mut stream = UnixStream::connect(place).await.unwrap();
+    let (owner, name) = (database.owner(), database.name());
+    let hello = format!("\0\u{3}\0\0user\0{owner}\0database\0{name}\0\0");
+    stream.write_all(&(hello.len() as u32 + 4).to_be_bytes()).await.unwrap();
+    stream.write_all(hello.as_bytes()).await.unwrap();
+    let mut welcome = Vec::new();
+    // ReadyForQuery, idle.
+    while !welcome.ends_with(b"Z\0\0\0\x05I") {
+        assert_ne!(stream.read_buf(&mut welcome).await.unwrap(), 0, "the server lets us in");
+    }
+    stream
+        .write_all(&[b"Q", (sql.len() as u32 + 5).to_be_bytes().as_slice(), sql.as_bytes(), b"\0"].concat())
+        .await
+        .unwrap();
+    let stuck = "SELECT count(*) FROM pg_stat_activity
+                 WHERE datname = $1 AND client_addr IS NULL AND wait_event = 'ClientWrite'";
+    until("an answer that nobody takes", async || {
+        onlooker.query_one(stuck, &[&name]).await.unwrap().get::<_, i64>(0) == 1
+    })
+    .await;
+    stream
+}
+
 #[tokio::test]
 async fn what_an_open_transaction_holds_is_settled_later_and_everything_else_at_once() {
     let mut world = World::<Postgres>::start().await;
@@ -97,14 +160,175 @@ async fn what_an_open_transaction_holds_is_settled_later_and_everything_else_at_
     let hold = format!("BEGIN; SELECT FROM postrider.queue WHERE id = {} FOR UPDATE", tickets[1].id);
     person.batch_execute(&hold).await.unwrap();
     let settlements = tickets.iter().map(|ticket| delivered(&world, *ticket)).collect();
-    let settled = timeout(SOON, world.store().settle(settlements)).await.expect("a node waits for nobody");
-    let effects: Vec<Effect> = settled.unwrap().iter().map(|settled| settled.effect).collect();
-    let completed = Effect::Applied(State::Completed);
-    assert_eq!(effects, [completed, Effect::Later, completed]);
+    assert_eq!(effects(&world, settlements).await, [COMPLETED, Effect::Later, COMPLETED]);
     assert_eq!(world.state(tickets[1].id).await, State::Processing);
     person.batch_execute("ROLLBACK").await.unwrap();
-    assert_eq!(world.complete(tickets[1]).await.effect, completed);
+    assert_eq!(world.complete(tickets[1]).await.effect, COMPLETED);
     assert_eq!(world.queued().await, 0);
+}
+
+#[tokio::test]
+async fn however_many_of_a_claim_somebody_holds_the_others_are_settled() {
+    let mut world = World::<Postgres>::start().await;
+    for _ in 0..8 {
+        world.send(to("a")).await;
+    }
+    let (together, alone) = (world.claim(world.a, 7).await, world.claim(world.a, 1).await);
+    let person = connect(&world).await;
+    let hold = format!("BEGIN; SELECT FROM postrider.queue WHERE id <= {} FOR UPDATE", together[4].id);
+    person.batch_execute(&hold).await.unwrap();
+    let all = || together.iter().chain(&alone).map(|ticket| delivered(&world, *ticket)).collect();
+    assert_eq!(effects(&world, all()).await, [[Effect::Later; 5].as_slice(), &[COMPLETED; 3]].concat());
+    let claims = "SELECT count(*) FROM postrider._claims";
+    let claims: i64 = connect(&world).await.query_one(claims, &[]).await.unwrap().get(0);
+    assert_eq!(claims, 1, "the other one is over");
+    person.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(effects(&world, all()).await, [[COMPLETED; 5].as_slice(), &[Effect::Fenced; 3]].concat());
+}
+
+#[tokio::test]
+async fn what_was_claimed_with_something_that_somebody_takes_back_is_settled_later() {
+    let mut world = World::<Postgres>::start().await;
+    let b = world.endpoint("b", json!({})).await;
+    for name in ["a", "b", "b"] {
+        world.send(to(name)).await;
+    }
+    let node = world.node;
+    let mixed = world.ask(node, false, vec![due(world.a, 1), due(b, 1)]).await.claims;
+    let apart = world.claim(b, 1).await[0];
+    let person = connect(&world).await;
+    person.batch_execute("BEGIN; SELECT postrider.drop_endpoint('a', true)").await.unwrap();
+    let tickets = [Ticket::of(&mixed[0]), Ticket::of(&mixed[1]), apart];
+    let all = || tickets.iter().map(|ticket| delivered(&world, *ticket)).collect();
+    assert_eq!(effects(&world, all()).await, [Effect::Later, Effect::Later, COMPLETED]);
+    person.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(effects(&world, all()).await, [Effect::Fenced, COMPLETED, Effect::Fenced]);
+    assert_eq!(world.queued().await, 0);
+}
+
+#[tokio::test]
+async fn what_the_server_cannot_take_keeps_nothing_else_from_being_settled() {
+    let mut world = World::<Postgres>::start().await;
+    for _ in 0..40 {
+        world.send(to("a")).await;
+    }
+    let tickets = world.claim(world.a, 40).await;
+    let unfit = [tickets[0], tickets[1], tickets[2], tickets[20], tickets[39]].map(|ticket| ticket.id);
+    let owner = connect(&world).await;
+    let refuse = format!(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+         CREATE TRIGGER refuse BEFORE INSERT ON postrider.archive FOR EACH ROW
+         WHEN (NEW.id IN ({})) EXECUTE FUNCTION refuse()",
+        unfit.map(|id| id.0.to_string()).join(", ")
+    );
+    owner.batch_execute(&refuse).await.unwrap();
+    let mut left = tickets.clone();
+    // A slow machine needs more than one turn, as a node takes them.
+    for _ in 0..20 {
+        let settlements = left.iter().map(|ticket| delivered(&world, *ticket)).collect();
+        let mut effects = effects(&world, settlements).await.into_iter();
+        left.retain(|_| effects.next() == Some(Effect::Later));
+        if left.len() == unfit.len() {
+            break;
+        }
+    }
+    assert_eq!(left.iter().map(|ticket| ticket.id).collect::<Vec<_>>(), unfit);
+    owner.batch_execute("DROP TRIGGER refuse ON postrider.archive").await.unwrap();
+    let settlements = left.iter().map(|ticket| delivered(&world, *ticket)).collect();
+    assert_eq!(effects(&world, settlements).await, [COMPLETED; 5]);
+    let claims = owner.query_one("SELECT count(*) FROM postrider._claims", &[]).await.unwrap();
+    assert_eq!(claims.get::<_, i64>(0), 0);
+}
+
+/// Whatever patience the database has with its applications.
+#[tokio::test]
+async fn a_node_has_its_own_patience() {
+    let mut world = World::<Postgres>::start().await;
+    let database = &world.harness().database;
+    let owner = database.connect().await;
+    for setting in ["statement_timeout = '100ms'", "lock_timeout = '1ms'"] {
+        let set = format!("ALTER DATABASE {} SET {setting}", database.name());
+        owner.batch_execute(&set).await.unwrap();
+    }
+    world.crash().await;
+    let id = world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    let hold = format!("BEGIN; SELECT FROM postrider.queue WHERE id = {id} FOR UPDATE");
+    owner.batch_execute(&hold).await.unwrap();
+    assert_eq!(effects(&world, vec![delivered(&world, ticket)]).await, [Effect::Later]);
+}
+
+#[tokio::test]
+async fn a_lost_claim_that_somebody_holds_hides_no_other() {
+    let mut world = World::<Postgres>::start().await;
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(world.send(to("a")).await);
+    }
+    let gone = world.another_node().await;
+    world.claim_as(gone, world.a, 2).await;
+    let other = world.claim_as(gone, world.a, 1).await[0];
+    assert_eq!(world.lost().await.len(), 3);
+    let person = connect(&world).await;
+    let found = async || {
+        let lost = world.store().lost_claims(1).await.unwrap();
+        lost.iter().map(|lost| lost.id).collect::<Vec<_>>()
+    };
+    let hold = format!("BEGIN; SELECT FROM postrider.queue WHERE id <> {} FOR UPDATE", ids[1]);
+    person.batch_execute(&hold).await.unwrap();
+    assert_eq!(found().await, [ids[1]], "the others' messages are held");
+    let hold = format!(
+        "ROLLBACK; BEGIN; SELECT FROM postrider._claim_rows WHERE batch <> {} FOR UPDATE",
+        other.fence.batch
+    );
+    person.batch_execute(&hold).await.unwrap();
+    assert_eq!(found().await, [other.id], "the others' claim is held");
+}
+
+#[tokio::test]
+async fn a_node_that_leaves_waits_for_nobody_and_gives_back_what_nobody_holds() {
+    let mut world = World::<Postgres>::start().await;
+    let mut ids = Vec::new();
+    for message in [to("a"), to("a").ordering_key("k"), to("a").ordering_key("l"), to("a")] {
+        ids.push(world.send(message).await);
+    }
+    let other = world.another_node().await;
+    world.claim(world.a, 3).await;
+    let held = world.claim(world.a, 1).await[0];
+    let person = connect(&world).await;
+    let hold = format!(
+        "BEGIN; SELECT FROM postrider._claim_rows WHERE batch = {} FOR UPDATE;
+         SELECT FROM postrider.queue WHERE id = {} FOR UPDATE",
+        held.fence.batch, ids[1]
+    );
+    person.batch_execute(&hold).await.unwrap();
+    timeout(SOON, world.store().leave(world.node)).await.expect("a stop has an end").unwrap();
+    person.batch_execute("ROLLBACK").await.unwrap();
+    world.node = other;
+    let back = world.claim(world.a, 9).await;
+    assert_eq!(
+        back.iter().map(|ticket| (ticket.id, ticket.attempt)).collect::<Vec<_>>(),
+        [(ids[0], 1), (ids[2], 1)]
+    );
+    let mut judged: Vec<_> = world.lost().await.iter().map(|lost| lost.id).collect();
+    judged.sort();
+    assert_eq!(judged, [ids[1], ids[3]]);
+}
+
+#[tokio::test]
+async fn nodes_go_on_when_nothing_can_be_settled_for_a_while() {
+    let post = Post::open().await;
+    post.endpoint("a", json!({})).await;
+    let person = post.database.connect().await;
+    let node = post.node("one").await;
+    person.batch_execute("BEGIN; LOCK TABLE postrider.archive IN SHARE MODE").await.unwrap();
+    post.send_many("a", 3000).await;
+    let claimed = "SELECT coalesce(sum(cardinality(ids)), 0)::bigint FROM postrider._claims";
+    until("as many as there may be", async || post.number(claimed).await >= 1024).await;
+    person.batch_execute("COMMIT").await.unwrap();
+    post.until_empty().await;
+    assert_eq!(post.receiver.count(), 3000, "nothing was delivered twice");
+    node.stop().await;
 }
 
 #[tokio::test]
@@ -139,7 +363,7 @@ async fn an_open_redrive_stops_no_node() {
 
 #[tokio::test]
 async fn a_transaction_takes_few_of_the_servers_locks_however_much_it_sends() {
-    let (_database, owner) = prompt::alone().await;
+    let (database, owner) = prompt::alone().await;
     for n in 0..40 {
         owner.endpoint(&format!("e{n}"), json!({})).await;
     }
@@ -147,6 +371,16 @@ async fn a_transaction_takes_few_of_the_servers_locks_however_much_it_sends() {
     let keyed =
         "postrider.send_with_options('a', '{}', p_ordering_key => 'k' || n, p_idempotency_key => 'i' || n)";
     owner.run(&format!("SELECT {keyed} FROM generate_series(1, 15000) AS n")).await;
+    let many = locks(&owner).await;
+    assert!(many < 1300, "{many} locks");
+    owner.run("ROLLBACK").await;
+
+    let expiring = "postrider.send_with_options('a', '{}', p_ordering_key => 'k' || n,
+                      p_expires_at => postrider._now() + interval '1 second')";
+    owner.run(&format!("SELECT {expiring} FROM generate_series(1, 5000) AS n")).await;
+    StandingClock::of(&database).advance(SOON);
+    owner.run("BEGIN; SELECT postrider.mark_expired_messages()").await;
+    assert_eq!(owner.number("SELECT count(*) FROM postrider.queue").await, 0);
     let many = locks(&owner).await;
     assert!(many < 1300, "{many} locks");
     owner.run("ROLLBACK").await;
@@ -187,6 +421,17 @@ async fn every_endpoint_hears_of_a_transaction_that_sends_to_many() {
     }
 }
 
+/// Sends under key `k`, which waits for the owner's open transaction to commit.
+async fn sent_while_waiting_for(owner: &Prompt, world: &World<Postgres>) -> Sent {
+    let onlooker = connect(world).await;
+    let commit = async {
+        until_waiting(&onlooker, 1).await;
+        owner.run("COMMIT").await;
+    };
+    let (sent, ()) = tokio::join!(world.store().send(to("a").idempotency_key("k")), commit);
+    sent.unwrap()
+}
+
 /// What was sent under the key of one that is just being expired is a message of its own.
 #[tokio::test]
 async fn a_sender_waits_for_who_is_expiring_the_holder_of_its_key() {
@@ -194,14 +439,7 @@ async fn a_sender_waits_for_who_is_expiring_the_holder_of_its_key() {
     let first = world.send(short_lived(world.now()).idempotency_key("k")).await;
     world.advance(11);
     owner.run("BEGIN; SELECT postrider.mark_expired_messages()").await;
-    let second = world.store().send(to("a").idempotency_key("k"));
-    let onlooker = connect(&world).await;
-    let commit = async {
-        until_waiting(&onlooker, 1).await;
-        owner.run("COMMIT").await;
-    };
-    let (second, ()) = tokio::join!(second, commit);
-    let second = second.unwrap();
+    let second = sent_while_waiting_for(&owner, &world).await;
     assert!(!second.duplicate && second.id != first, "{second:?}");
     assert_eq!(world.states(&[first, second.id]).await, [State::Expired, State::Pending]);
 }
@@ -214,14 +452,7 @@ async fn a_sender_who_waited_for_a_delivery_finds_its_key_reserved() {
     world.claim_one().await;
     world.advance(11);
     owner.run(&format!("BEGIN; SELECT postrider._leave({first}, 'completed', 1)")).await;
-    let second = world.store().send(to("a").idempotency_key("k"));
-    let onlooker = connect(&world).await;
-    let commit = async {
-        until_waiting(&onlooker, 1).await;
-        owner.run("COMMIT").await;
-    };
-    let (second, ()) = tokio::join!(second, commit);
-    let second = second.unwrap();
+    let second = sent_while_waiting_for(&owner, &world).await;
     assert!(second.duplicate && second.id == first, "{second:?}");
 }
 
