@@ -148,7 +148,7 @@ impl LeaseKeeper {
             let settlements = lost.iter().filter_map(|claim| self.judge(claim)).collect();
             let settled = self.store.settle(settlements).await?;
             // Asking again at once would only be refused again.
-            let some_later = settled.iter().any(|settled| settled.effect == Effect::Later);
+            let all_later = settled.iter().all(|settled| settled.effect == Effect::Later);
             for settled in settled {
                 if let Effect::Applied(state) = settled.effect {
                     self.tally.lost(settled.endpoint);
@@ -161,7 +161,7 @@ impl LeaseKeeper {
                 let _ = settled.unblocked.map(|endpoint| self.arrivals.send(Arrival::Pending(endpoint)));
             }
             self.suspects.notify_one();
-            if !more || some_later || Instant::now() >= until {
+            if !more || all_later || Instant::now() >= until {
                 return Ok(());
             }
         }

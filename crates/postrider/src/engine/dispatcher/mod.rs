@@ -49,8 +49,8 @@ const KEYED_GATHERING_MAX: Duration = Duration::from_millis(2);
 /// How long what could not be settled is left alone: at first, and at most.
 const SETTLE_LATER_MIN: Duration = Duration::from_millis(250);
 const SETTLE_LATER_MAX: Duration = Duration::from_secs(5);
-/// As many as a node has in flight: a store that can settle nothing is not asked for more.
-const UNSETTLED_MAX: usize = 1024;
+/// A store that can settle nothing is not asked for more; as many as may be in flight can always end at once.
+const UNSETTLED_MAX: u32 = 1024;
 const ARRIVALS_AT_ONCE: usize = 1024;
 /// As many as one crash of the largest node leaves behind: those of a closed endpoint hide nobody else's.
 const SUSPECTS_LOOKED_AT: usize = 10_000;
@@ -102,8 +102,7 @@ pub(super) struct Dispatcher {
     claiming: Option<Claiming>,
     unsettled: Vec<Ended>,
     /// What the store could not settle, and when it is asked again.
-    postponed: Vec<Ended>,
-    settle_later_at: Option<Instant>,
+    postponed: Vec<(Instant, Ended)>,
     /// What is unsettled may wait for more until then.
     gather_until: Option<Instant>,
     reload: Errand<Option<Arc<Snapshot>>>,
@@ -130,7 +129,6 @@ impl Dispatcher {
             claiming: None,
             unsettled: Vec::new(),
             postponed: Vec::new(),
-            settle_later_at: None,
             gather_until: None,
             reload: Errand::wanted_every(RELOAD_INTERVAL),
             look: Errand::wanted_every(LOOK_EVERYWHERE_INTERVAL),
@@ -254,7 +252,7 @@ impl Dispatcher {
         let may_claim = !self.stopping
             && self.parts.lease.is_valid()
             && self.parts.snapshot.paused.is_none()
-            && self.unsettled.len() + self.postponed.len() < UNSETTLED_MAX;
+            && self.unsettled.len() + self.postponed.len() < self.unsettled_max();
         if may_claim && let Some(request) = self.claim_request() {
             let store = self.parts.store.clone();
             self.claiming = Some(Box::pin(async move {
@@ -262,6 +260,10 @@ impl Dispatcher {
                 (wants, store.claim(request).await)
             }));
         }
+    }
+
+    fn unsettled_max(&self) -> usize {
+        UNSETTLED_MAX.max(self.parts.slots.total()) as usize
     }
 
     fn is_exchanging(&self) -> bool {
@@ -300,20 +302,17 @@ impl Dispatcher {
         }
     }
 
-    /// Asked again with whatever is settled then: less and less often, because somebody may take hours to let it go.
+    /// Asked about less and less often, because somebody may take hours to let it go.
     fn postpone(&mut self, mut ended: Ended) {
         let delay = SETTLE_LATER_MIN.saturating_mul(1 << ended.postponed.min(10)).min(SETTLE_LATER_MAX);
         ended.postponed += 1;
-        self.postponed.push(ended);
-        let at = Instant::now() + delay;
-        self.settle_later_at = Some(self.settle_later_at.map_or(at, |sooner| sooner.min(at)));
+        self.postponed.push((Instant::now() + delay, ended));
     }
 
     fn take_up_postponed(&mut self) {
-        if self.settle_later_at.is_some_and(|at| at <= Instant::now()) {
-            self.settle_later_at = None;
-            self.unsettled.append(&mut self.postponed);
-        }
+        let now = Instant::now();
+        let due = self.postponed.extract_if(.., |(at, _)| *at <= now).map(|(_, ended)| ended);
+        self.unsettled.extend(due);
     }
 
     fn reload_answered(&mut self, snapshot: Result<Option<Arc<Snapshot>>, StoreError>) {
@@ -444,7 +443,7 @@ impl Dispatcher {
             self.suspects.wake_at(),
             // While an exchange is under way, its end is what is waited for.
             self.gather_until.filter(|_| !self.is_exchanging()),
-            self.settle_later_at,
+            self.postponed.iter().map(|(at, _)| *at).min(),
             // What was refused is asked again then, though nobody else wants anything.
             Some(self.retry_at).filter(|at| *at > now),
         ];
@@ -478,7 +477,7 @@ impl Dispatcher {
             let (wants, claimed) = answer(&mut self.claiming).await;
             self.claim_answered(wants, claimed);
         }
-        let unsettled = self.unsettled.drain(..).chain(self.postponed.drain(..));
+        let unsettled = self.unsettled.drain(..).chain(self.postponed.drain(..).map(|(_, ended)| ended));
         let settlements: Vec<Settlement> = unsettled.map(|ended| ended.settlement).collect();
         if settlements.is_empty() {
             return;

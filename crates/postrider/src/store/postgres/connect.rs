@@ -25,8 +25,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A server that is gone without a word is noticed after about this long; `tcp_user_timeout` says otherwise.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// No statement of ours is worth compiling for, whatever the planner thinks of it.
-const SESSION: &str = "SET default_transaction_isolation = 'read committed'; SET jit = off;
-    SET statement_timeout = 0; SET lock_timeout = 0; SET idle_session_timeout = 0";
+const SESSION: &str = "SET default_transaction_isolation = 'read committed'; SET jit = off";
+/// The patience that the database or the role has with its applications is not for nodes.
+const OWN_PATIENCE: &str = "SET statement_timeout = 0; SET lock_timeout = 0; SET idle_session_timeout = 0";
 /// An application's transaction may stay open for hours, and nobody waits for an answer that long.
 const IMPATIENT: &str = "SET lock_timeout = '5s'";
 
@@ -69,7 +70,7 @@ impl Server {
     /// For connections that ask nothing but our own questions. What the database or the role has set for its applications
     /// is not for these: who claims, cancels or redrives must see what others claimed a moment ago.
     pub(super) fn for_ourselves(&self) -> Self {
-        Self { session: &[SESSION], ..self.clone() }
+        Self { session: &[SESSION, OWN_PATIENCE], ..self.clone() }
     }
 
     /// For senders and tools: whoever waits for somebody else's transaction is given up after a while.

@@ -20,7 +20,7 @@ const CLAIM: &str = "SELECT want, id, attempt, attempts_before, losses, endpoint
 const SESSION: &str = "SET synchronous_commit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;
     SET lock_timeout = '300ms'";
 const SETTLE: &str = "SELECT id, effect, state, unblocked, at_priority, at_due, at_id
-  FROM postrider._settle($1, $2, $3, $4, $5)";
+  FROM postrider._settle($1, $2, $3, $4, $5, $6)";
 
 pub(super) struct Exchange {
     server: Server,

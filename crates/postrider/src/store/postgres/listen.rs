@@ -19,6 +19,8 @@ use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::store::{Arrival, Result};
 
+/// It is idle for as long as nothing is sent.
+const LISTEN: &str = "SET idle_session_timeout = 0; LISTEN postrider";
 const RECONNECT_MIN: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_secs(2);
 
@@ -102,7 +104,7 @@ async fn listen(
         }
     };
     let attend = async {
-        listening(client.batch_execute("LISTEN postrider").await.map_err(store_error));
+        listening(client.batch_execute(LISTEN).await.map_err(store_error));
         attend(shared, &client, bells).await
     };
     tokio::select! {

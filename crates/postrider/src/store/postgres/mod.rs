@@ -280,7 +280,7 @@ impl Store for PostgresStore {
     }
 
     async fn lost_claims(&self, limit: usize) -> Result<Vec<LostClaim>> {
-        nodes::lost_claims(&self.shared, limit).await
+        self.shared.in_time(nodes::lost_claims(&self.shared, limit)).await
     }
 
     async fn move_circuit(&self, endpoint: EndpointId, from_epoch: i64, to: Circuit) -> Result<bool> {

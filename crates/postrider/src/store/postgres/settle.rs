@@ -28,13 +28,21 @@ pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Res
     };
     // Before a claim that is asked for in the same breath.
     note_returns();
-    let settled = match shared.in_the_way.anybody() {
-        true => settle_apart::settle(shared, &settlements).await?,
-        false => match ask(shared, &settlements.iter().collect::<Vec<_>>()).await {
-            Ok(settled) => settled,
-            Err(Refusal::Store(error)) => return Err(error),
-            Err(Refusal::Held | Refusal::Content(_)) => settle_apart::settle(shared, &settlements).await?,
-        },
+    let all: Vec<&Settlement> = settlements.iter().collect();
+    let wary = shared.in_the_way.anybody();
+    let mut asked = ask(shared, &all, wary).await;
+    if matches!(asked, Err(Refusal::Held)) {
+        shared.in_the_way.met();
+        if !wary {
+            asked = ask(shared, &all, true).await;
+        }
+    }
+    let settled = match asked {
+        Ok(settled) => settled,
+        // By somebody who has locked a whole table.
+        Err(Refusal::Held) => all.iter().map(|settlement| later(settlement)).collect(),
+        Err(Refusal::Content(_)) => settle_apart::in_halves(shared, &all).await?,
+        Err(Refusal::Store(error)) => return Err(error),
     };
     // And for one that was under way and did not see them.
     note_returns();
@@ -62,8 +70,13 @@ impl From<Error> for Refusal {
     }
 }
 
-/// All of them or none.
-pub(super) async fn ask(shared: &Shared, settlements: &[&Settlement]) -> Result<Vec<Settled>, Refusal> {
+/// In one transaction; all of them, unless one is wary: then what somebody else holds is left for later, and nobody is waited
+/// for.
+pub(super) async fn ask(
+    shared: &Shared,
+    settlements: &[&Settlement],
+    wary: bool,
+) -> Result<Vec<Settled>, Refusal> {
     let node = settlements.first().map_or(NodeId(0), |first| first.fence.node);
     let closing = shared.batches.settling(node, settlements);
     let mut sorted = Sorted::default();
@@ -71,14 +84,21 @@ pub(super) async fn ask(shared: &Shared, settlements: &[&Settlement]) -> Result<
     let asked = async {
         let lines = shared.exchange.lines().await.map_err(Refusal::Store)?;
         let left = closing.left.as_ref().map(Json);
-        let with: [&(dyn ToSql + Sync); 5] =
-            [&node.0, &sorted.delivered, &sorted.others, &closing.finished, &left];
+        let with: [&(dyn ToSql + Sync); 6] =
+            [&node.0, &sorted.delivered, &sorted.others, &closing.finished, &left, &wary];
         lines.in_turn.client.query(&lines.settle, &with).await.map_err(Refusal::from)
     };
     let rows = asked.await.inspect_err(|_| shared.batches.reopen(settlements))?;
-    shared.batches.settled(node, settlements, &closing);
     rows.iter().for_each(|row| note_unblocked(&shared.cursors, row));
-    Ok(sorted.understand(settlements, &rows))
+    let settled = sorted.understand(settlements, &rows);
+    let (mut done, mut left) = (Vec::with_capacity(settlements.len()), Vec::new());
+    for (settlement, settled) in settlements.iter().zip(&settled) {
+        let list = if settled.effect == Effect::Later { &mut left } else { &mut done };
+        list.push(*settlement);
+    }
+    shared.batches.reopen(&left);
+    shared.batches.settled(node, &done, &closing);
+    Ok(settled)
 }
 
 /// The next one of a key stands in its old place, which is told where many were let go at once.
@@ -142,6 +162,10 @@ impl<'a> Sorted<'a> {
     }
 }
 
+pub(super) fn later(settlement: &Settlement) -> Settled {
+    Settled { id: settlement.id, endpoint: settlement.endpoint, effect: Effect::Later, unblocked: None }
+}
+
 fn may_come_back(settlement: &Settlement) -> bool {
     !matches!(settlement.end, End::Attempted { verdict: Verdict::Complete, .. })
 }
@@ -150,6 +174,7 @@ fn settled(settlement: &Settlement, row: &Row) -> Settled {
     let effect = match (row.get::<_, &str>(1), row.get::<_, Option<&str>>(2)) {
         ("applied", Some(state)) => Effect::Applied(state_named(state)),
         ("noted", _) => Effect::Noted,
+        ("later", _) => Effect::Later,
         _ => Effect::Fenced,
     };
     Settled {

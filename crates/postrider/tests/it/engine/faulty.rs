@@ -83,9 +83,7 @@ impl Faulty {
         }
         Ok(&self.store)
     }
-}
 
-impl Faulty {
     fn later(&self, settlement: &Settlement) -> Settled {
         let Settlement { id, endpoint, .. } = *settlement;
         *self.postponed.lock().unwrap().entry(id).or_default() += 1;

@@ -261,7 +261,7 @@ BEGIN
   UPDATE postrider._gauge SET queued = greatest(v_queued, 0), at_id = v_last, departed = v_departed, counted_at = v_now,
     exact_id = g.exact_id;
   PERFORM postrider._fold_departures();
-  -- Last, because until the commit whoever settles these claims waits.
+  -- Last, because until the commit whoever settles these claims waits, or does it later.
   PERFORM postrider._take_claims_along();
 END $$;
 

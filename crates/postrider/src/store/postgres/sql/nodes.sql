@@ -90,7 +90,7 @@ BEGIN
   SELECT array_agg(id) INTO v_ids
   FROM (SELECT ids FROM postrider._claims WHERE node_id = p_node ORDER BY batch FOR UPDATE) AS c, unnest(c.ids) AS id;
   PERFORM FROM postrider.queue WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL ORDER BY id FOR UPDATE;
-EXCEPTION WHEN lock_not_available THEN
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
   NULL;
 END $$;
 

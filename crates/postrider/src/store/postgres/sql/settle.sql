@@ -130,12 +130,16 @@ CREATE TYPE postrider._settled AS (
 
 -- In one transaction. Answers for each of p_others in order; then for those of p_delivered that were not simply
 -- completed; and of those that unblocked somebody for one an endpoint. p_finished are batches of p_node of which nothing is left; p_left says what
--- is left of some others, so that their rows stay short: {"batch": [ids]}.
+-- is left of some others, so that their rows stay short: {"batch": [ids]}. p_wary: what somebody else holds is not waited for,
+-- and answered with `later`.
 CREATE FUNCTION postrider._settle(
-  p_node bigint, p_delivered postrider._delivered, p_others postrider._settlement[], p_finished bigint[], p_left jsonb
+  p_node bigint, p_delivered postrider._delivered, p_others postrider._settlement[], p_finished bigint[], p_left jsonb,
+  p_wary boolean
 ) RETURNS SETOF postrider._settled LANGUAGE plpgsql AS $$
 DECLARE
+  v_delivered postrider._delivered := p_delivered;
   v_others postrider._settlement[] := p_others;
+  v_later bigint[] := '{}';
   v_done bigint[] := '{}';
   v_unblocking postrider._settled[];
   v_departed bigint;
@@ -147,16 +151,25 @@ DECLARE
   v_settlement postrider._settlement;
   v_settled postrider._settled;
 BEGIN
+  IF p_wary THEN
+    v_later := postrider._in_other_hands(
+      p_delivered.ids || ARRAY(SELECT s.id FROM unnest(p_others) AS s),
+      array_fill(p_node, ARRAY[cardinality(p_delivered.ids)]) || ARRAY(SELECT s.node_id FROM unnest(p_others) AS s),
+      p_delivered.batches || ARRAY(SELECT s.batch FROM unnest(p_others) AS s));
+  END IF;
+  IF cardinality(v_later) > 0 THEN
+    v_delivered := postrider._without(p_delivered, v_later);
+  END IF;
   -- Whoever takes a claim back is waited for here, before anything is judged by it. Like everybody who needs both, first the
   -- claims and then their messages.
-  SELECT count(*) FILTER (WHERE c.node_id = p_node AND c.batch = ANY (p_delivered.claims) AND NOT c.cut) INTO v_whole
+  SELECT count(*) FILTER (WHERE c.node_id = p_node AND c.batch = ANY (v_delivered.claims) AND NOT c.cut) INTO v_whole
   FROM (SELECT c.node_id, c.batch, c.cut FROM postrider._claims c
-        WHERE (c.node_id, c.batch) IN (SELECT p_node, unnest(p_delivered.claims)
-                                       UNION SELECT s.node_id, s.batch FROM unnest(p_others) AS s)
+        WHERE (c.node_id, c.batch) IN (SELECT p_node, unnest(v_delivered.claims)
+                                       UNION SELECT s.node_id, s.batch FROM unnest(p_others) AS s WHERE s.id <> ALL (v_later))
         ORDER BY c.node_id, c.batch FOR UPDATE) AS c;
-  IF cardinality(p_delivered.ids) > 0 THEN
+  IF cardinality(v_delivered.ids) > 0 THEN
     SELECT done, unblocking INTO v_done, v_unblocking
-    FROM postrider._complete(p_node, p_delivered, v_whole = cardinality(p_delivered.claims));
+    FROM postrider._complete(p_node, v_delivered, v_whole = cardinality(v_delivered.claims));
   END IF;
   v_departed := cardinality(v_done);
   IF v_departed < cardinality(p_delivered.ids) THEN
@@ -169,6 +182,10 @@ BEGIN
       WHERE d.id <> ALL (v_done));
   END IF;
   FOREACH v_settlement IN ARRAY v_others LOOP
+    IF v_settlement.id = ANY (v_later) THEN
+      RETURN NEXT ROW(v_settlement.id, 'later', NULL, NULL, NULL, NULL, NULL)::postrider._settled;
+      CONTINUE;
+    END IF;
     v_settled := postrider._settle_one(v_settlement, v_unclaimed);
     v_gone := v_gone OR v_settlement.disable_endpoint;
     IF v_settled.effect = 'applied' AND v_settled.state <> 'pending' THEN
@@ -186,14 +203,14 @@ BEGIN
     PERFORM postrider._departed(v_departed);
   END IF;
   IF cardinality(p_finished) > 0 THEN
-    DELETE FROM postrider._claims WHERE node_id = p_node AND batch = ANY (p_finished);
+    DELETE FROM postrider._claims WHERE node_id = p_node AND batch = ANY (p_finished) AND NOT ids && v_later;
   END IF;
   IF p_left IS NOT NULL THEN
     -- One that was taken from the node meanwhile, because it never settled it, does not come back.
     UPDATE postrider._claims c
     SET ids = ARRAY(SELECT unnest(c.ids) INTERSECT SELECT jsonb_array_elements_text(l.value)::bigint),
         cut = c.cut OR c.ids && v_unclaimed
-    FROM jsonb_each(p_left) AS l WHERE c.node_id = p_node AND c.batch = l.key::bigint;
+    FROM jsonb_each(p_left) AS l WHERE c.node_id = p_node AND c.batch = l.key::bigint AND NOT c.ids && v_later;
   END IF;
   -- Last, because most of those rows are gone or shortened by now; and once for each row, however many failed.
   IF cardinality(v_unclaimed) > 0 THEN
@@ -206,10 +223,10 @@ BEGIN
   END IF;
 END $$;
 
--- Of these settlements the messages that somebody's open transaction holds, or whose claims it holds. Who asks waits for
--- nobody.
+-- Of these settlements the messages that somebody's open transaction holds, or whose claims it holds. Waits for nobody, and
+-- locks the others.
 CREATE FUNCTION postrider._in_other_hands(p_ids bigint[], p_nodes bigint[], p_batches bigint[]) RETURNS bigint[]
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
   v_claims tid[] := ARRAY(
     SELECT c.ctid FROM postrider._claim_rows c
@@ -223,6 +240,16 @@ BEGIN
       OR EXISTS (SELECT FROM postrider._claim_rows c
                  WHERE c.node_id = s.node_id AND c.batch = s.batch AND c.ctid <> ALL (v_claims)));
 END $$;
+
+CREATE FUNCTION postrider._without(p postrider._delivered, p_ids bigint[]) RETURNS postrider._delivered
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT ROW(coalesce(array_agg(DISTINCT d.batch), '{}'), coalesce(array_agg(d.id), '{}'), coalesce(array_agg(d.batch), '{}'),
+    coalesce(array_agg(d.number), '{}'), coalesce(array_agg(d.started_at), '{}'), coalesce(array_agg(d.duration), '{}'),
+    coalesce(array_agg(d.status), '{}'))::postrider._delivered
+  FROM unnest(p.ids, p.batches, p.numbers, p.started_at, p.durations, p.statuses)
+    AS d (id, batch, number, started_at, duration, status)
+  WHERE d.id <> ALL (p_ids)
+$$;
 
 -- Those of which the claim is current, in few statements however many they are. Leaves alone what needs a closer look.
 -- p_whole: nothing was taken out of their claims, so all of them are.

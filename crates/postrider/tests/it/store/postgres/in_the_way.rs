@@ -187,6 +187,26 @@ async fn however_many_of_a_claim_somebody_holds_the_others_are_settled() {
 }
 
 #[tokio::test]
+async fn beside_what_somebody_holds_the_next_of_a_key_is_claimed_in_the_same_breath() {
+    let mut world = World::<Postgres>::start().await;
+    let held = world.send(to("a")).await;
+    let keyed = world.send_keyed("k", 2).await;
+    let tickets = world.claim(world.a, 9).await;
+    assert_eq!(tickets.iter().map(|ticket| ticket.id).collect::<Vec<_>>(), [held, keyed[0]]);
+    let person = connect(&world).await;
+    let hold = format!("BEGIN; SELECT FROM postrider.queue WHERE id = {held} FOR UPDATE");
+    person.batch_execute(&hold).await.unwrap();
+    // From now on it is known that somebody is in the way.
+    assert_eq!(effects(&world, vec![delivered(&world, tickets[0])]).await, [Effect::Later]);
+    let both = tickets.iter().map(|ticket| delivered(&world, *ticket)).collect();
+    let request = ClaimRequest { node: world.node, batch: 99, wants: vec![due(world.a, 9)], alone: false };
+    let (settled, claimed) = tokio::join!(effects(&world, both), world.store().claim(request));
+    assert_eq!(settled, [Effect::Later, COMPLETED]);
+    let claimed: Vec<_> = claimed.unwrap().claims.iter().map(|claim| claim.message.id).collect();
+    assert_eq!(claimed, keyed[1..]);
+}
+
+#[tokio::test]
 async fn what_was_claimed_with_something_that_somebody_takes_back_is_settled_later() {
     let mut world = World::<Postgres>::start().await;
     let b = world.endpoint("b", json!({})).await;
@@ -325,6 +345,9 @@ async fn nodes_go_on_when_nothing_can_be_settled_for_a_while() {
     post.send_many("a", 3000).await;
     let claimed = "SELECT coalesce(sum(cardinality(ids)), 0)::bigint FROM postrider._claims";
     until("as many as there may be", async || post.number(claimed).await >= 1024).await;
+    // What may wait to be settled, is being settled, or was in flight and in stock when that was reached.
+    let many = post.number(claimed).await;
+    assert!(many <= 1024 + 256 + 1024, "{many} claimed and none settled");
     person.batch_execute("COMMIT").await.unwrap();
     post.until_empty().await;
     assert_eq!(post.receiver.count(), 3000, "nothing was delivered twice");
@@ -383,7 +406,12 @@ async fn a_transaction_takes_few_of_the_servers_locks_however_much_it_sends() {
     assert_eq!(owner.number("SELECT count(*) FROM postrider.queue").await, 0);
     let many = locks(&owner).await;
     assert!(many < 1300, "{many} locks");
-    owner.run("ROLLBACK").await;
+    owner.run("COMMIT").await;
+    assert_eq!(
+        owner.number("SELECT count(*) FROM postrider._stalled_keys").await,
+        0,
+        "nobody was in the way"
+    );
 
     owner.run("BEGIN").await;
     let everywhere = "SELECT postrider.send('e' || e, '{}'), pg_sleep(0.0003)

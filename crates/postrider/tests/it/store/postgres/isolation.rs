@@ -409,7 +409,7 @@ async fn nodes_see_each_others_claims_whatever_is_set_for_applications() {
 async fn take_over(transaction: &Transaction<'_>, late: Ticket, heir: NodeId) {
     let lose = "SELECT postrider._settle($1, NULL, ARRAY[ROW($2, $3, $4, $5, 'retry', postrider._now(), NULL, false, NULL,
                   ROW(1, $4, postrider._now(), '1 s', 'lost', 'retryable', 'lease expired', NULL, NULL))]
-                  ::postrider._settlement[], '{}', NULL)";
+                  ::postrider._settlement[], '{}', NULL, false)";
     let fence = (&late.fence.node.0, &late.fence.batch);
     transaction.query(lose, &[&heir.0, &late.id.0, &late.endpoint.0, fence.0, fence.1]).await.unwrap();
     let claim = "SELECT FROM postrider._claim($1, 1, true, ARRAY[$2::bigint], ARRAY[1], ARRAY['suspects'],

@@ -160,7 +160,7 @@ async fn failures_of_one_claim_change_its_row_once() {
     let settle = "SELECT id, effect FROM postrider._settle($1, NULL, ARRAY(
                     SELECT ROW(id, $2::bigint, $1, $3::bigint, 'retry', postrider._now(), NULL, false, NULL,
                       ROW(1, $1, postrider._now(), '1 s', 'failed', 'retryable', 'no', NULL, NULL))::postrider._settlement
-                    FROM unnest($4::bigint[]) AS id), '{}', NULL)";
+                    FROM unnest($4::bigint[]) AS id), '{}', NULL, false)";
     let twice: Vec<i64> = failed.iter().copied().chain([failed[0]]).collect();
     let settled =
         transaction.query(settle, &[&fence.node.0, &world.a.0, &fence.batch, &twice]).await.unwrap();

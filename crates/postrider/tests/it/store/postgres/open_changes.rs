@@ -150,7 +150,7 @@ async fn a_circuit_that_somebody_is_resetting_is_tried_again_later() {
 async fn settle_and_hold(node: &Transaction<'_>, ticket: Ticket) {
     let settle =
         "SELECT postrider._settle($1, NULL, ARRAY[ROW($2, $3, $1, $4, 'retry', postrider._now(), NULL, false,
-                    postrider._now() + interval '20 s', NULL)]::postrider._settlement[], '{}', NULL)";
+                    postrider._now() + interval '20 s', NULL)]::postrider._settlement[], '{}', NULL, false)";
     let (of_node, batch) = (&ticket.fence.node.0, &ticket.fence.batch);
     at_once(node.query(settle, &[of_node, &ticket.id.0, &ticket.endpoint.0, batch])).await.unwrap();
 }
