@@ -31,7 +31,7 @@ pub(super) async fn run(new_store_id: bool, url: &StoreUrl, output: Output) -> R
                 status.schema_version, status.store
             );
             if !left.is_empty() {
-                text.push_str("\n\nThis role may not make roles. For somebody who may:\n\n");
+                text.push_str("\n\nThis role may not make roles. For somebody who may (or only the CREATE ROLE among them, and then migrate again):\n\n");
                 left.iter().for_each(|statement| text.push_str(&format!("{statement};\n")));
             }
             text

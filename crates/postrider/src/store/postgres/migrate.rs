@@ -89,6 +89,11 @@ pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
 /// nodes can be upgraded one after the other.
 pub(super) async fn check(client: &Client) -> Result<()> {
     let found = version(client).await?;
+    if found == 0 {
+        let what =
+            "this database has no schema `postrider`; run `postrider migrate`, or start with --migrate";
+        return Err(StoreError::Unusable(what.to_owned()));
+    }
     if found < CURRENT {
         return Err(StoreError::Unusable(format!(
             "the store has schema version {found} and this build needs {CURRENT}; run `postrider migrate`, or start with --migrate"

@@ -39,8 +39,8 @@ pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Res
     }
     let settled = match asked {
         Ok(settled) => settled,
-        // By somebody who has locked a whole table.
-        Err(Refusal::Held) => all.iter().map(|settlement| later(settlement)).collect(),
+        // By somebody who has locked a whole table, which not all of them may need.
+        Err(Refusal::Held) => settle_apart::by_kind(shared, &all).await?,
         Err(Refusal::Content(_)) => settle_apart::in_halves(shared, &all).await?,
         Err(Refusal::Store(error)) => return Err(error),
     };
@@ -166,8 +166,12 @@ pub(super) fn later(settlement: &Settlement) -> Settled {
     Settled { id: settlement.id, endpoint: settlement.endpoint, effect: Effect::Later, unblocked: None }
 }
 
+pub(super) fn is_delivered(settlement: &Settlement) -> bool {
+    matches!(settlement.end, End::Attempted { verdict: Verdict::Complete, .. })
+}
+
 fn may_come_back(settlement: &Settlement) -> bool {
-    !matches!(settlement.end, End::Attempted { verdict: Verdict::Complete, .. })
+    !is_delivered(settlement)
 }
 
 fn settled(settlement: &Settlement, row: &Row) -> Settled {

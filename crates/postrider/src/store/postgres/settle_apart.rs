@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Shared;
-use super::settle::{Refusal, ask, later};
+use super::settle::{Refusal, ask, is_delivered, later};
 use crate::store::{Effect, Result, Settled, Settlement};
 
 /// For all parts: a node's lease waits for this, too.
@@ -33,14 +33,32 @@ impl InTheWay {
     }
 }
 
-/// After all of them together were refused because of one of them. What the server cannot take is left for later.
+/// After all of them together were refused because of one of them.
 pub(super) async fn in_halves(shared: &Shared, settlements: &[&Settlement]) -> Result<Vec<Settled>> {
-    let mut all: Vec<Settled> = settlements.iter().map(|settlement| later(settlement)).collect();
     let mut places: Vec<usize> = (0..settlements.len()).collect();
     // Not always the same ones are asked about at last, when there is no time left.
     places.rotate_left(rand::random_range(0..=settlements.len()));
     let half = places.split_off(places.len() / 2);
-    let mut parts = vec![places, half];
+    in_parts(shared, settlements, vec![places, half]).await
+}
+
+/// After all of them together waited in vain: those that were delivered, and then the others.
+pub(super) async fn by_kind(shared: &Shared, settlements: &[&Settlement]) -> Result<Vec<Settled>> {
+    let (delivered, others): (Vec<usize>, Vec<usize>) =
+        (0..settlements.len()).partition(|place| is_delivered(settlements[*place]));
+    if delivered.is_empty() || others.is_empty() {
+        return Ok(settlements.iter().map(|settlement| later(settlement)).collect());
+    }
+    in_parts(shared, settlements, vec![others, delivered]).await
+}
+
+/// The last part first, and what the server does not like about one in halves. What it cannot take now is left for later.
+async fn in_parts(
+    shared: &Shared,
+    settlements: &[&Settlement],
+    mut parts: Vec<Vec<usize>>,
+) -> Result<Vec<Settled>> {
+    let mut all: Vec<Settled> = settlements.iter().map(|settlement| later(settlement)).collect();
     let until = Instant::now() + PATIENCE;
     while let Some(mut places) = parts.pop().filter(|_| Instant::now() < until) {
         if places.is_empty() {

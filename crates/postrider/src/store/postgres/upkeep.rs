@@ -7,8 +7,8 @@ use crate::endpoint::EndpointId;
 use crate::message::MessageId;
 use crate::store::{Arrival, Expired, Result};
 
-/// Keys looked at in one step.
-const STALLED_KEYS_MAX: i32 = 100;
+/// Keys that are let go in one step: with what expires in it, fewer than a transaction may lock.
+const STALLED_KEYS_MAX: i32 = 400;
 /// Messages a second, from which on looking everywhere has to pass by too many that just left.
 const BUSY_FROM: usize = 1000;
 

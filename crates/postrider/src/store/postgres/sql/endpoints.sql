@@ -103,12 +103,24 @@ BEGIN
   END IF;
 END $$;
 
+-- Tables whose triggers send to this endpoint, which is their first argument.
+CREATE FUNCTION postrider._captured_for(p_endpoint text) RETURNS text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  v_argument bytea := convert_to(p_endpoint, getdatabaseencoding()) || '\x00';
+BEGIN
+  RETURN (SELECT string_agg(DISTINCT t.tgrelid::regclass::text, ', ')
+          FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+          WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN ('_capture_row', '_capture_statement')
+            AND t.tgparentid = 0 AND substring(t.tgargs FROM 1 FOR length(v_argument)) = v_argument);
+END $$;
+
 -- One step of a drop: cancels up to p_limit messages of the endpoint, and drops it when none is left. True when
 -- done. What a sender commits after that is cancelled by a node within a second, or by the next cleanup if it took a day.
 CREATE FUNCTION postrider._drop_endpoint(p_name text, p_force boolean, p_limit integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
   v postrider.endpoints;
+  v_tables text := postrider._captured_for(p_name);
   v_ids bigint[];
   v_held record;
 BEGIN
@@ -118,6 +130,10 @@ BEGIN
   IF cardinality(v_ids) > 0 AND p_force IS NOT TRUE THEN
     PERFORM postrider._conflict(format(
       'endpoint "%s" has messages; force the drop to cancel them, or let them be delivered first', p_name));
+  END IF;
+  IF v_tables IS NOT NULL THEN
+    PERFORM postrider._conflict(format('endpoint "%s" gets the changes of %s, where every write would fail without it; '
+      'take that off first with postrider.uncapture()', p_name, v_tables));
   END IF;
   -- Like everybody who needs both, first the claims and then their messages.
   PERFORM FROM postrider._claim_rows r WHERE (r.node_id, r.batch) IN (

@@ -35,15 +35,6 @@ CREATE FUNCTION postrider._try_lock_key(p_key bigint) RETURNS boolean LANGUAGE s
   SELECT pg_try_advisory_xact_lock_shared(1886548336, postrider._key_stripe(p_key)) AND pg_try_advisory_xact_lock(p_key)
 $$;
 
--- Which of them could be locked.
-CREATE FUNCTION postrider._try_lock_keys(p_keys bigint[]) RETURNS boolean[] LANGUAGE plpgsql AS $$
-BEGIN
-  IF postrider._may_lock(cardinality(p_keys)) THEN
-    RETURN ARRAY(SELECT postrider._try_lock_key(k) FROM unnest(p_keys) AS k);
-  END IF;
-  RETURN ARRAY(SELECT pg_try_advisory_xact_lock(1886548336, postrider._key_stripe(k)) FROM unnest(p_keys) AS k);
-END $$;
-
 -- For a batch, all of its keys at once; p_class is the stripes' first half. First every stripe and then every key, both
 -- sorted: whoever takes only stripes, because it has very many keys, and whoever takes both never wait in a circle.
 CREATE FUNCTION postrider._lock_sorted(p_class integer, p_keys bigint[]) RETURNS void LANGUAGE plpgsql AS $$
@@ -122,8 +113,9 @@ CREATE FUNCTION postrider._advance_keys(p_keys bigint[])
 RETURNS TABLE (id bigint, endpoint_id bigint, priority smallint, due_at timestamptz) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-  -- Before anything is looked at.
-  v_alone boolean[] := postrider._try_lock_keys(p_keys);
+  v_may_lock boolean := postrider._may_lock(cardinality(p_keys));
+  -- Before anything is looked at. Whoever has locked very many leaves the others to a node, rather than hold up everybody.
+  v_alone boolean[] := ARRAY(SELECT v_may_lock AND postrider._try_lock_key(k) FROM unnest(p_keys) AS k);
   v_any_held boolean := EXISTS (SELECT FROM postrider.dlq WHERE holds_key);
   v_seen record;
   v_free tid[];

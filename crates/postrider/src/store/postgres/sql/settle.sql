@@ -140,6 +140,8 @@ DECLARE
   v_delivered postrider._delivered := p_delivered;
   v_others postrider._settlement[] := p_others;
   v_later bigint[] := '{}';
+  -- Claims of p_node with some of those.
+  v_kept bigint[] := '{}';
   v_done bigint[] := '{}';
   v_unblocking postrider._settled[];
   v_departed bigint;
@@ -154,11 +156,14 @@ BEGIN
   IF p_wary THEN
     v_later := postrider._in_other_hands(
       p_delivered.ids || ARRAY(SELECT s.id FROM unnest(p_others) AS s),
-      array_fill(p_node, ARRAY[cardinality(p_delivered.ids)]) || ARRAY(SELECT s.node_id FROM unnest(p_others) AS s),
+      array_fill(p_node, ARRAY[coalesce(cardinality(p_delivered.ids), 0)]) || ARRAY(SELECT s.node_id FROM unnest(p_others) AS s),
       p_delivered.batches || ARRAY(SELECT s.batch FROM unnest(p_others) AS s));
   END IF;
   IF cardinality(v_later) > 0 THEN
     v_delivered := postrider._without(p_delivered, v_later);
+    v_kept := ARRAY(
+      SELECT d.batch FROM unnest(p_delivered.ids, p_delivered.batches) AS d (id, batch) WHERE d.id = ANY (v_later)
+      UNION SELECT s.batch FROM unnest(p_others) AS s WHERE s.node_id = p_node AND s.id = ANY (v_later));
   END IF;
   -- Whoever takes a claim back is waited for here, before anything is judged by it. Like everybody who needs both, first the
   -- claims and then their messages.
@@ -203,14 +208,14 @@ BEGIN
     PERFORM postrider._departed(v_departed);
   END IF;
   IF cardinality(p_finished) > 0 THEN
-    DELETE FROM postrider._claims WHERE node_id = p_node AND batch = ANY (p_finished) AND NOT ids && v_later;
+    DELETE FROM postrider._claims WHERE node_id = p_node AND batch = ANY (p_finished) AND batch <> ALL (v_kept);
   END IF;
   IF p_left IS NOT NULL THEN
     -- One that was taken from the node meanwhile, because it never settled it, does not come back.
     UPDATE postrider._claims c
     SET ids = ARRAY(SELECT unnest(c.ids) INTERSECT SELECT jsonb_array_elements_text(l.value)::bigint),
         cut = c.cut OR c.ids && v_unclaimed
-    FROM jsonb_each(p_left) AS l WHERE c.node_id = p_node AND c.batch = l.key::bigint AND NOT c.ids && v_later;
+    FROM jsonb_each(p_left) AS l WHERE c.node_id = p_node AND c.batch = l.key::bigint AND c.batch <> ALL (v_kept);
   END IF;
   -- Last, because most of those rows are gone or shortened by now; and once for each row, however many failed.
   IF cardinality(v_unclaimed) > 0 THEN
@@ -236,9 +241,9 @@ BEGIN
   -- What is not there any more is in nobody's hands.
   RETURN ARRAY(
     SELECT s.id FROM unnest(p_ids, p_nodes, p_batches) AS s (id, node_id, batch)
-    WHERE s.id <> ALL (v_messages) AND EXISTS (SELECT FROM postrider.queue q WHERE q.id = s.id)
-      OR EXISTS (SELECT FROM postrider._claim_rows c
-                 WHERE c.node_id = s.node_id AND c.batch = s.batch AND c.ctid <> ALL (v_claims)));
+    -- Not by EXISTS: a plan that was made while the queue is short would hash all of it.
+    WHERE s.id <> ALL (v_messages) AND (SELECT true FROM postrider.queue q WHERE q.id = s.id)
+      OR (SELECT c.ctid <> ALL (v_claims) FROM postrider._claim_rows c WHERE c.node_id = s.node_id AND c.batch = s.batch));
 END $$;
 
 CREATE FUNCTION postrider._without(p postrider._delivered, p_ids bigint[]) RETURNS postrider._delivered

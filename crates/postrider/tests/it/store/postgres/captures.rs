@@ -132,7 +132,8 @@ async fn what_is_refused_fails_the_statement_unless_it_may_be_skipped() {
 #[tokio::test]
 async fn every_kind_of_refusal_can_be_skipped() {
     let refusals = [
-        ("42704", "SELECT postrider.drop_endpoint('a')"),
+        // As when it is captured while somebody else drops it.
+        ("42704", "UPDATE postrider.endpoints SET dropped_at = postrider._now()"),
         ("55000", "SELECT postrider.disable_endpoint('a')"),
         ("53400", "SELECT postrider.configure('max_queue_size', '1'), postrider.send('a', '{}')"),
         ("54000", "SELECT postrider.configure('max_payload_bytes', '1024')"),
@@ -156,6 +157,24 @@ async fn every_kind_of_refusal_can_be_skipped() {
         owner.run("ROLLBACK TO before; INSERT INTO shop.lenient SELECT * FROM shop.notes").await;
         assert_eq!(owner.counted("capture_skipped").await, 1, "{code}");
         owner.run("ROLLBACK").await;
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_stays_as_long_as_a_table_sends_to_it() {
+    for capture in ["capture_rows", "capture_statements"] {
+        let (_database, owner) = start().await;
+        owner.endpoint("ab", json!({})).await;
+        owner.run(&format!("SELECT postrider.{capture}('shop.orders', 'ab')")).await;
+        owner.run("SELECT postrider.drop_endpoint('a')").await;
+        for forced in [false, true] {
+            let drop = format!("SELECT postrider.drop_endpoint('ab', {forced})");
+            owner.refuses(&drop, "55000", "gets the changes of shop.orders").await;
+        }
+        owner.run("INSERT INTO shop.orders VALUES (1, 10)").await;
+        owner.run("SELECT postrider.uncapture('shop.orders')").await;
+        owner.run("SELECT postrider.drop_endpoint('ab', true)").await;
+        owner.run("INSERT INTO shop.orders VALUES (2, 20)").await;
     }
 }
 

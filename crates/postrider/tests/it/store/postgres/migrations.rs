@@ -34,7 +34,7 @@ async fn migrating_twice_and_at_once_makes_one_store() {
 async fn a_database_without_the_schema_is_refused_with_what_to_do() {
     let database = Database::empty().await;
     let why = refused(PostgresOptions::new(database.url())).await;
-    assert!(why.contains("schema version 0") && why.contains("postrider migrate"), "{why}");
+    assert!(why.contains("no schema `postrider`") && why.contains("postrider migrate"), "{why}");
 }
 
 #[tokio::test]

@@ -18,6 +18,9 @@ use crate::store::world::{Ticket, due, join};
 /// Every public function with its arguments and what it returns: the contract.
 const FUNCTIONS: &str = include_str!("surface.txt");
 
+/// Where people read of them.
+const PAGE: &str = include_str!("../../../../../../docs/sql.md");
+
 const RELATIONS: [&str; 13] = [
     "archive",
     "attempts",
@@ -43,6 +46,16 @@ unsubscribe(subscription_id => 1) →
 drop_event_type(name => 'orders.created') →
 drop_endpoint(name => 'a', p_force => true) →
 ";
+
+#[test]
+fn the_documentation_has_every_function_and_relation() {
+    for line in FUNCTIONS.lines() {
+        assert!(PAGE.contains(&format!("- `{line}`")), "{line}");
+    }
+    for relation in RELATIONS {
+        assert!(PAGE.contains(&format!("`{relation}`")), "{relation}");
+    }
+}
 
 #[tokio::test]
 async fn the_oldest_version_has_the_whole_surface() {
