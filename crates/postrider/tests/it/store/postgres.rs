@@ -42,6 +42,8 @@ mod old_snapshots;
 mod room;
 mod deadlocks;
 mod in_the_way;
+mod settled_later;
+mod frozen;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,

@@ -132,8 +132,8 @@ BEGIN
       'endpoint "%s" has messages; force the drop to cancel them, or let them be delivered first', p_name));
   END IF;
   IF v_tables IS NOT NULL THEN
-    PERFORM postrider._conflict(format('endpoint "%s" gets the changes of %s, where every write would fail without it; '
-      'take that off first with postrider.uncapture()', p_name, v_tables));
+    PERFORM postrider._conflict(format('endpoint "%s" gets the changes of %s, which could not be written without it; '
+      'call postrider.uncapture() first', p_name, v_tables));
   END IF;
   -- Like everybody who needs both, first the claims and then their messages.
   PERFORM FROM postrider._claim_rows r WHERE (r.node_id, r.batch) IN (
