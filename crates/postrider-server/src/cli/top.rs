@@ -42,12 +42,14 @@ pub(super) async fn run(remote: Remote, output: Output) -> Result<(), Failure> {
     // What is wrong from the beginning is said in words, not drawn.
     let first = Look::take(&remote).await?;
     let picture = Picture::new(remote.to_string(), first);
+    // Before there is anything to restore.
+    let told_to_end = told_to_end();
     // Restores the terminal also when something panics.
     let terminal =
         ratatui::try_init().map_err(|error| Failure::failed(format!("cannot use this terminal: {error}")))?;
     let ended = tokio::select! {
         ended = watch(terminal, picture, remote) => ended,
-        () = told_to_end() => Ok(()),
+        () = told_to_end => Ok(()),
     };
     ratatui::restore();
     ended
@@ -96,15 +98,15 @@ async fn look_again(remote: Remote, news: mpsc::Sender<News>) {
     }
 }
 
-/// The terminal is to be restored whoever ends it.
-async fn told_to_end() {
-    let (Ok(mut terminate), Ok(mut hangup)) = (signal(SignalKind::terminate()), signal(SignalKind::hangup()))
-    else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = hangup.recv() => {}
+/// The terminal is to be restored whoever ends it: signals are caught from the call on.
+fn told_to_end() -> impl Future<Output = ()> {
+    let signals = (signal(SignalKind::terminate()), signal(SignalKind::hangup()));
+    async move {
+        let (Ok(mut terminate), Ok(mut hangup)) = signals else { return std::future::pending().await };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
     }
 }
 
