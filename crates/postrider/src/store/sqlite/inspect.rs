@@ -74,13 +74,17 @@ fn queued(conn: &Connection, now: Timestamp, id: MessageId) -> Result<Option<Sto
     } else {
         let endpoint = endpoints::load_by_name(conn, &story.endpoint)?;
         story.due_at = Some(due_at);
-        story.reason = Some(why_not_yet(conn, now, &endpoint, &story, place, due_at, scope)?);
+        let in_the_way = in_the_way(conn, now, &endpoint, &story, place, due_at, scope)?;
+        story.reason = Some(match live_nodes(conn, now).map_err(storage_error)? {
+            0 => format!("no node runs; {in_the_way}"),
+            _ => in_the_way,
+        });
     }
     Ok(Some(story))
 }
 
-/// The first thing in the way, in the order in which the engine would meet it.
-fn why_not_yet(
+/// The first thing in the way, in the order in which a node would meet it.
+fn in_the_way(
     conn: &Connection,
     now: Timestamp,
     endpoint: &Endpoint,
@@ -125,11 +129,7 @@ fn why_not_yet(
             return Ok(format!("rate limited: next try at {}", grant.next_at));
         }
     }
-    Ok(match live_nodes(conn, now).map_err(storage_error)? {
-        0 => "due now, but no node runs",
-        _ => "due now",
-    }
-    .to_owned())
+    Ok("due now".to_owned())
 }
 
 /// Why nothing at all is delivered.

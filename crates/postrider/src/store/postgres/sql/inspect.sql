@@ -52,7 +52,7 @@ DECLARE
     SELECT r.next_at FROM postrider._rate_grant(e.options->'rate_limit', e.rate_position, v_now, 1) AS r
     WHERE e.options ? 'rate_limit' AND r.granted = 0);
 BEGIN
-  RETURN CASE
+  RETURN CASE WHEN postrider._live_nodes() = 0 THEN 'no node runs; ' ELSE '' END || CASE
     WHEN v_paused IS NOT NULL THEN 'everything is paused: ' || v_paused
     WHEN e.dropped_at IS NOT NULL THEN format('endpoint %s was dropped', postrider._quoted(e.name))
     WHEN e.paused THEN format('endpoint %s is paused', postrider._quoted(e.name))
@@ -67,7 +67,6 @@ BEGIN
       THEN 'the receiver asked to wait: next try at ' || postrider._shown(e.held_until)
     WHEN q.place = 3 THEN 'on probation: its claim was lost with a node, so it is tried with few others'
     WHEN v_limited_until IS NOT NULL THEN 'rate limited: next try at ' || postrider._shown(v_limited_until)
-    WHEN postrider._live_nodes() = 0 THEN 'due now, but no node runs'
     ELSE 'due now'
   END;
 END $$;

@@ -304,7 +304,7 @@ async fn an_expired_holder_of_the_key_is_expired_first() {
     assert!(!next.duplicate && next.id != holder.id);
     assert_eq!(shop.store.story(holder.id).await.unwrap().state, State::Expired);
     let reason = shop.store.story(behind.id).await.unwrap().reason.unwrap();
-    assert_eq!(reason, "due now, but no node runs", "its key lets the next one go");
+    assert_eq!(reason, "no node runs; due now", "its key lets the next one go");
     assert_eq!(shop.store.status().await.unwrap().pending, 2);
 }
 

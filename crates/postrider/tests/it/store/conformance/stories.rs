@@ -49,8 +49,14 @@ pub(crate) async fn a_store_without_a_node_is_the_reason<H: Harness>(world: Worl
     assert_eq!(world.reason(id).await, "due now");
     assert_eq!(world.store().status().await.unwrap().live_nodes, 1);
     world.advance(15);
-    assert_eq!(world.reason(id).await, "due now, but no node runs");
+    assert_eq!(world.reason(id).await, "no node runs; due now");
     assert_eq!(world.store().status().await.unwrap().live_nodes, 0);
+    // An open circuit is not what a message waits for while nothing could probe it.
+    let endpoint = world.store().endpoint("a").await.unwrap();
+    let opened = endpoint.circuit.opened(world.now(), Duration::from_secs(30));
+    world.store().move_circuit(world.a, endpoint.circuit.epoch, opened).await.unwrap();
+    let next_try = world.in_seconds(30);
+    assert_eq!(world.reason(id).await, format!("no node runs; circuit open: next try at {next_try}"));
 }
 
 pub(crate) async fn a_used_up_rate_limit_is_the_reason_until_there_is_room<H: Harness>(mut world: World<H>) {

@@ -30,7 +30,7 @@ impl Picture {
         let mut stories = Vec::new();
         for id in 1..=last.0 {
             stories.push(store.story(MessageId(id)).await.ok().map(|story| Story {
-                reason: story.reason.map(|reason| reason.replace(", but no node runs", "")),
+                reason: story.reason.map(|reason| reason.replace("no node runs; ", "")),
                 ..story
             }));
         }
