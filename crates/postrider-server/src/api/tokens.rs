@@ -7,7 +7,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, Response, StatusCode, Uri};
 use postrider::StoreError;
-use postrider::store::NewToken;
+use postrider::store::{NewToken, token_prefix};
 
 use super::answers::{self, Clash, Common, Named};
 use super::fields::Fields;
@@ -54,6 +54,6 @@ pub(super) async fn revoke(
     uri: Uri,
 ) -> Result<Response<Body>, Problem> {
     let last = Params::parse(&uri, &["last"])?.value("last", "must be true or false")?;
-    api.operate.revoke_token(&path_text(prefix), last.unwrap_or(false)).await?;
+    api.operate.revoke_token(token_prefix(&path_text(prefix)), last.unwrap_or(false)).await?;
     Ok(no_content())
 }

@@ -3,7 +3,7 @@
 use clap::{Subcommand, ValueEnum};
 use jiff::Timestamp;
 use postrider::StoreError;
-use postrider::store::{NewToken, Scope, TokenRecord};
+use postrider::store::{NewToken, Scope, TokenRecord, token_prefix};
 use serde_json::json;
 
 use crate::failure::Failure;
@@ -23,7 +23,7 @@ pub(crate) enum TokenCommand {
     List,
     /// Take one back; every node refuses it within a second
     Revoke {
-        /// How it begins, as `list` shows it
+        /// How it begins, as `list` shows it, or all of it
         prefix: String,
 
         /// Also if it is the last one: without any, whoever reaches a node on loopback may do everything
@@ -80,7 +80,8 @@ pub(super) async fn run(command: TokenCommand, place: &Place, output: Output) ->
             output.document(|| list_json(tokens.clone()), || list_text(&tokens, output, Timestamp::now()))?;
         }
         TokenCommand::Revoke { prefix, last } => {
-            store.revoke_token(&prefix, last).await.map_err(refused)?;
+            let prefix = token_prefix(&prefix);
+            store.revoke_token(prefix, last).await.map_err(refused)?;
             output.document(
                 || json!({ "token": prefix, "done": "revoked" }).to_string(),
                 || format!("token {prefix} is revoked"),

@@ -258,3 +258,25 @@ fn the_command_line_shows_a_token_once() {
     assert_eq!(home.run(&["token", "revoke", prefix]).status.code(), Some(4));
     assert_eq!(home.json(&["token", "list"])["items"], json!([]));
 }
+
+#[test]
+fn a_whole_token_given_to_revoke_is_never_shown() {
+    let home = Home::new();
+    home.json(&["migrate"]);
+    let (token, prefix) = issue(&home, &["shop", "application"]);
+    let secret = token.rsplit('_').next().expect("a token has parts");
+    let (last, unknown) = (["token", "revoke", &token], format!("pr_abcdefgh_{secret}"));
+    let said = |arguments: &[&str]| {
+        let output = home.run(arguments);
+        let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("text")).concat();
+        assert!(!text.contains(secret), "{arguments:?}: {text}");
+        (output.status.code(), text)
+    };
+    let (code, text) = said(&last);
+    assert!(code == Some(4) && text.contains(&format!("token {prefix} is the last one")), "{text}");
+    let (code, text) = said(&["token", "revoke", &unknown]);
+    assert!(code == Some(4) && text.contains("pr_abcdefgh"), "{text}");
+    let (code, text) = said(&["token", "revoke", &token, "--last"]);
+    assert!(code == Some(0) && text.contains(&prefix), "{text}");
+    assert_eq!(home.json(&["token", "list"])["items"], json!([]));
+}

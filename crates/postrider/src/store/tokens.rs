@@ -18,6 +18,7 @@ pub const TOKENS_MAX: usize = 1000;
 pub const TOKEN_NAME_BYTES_MAX: usize = 128;
 
 const ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
+const BEGIN: &str = "pr_";
 const PREFIX_LETTERS: usize = 8;
 /// Five bits each: nobody guesses 200 of them, so a digest without salt is enough.
 const SECRET_LETTERS: usize = 40;
@@ -152,7 +153,7 @@ pub(crate) struct Minted {
 
 impl Minted {
     pub(crate) fn new() -> Self {
-        let prefix = format!("pr_{}", letters(PREFIX_LETTERS));
+        let prefix = format!("{BEGIN}{}", letters(PREFIX_LETTERS));
         let token = format!("{prefix}_{}", letters(SECRET_LETTERS));
         Self { digest: digest_of(&token), prefix, token }
     }
@@ -161,6 +162,11 @@ impl Minted {
         let record = TokenRecord { prefix: self.prefix, name: new.name, scope: new.scope, created_at };
         IssuedToken { token: self.token, record }
     }
+}
+
+/// How a token begins: all of it that may be shown or logged. People also paste whole tokens where a prefix is wanted.
+pub fn token_prefix(text: &str) -> &str {
+    text.char_indices().nth(BEGIN.len() + PREFIX_LETTERS).map_or(text, |(end, _)| &text[..end])
 }
 
 fn digest_of(token: &str) -> [u8; 32] {
