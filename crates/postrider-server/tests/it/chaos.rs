@@ -14,6 +14,7 @@ use crate::eventually;
 use crate::http::Client;
 use crate::node::Home;
 use crate::receiver::{Received, Receiver};
+use crate::seed::Seed;
 
 const KILLS: u32 = 22;
 /// Above what the kills and the receiver's failures can use up together.
@@ -35,13 +36,13 @@ struct Seen {
 }
 
 /// Fails now and then, so that retries are under way when the node is killed.
-fn receive(seen: &Mutex<Seen>, received: &Received) -> u16 {
+fn receive(seed: Seed, seen: &Mutex<Seen>, received: &Received) -> u16 {
     let payload: Payload = serde_json::from_slice(&received.body).expect("what was sent");
-    let attempt = received.header("postrider-attempt").parse().expect("an attempt number");
+    let attempt: u32 = received.header("postrider-attempt").parse().expect("an attempt number");
     let mut seen = seen.lock().expect("nobody panics with it");
     let number = payload.number;
     seen.arrivals.push((received.header("webhook-id").to_owned(), attempt, payload));
-    if rand::rng().random_bool(0.05) {
+    if seed.says_yes((number, attempt), 0.05) {
         return 500;
     }
     seen.accepted.insert(number);
@@ -50,15 +51,21 @@ fn receive(seen: &Mutex<Seen>, received: &Received) -> u16 {
 
 /// Sends until told to stop; gives the numbers the node answered 202 for. A send whose answer was lost
 /// is not repeated: it may arrive or not.
-fn send_all(address: &RwLock<SocketAddr>, stop: &AtomicBool, numbers: &AtomicU32, sender: u32) -> Vec<u32> {
+fn send_all(
+    seed: Seed,
+    address: &RwLock<SocketAddr>,
+    stop: &AtomicBool,
+    numbers: &AtomicU32,
+    sender: u32,
+) -> Vec<u32> {
+    let mut dice = seed.dice(sender);
     let mut accepted = Vec::new();
     let mut places: HashMap<String, u32> = HashMap::new();
     let mut client: Option<Client> = None;
     while !stop.load(Ordering::Relaxed) {
         let number = numbers.fetch_add(1, Ordering::Relaxed);
-        let key = number
-            .is_multiple_of(2)
-            .then(|| format!("k{sender}-{}", rand::rng().random_range(0..KEYS_PER_SENDER)));
+        let key =
+            number.is_multiple_of(2).then(|| format!("k{sender}-{}", dice.random_range(0..KEYS_PER_SENDER)));
         let place = key.as_ref().map_or(0, |key| {
             let place = places.entry(key.clone()).or_default();
             *place += 1;
@@ -89,9 +96,13 @@ fn send_all(address: &RwLock<SocketAddr>, stop: &AtomicBool, numbers: &AtomicU32
 
 #[test]
 fn what_was_accepted_arrives_in_order_whenever_the_node_is_killed() {
+    Seed::runs().for_each(kill_again_and_again);
+}
+
+fn kill_again_and_again(seed: Seed) {
     let seen: Arc<Mutex<Seen>> = Arc::default();
     let entered = Arc::clone(&seen);
-    let receiver = Receiver::start(move |received| Some(receive(&entered, &received)));
+    let receiver = Receiver::start(move |received| Some(receive(seed, &entered, &received)));
     let home = Home::new();
     let mut node = home.start();
     node.create_endpoint(json!({
@@ -103,12 +114,13 @@ fn what_was_accepted_arrives_in_order_whenever_the_node_is_killed() {
     let senders: Vec<_> = (0..SENDERS)
         .map(|sender| {
             let (address, stop, numbers) = (Arc::clone(&address), Arc::clone(&stop), Arc::clone(&numbers));
-            std::thread::spawn(move || send_all(&address, &stop, &numbers, sender))
+            std::thread::spawn(move || send_all(seed, &address, &stop, &numbers, sender))
         })
         .collect();
 
+    let mut dice = seed.dice("kills");
     for _ in 0..KILLS {
-        std::thread::sleep(Duration::from_millis(rand::rng().random_range(20..500)));
+        std::thread::sleep(Duration::from_millis(dice.random_range(20..500)));
         node.kill();
         node = home.start();
         *address.write().expect("the address") = node.address;

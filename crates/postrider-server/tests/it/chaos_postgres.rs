@@ -8,6 +8,7 @@ use test_servers::postgres::Postgres;
 
 use crate::eventually;
 use crate::node::{Home, Node};
+use crate::seed::Seed;
 use crate::sql_load::{Ledger, Senders, Sent, prepare, until_settled};
 
 const ROUNDS: u32 = 12;
@@ -23,16 +24,21 @@ fn start(home: &Home, url: &str) -> Node {
 
 #[test]
 fn what_was_committed_arrives_in_order_whoever_dies() {
-    let ledger = Ledger::open();
+    Seed::runs().for_each(kill_freeze_and_restart);
+}
+
+fn kill_freeze_and_restart(seed: Seed) {
+    let ledger = Ledger::open(seed);
     let mut server = Postgres::start().expect("a server of its own");
     let (home, url) = (Home::new(), server.url());
     prepare(&server, &home, &url);
     let mut nodes = vec![start(&home, &url), start(&home, &url)];
     ledger.create_endpoint(&nodes[0]);
-    let mut sent = undisturbed(&ledger, &server, 0);
-    let senders = Senders::start(&url, PHASE);
+    let mut sent = undisturbed(&ledger, &server, seed, 0);
+    let senders = Senders::start(&url, seed, PHASE);
+    let mut dice = seed.dice("faults");
     for round in 0..ROUNDS {
-        std::thread::sleep(Duration::from_millis(rand::rng().random_range(100..700)));
+        std::thread::sleep(Duration::from_millis(dice.random_range(100..700)));
         match round % 4 {
             3 => {
                 server.stop_immediately();
@@ -46,7 +52,7 @@ fn what_was_committed_arrives_in_order_whoever_dies() {
                 frozen.signal("CONT");
             }
             _ => {
-                let killed = nodes.remove(rand::rng().random_range(0..2));
+                let killed = nodes.remove(dice.random_range(0..2));
                 killed.kill();
                 nodes.push(start(&home, &url));
             }
@@ -57,16 +63,16 @@ fn what_was_committed_arrives_in_order_whoever_dies() {
     assert!(committed > MANY, "only {committed} were committed: this is no load");
     until_settled(&server);
     sent.add(under_faults);
-    sent.add(undisturbed(&ledger, &server, 2 * PHASE));
+    sent.add(undisturbed(&ledger, &server, seed, 2 * PHASE));
     let status = home.json(&["status", "--store", &url]);
     assert_eq!(status["dead"], 0, "nothing died: {status:#}");
     ledger.check(&sent);
 }
 
 /// A while without a fault, in which everything is delivered once and no more.
-fn undisturbed(ledger: &Ledger, server: &Postgres, first: u32) -> Sent {
+fn undisturbed(ledger: &Ledger, server: &Postgres, seed: Seed, first: u32) -> Sent {
     let (accepted, duplicates) = (ledger.accepted(), ledger.duplicates());
-    let senders = Senders::start(&server.url(), first);
+    let senders = Senders::start(&server.url(), seed, first);
     eventually(PATIENCE, "deliveries", || (ledger.accepted() > accepted + MANY).then_some(()));
     let sent = senders.stop();
     until_settled(server);
@@ -76,7 +82,11 @@ fn undisturbed(ledger: &Ledger, server: &Postgres, first: u32) -> Sent {
 
 #[test]
 fn a_failover_to_a_synchronous_standby_loses_nothing() {
-    let ledger = Ledger::open();
+    Seed::runs().for_each(fail_over);
+}
+
+fn fail_over(seed: Seed) {
+    let ledger = Ledger::open(seed);
     let mut primary = Postgres::start().expect("a server of its own");
     let home = Home::new();
     prepare(&primary, &home, &primary.url());
@@ -88,7 +98,7 @@ fn a_failover_to_a_synchronous_standby_loses_nothing() {
     );
     let mut nodes = [start(&home, &url), start(&home, &url)];
     ledger.create_endpoint(&nodes[0]);
-    let senders = Senders::start(&url, 0);
+    let senders = Senders::start(&url, seed, 0);
     eventually(PATIENCE, "the first deliveries", || (ledger.accepted() > MANY).then_some(()));
 
     primary.stop_immediately();

@@ -26,6 +26,7 @@ mod poison;
 mod receiver;
 mod routes;
 mod secrets;
+mod seed;
 mod serve;
 mod sql_load;
 mod tailing;

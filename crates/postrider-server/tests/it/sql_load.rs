@@ -15,6 +15,7 @@ use tokio_postgres::{Client, NoTls};
 
 use crate::node::{Home, Node};
 use crate::receiver::{Received, Receiver};
+use crate::seed::Seed;
 
 const SENDERS: u32 = 4;
 const KEYS: u32 = 8;
@@ -53,10 +54,10 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    pub(crate) fn open() -> Self {
+    pub(crate) fn open(seed: Seed) -> Self {
         let seen: Arc<Mutex<Seen>> = Arc::default();
         let entered = Arc::clone(&seen);
-        let receiver = Receiver::start(move |received| Some(receive(&entered, &received)));
+        let receiver = Receiver::start(move |received| Some(receive(seed, &entered, &received)));
         Self { receiver, seen }
     }
 
@@ -106,13 +107,14 @@ impl Ledger {
     }
 }
 
-fn receive(seen: &Mutex<Seen>, received: &Received) -> u16 {
+fn receive(seed: Seed, seen: &Mutex<Seen>, received: &Received) -> u16 {
     let payload: Payload = serde_json::from_slice(&received.body).expect("what was sent");
+    let refuses = seed.says_yes((payload.number, received.header("postrider-attempt")), 0.03);
     let mut seen = seen.lock().expect("nobody panics with it");
     let number = payload.number;
     seen.arrivals.push((received.header("webhook-id").to_owned(), payload));
     seen.duplicates += usize::from(seen.accepted.contains(&number));
-    if rand::rng().random_bool(0.03) {
+    if refuses {
         return 500;
     }
     seen.accepted.insert(number);
@@ -159,12 +161,12 @@ pub(crate) struct Senders {
 
 impl Senders {
     /// Their messages are numbered from `first` on.
-    pub(crate) fn start(url: &str, first: u32) -> Self {
+    pub(crate) fn start(url: &str, seed: Seed, first: u32) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
         let (stop, numbers) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(first)));
         let tasks = (0..SENDERS)
-            .map(|_| runtime.spawn(send_all(url.to_owned(), Arc::clone(&stop), Arc::clone(&numbers))))
+            .map(|_| runtime.spawn(send_all(url.to_owned(), seed, Arc::clone(&stop), Arc::clone(&numbers))))
             .collect();
         Self { runtime, stop, tasks }
     }
@@ -179,7 +181,7 @@ impl Senders {
     }
 }
 
-async fn send_all(url: String, stop: Arc<AtomicBool>, numbers: Arc<AtomicU32>) -> Sent {
+async fn send_all(url: String, seed: Seed, stop: Arc<AtomicBool>, numbers: Arc<AtomicU32>) -> Sent {
     let mut sent = Sent::default();
     let mut client = None;
     while !stop.load(Ordering::Relaxed) {
@@ -190,7 +192,7 @@ async fn send_all(url: String, stop: Arc<AtomicBool>, numbers: Arc<AtomicU32>) -
         };
         let number = numbers.fetch_add(1, Ordering::Relaxed);
         let committing = AtomicBool::new(false);
-        match transaction(open, number, &committing).await {
+        match transaction(open, seed, number, &committing).await {
             Ok(true) => sent.committed.push(number),
             Ok(false) => {}
             Err(_) => {
@@ -214,11 +216,13 @@ async fn connect(url: &str) -> Option<Client> {
 /// message. A third of them are rolled back.
 async fn transaction(
     client: &mut Client,
+    seed: Seed,
     number: u32,
     committing: &AtomicBool,
 ) -> Result<bool, tokio_postgres::Error> {
-    let key = number.is_multiple_of(2).then(|| format!("k{}", rand::rng().random_range(0..KEYS)));
-    let rolled_back = rand::rng().random_ratio(1, 3);
+    let mut dice = seed.dice(number);
+    let key = number.is_multiple_of(2).then(|| format!("k{}", dice.random_range(0..KEYS)));
+    let rolled_back = dice.random_ratio(1, 3);
     let transaction = client.transaction().await?;
     let place: i64 = match &key {
         Some(key) => {
