@@ -124,7 +124,7 @@ pub(super) async fn run(command: EndpointCommand, place: &Place, output: Output)
         }
         EndpointCommand::Enable { name } => {
             store.set_endpoint_enabled(&name, true).await?;
-            done(&name, "enabled", output)?;
+            delivers_again(&store.endpoint(&name).await?, "enabled", output)?;
         }
         EndpointCommand::Disable { name } => {
             store.set_endpoint_enabled(&name, false).await?;
@@ -136,7 +136,7 @@ pub(super) async fn run(command: EndpointCommand, place: &Place, output: Output)
         }
         EndpointCommand::Resume { name } => {
             store.set_endpoint_paused(&name, false).await?;
-            done(&name, "resumed", output)?;
+            delivers_again(&store.endpoint(&name).await?, "resumed", output)?;
         }
         EndpointCommand::Reset { name } => {
             store.reset_circuit(&name).await?;
@@ -191,6 +191,23 @@ fn row(endpoint: &Endpoint) -> Vec<String> {
 
 fn show(endpoint: &Endpoint, text: &str, output: Output) -> Result<(), Failure> {
     output.document(|| view::endpoint(endpoint).to_string(), || text.to_owned())
+}
+
+/// What still keeps it from delivering is said, too.
+fn delivers_again(endpoint: &Endpoint, what: &str, output: Output) -> Result<(), Failure> {
+    let (name, disabled_by, paused) = (&endpoint.name, endpoint.disabled, endpoint.paused);
+    let still = match (disabled_by, paused) {
+        (Some(_), _) => format!("; it is still disabled: `postrider endpoint enable {name}`"),
+        (None, true) => format!("; it is still paused: `postrider endpoint resume {name}`"),
+        (None, false) => String::new(),
+    };
+    output.document(
+        || {
+            json!({ "endpoint": name, "done": what, "disabled_by": disabled_by, "paused": paused })
+                .to_string()
+        },
+        || format!("endpoint {name} is {what}{still}"),
+    )
 }
 
 fn done(name: &str, what: &str, output: Output) -> Result<(), Failure> {

@@ -90,6 +90,37 @@ fn a_mistyped_store_is_not_created() {
 }
 
 #[test]
+fn a_store_that_cannot_be_says_why() {
+    let home = Home::new();
+    let said = |store: &str| told(&home.run(&["migrate", "--store", store]));
+    for nothing in ["postgres://", "postgresql://", "postgres:///shop", "postgres://shop@"] {
+        let said = said(nothing);
+        assert!(said.contains("exit 2") && said.contains("names no host"), "{nothing}: {said}");
+    }
+    let missing = said("sqlite:no/such/folder/shop.db");
+    assert!(missing.contains("exit 3") && missing.contains("no/such/folder does not exist"), "{missing}");
+    let folder = said("sqlite:.");
+    assert!(folder.contains("exit 3") && folder.contains("is a folder"), "{folder}");
+    std::fs::write(home.store_file().with_file_name("file"), "").expect("a file");
+    let below_file = said("sqlite:file/shop.db");
+    assert!(below_file.contains("exit 3") && below_file.contains("file is not a folder"), "{below_file}");
+}
+
+#[test]
+fn what_still_keeps_an_endpoint_from_delivering_is_said() {
+    let home = with_endpoint();
+    home.json(&["endpoint", "pause", "shop"]);
+    home.json(&["endpoint", "disable", "shop"]);
+    let said = told(&home.run(&["endpoint", "resume", "shop"]));
+    assert!(said.contains("is resumed; it is still disabled: `postrider endpoint enable shop`"), "{said}");
+    home.json(&["endpoint", "pause", "shop"]);
+    let said = told(&home.run(&["endpoint", "enable", "shop"]));
+    assert!(said.contains("is enabled; it is still paused: `postrider endpoint resume shop`"), "{said}");
+    let delivers = home.json(&["endpoint", "resume", "shop"]);
+    assert_eq!((&delivers["disabled_by"], &delivers["paused"]), (&Value::Null, &json!(false)));
+}
+
+#[test]
 fn an_endpoint_goes_through_its_life() {
     let home = with_endpoint();
     let show = || home.json(&["endpoint", "show", "shop"]);

@@ -209,6 +209,9 @@ fn configure(url: &str, mode: SslMode, several_hosts: bool) -> Result<Config> {
         StoreError::Unusable(format!("store: {cause}"))
     };
     let mut config: Config = url.parse().map_err(unreadable)?;
+    if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+        return Err(StoreError::Unusable("store: the address names no host".to_owned()));
+    }
     config.ssl_mode(mode);
     let silence_max = config.get_tcp_user_timeout().copied().unwrap_or(SILENCE_MAX);
     config.tcp_user_timeout(silence_max).keepalives_idle(silence_max);

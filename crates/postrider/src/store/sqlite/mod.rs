@@ -132,6 +132,7 @@ pub struct SqliteStore {
 impl SqliteStore {
     /// Whether a file has a store in it. Changes nothing.
     pub fn is_installed(path: impl AsRef<Path>) -> Result<bool> {
+        let path = resolved(path.as_ref())?;
         let look = || {
             let conn = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
             conn.busy_timeout(BUSY_TIMEOUT)?;
@@ -144,7 +145,7 @@ impl SqliteStore {
     pub fn open(mut options: SqliteOptions) -> Result<Self> {
         // SQLite follows links to find its WAL; lock and syncer must look in the same place.
         let typed = std::mem::take(&mut options.path);
-        options.path = resolved(&typed);
+        options.path = resolved(&typed)?;
         let lock = options.own.then(|| FileLock::take(&options.path, &typed)).transpose()?;
         let mut conn = open_connection(&options.path)?;
         if options.migrate || schema::version(&conn).map_err(storage_error)? == 0 {
@@ -541,16 +542,23 @@ impl Operate for SqliteStore {
     }
 }
 
-fn resolved(path: &Path) -> PathBuf {
-    let resolve = |path: &Path| path.canonicalize().ok();
-    resolve(path).unwrap_or_else(|| {
-        // Not there yet: its folder may be a link.
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        match (resolve(parent), path.file_name()) {
-            (Some(parent), Some(name)) => parent.join(name),
-            _ => path.to_owned(),
+fn resolved(path: &Path) -> Result<PathBuf> {
+    let unusable = |what: &Path, rule: &str| Err(StoreError::Unusable(format!("{} {rule}", what.display())));
+    match path.canonicalize() {
+        Ok(folder) if folder.is_dir() => return unusable(path, "is a folder; name a file in it"),
+        Ok(file) => return Ok(file),
+        Err(_) => {}
+    }
+    // The file does not exist yet; its folder may be a link.
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match (parent.canonicalize(), path.file_name()) {
+        (Ok(parent), Some(name)) if parent.is_dir() => Ok(parent.join(name)),
+        (Err(error), _) if error.kind() == io::ErrorKind::NotFound => {
+            unusable(parent, "does not exist; create that folder, or name a file elsewhere")
         }
-    })
+        (Err(error), _) => unusable(parent, &format!("cannot be opened: {error}")),
+        (Ok(_), _) => unusable(parent, "is not a folder; name a file elsewhere"),
+    }
 }
 
 /// Every connection of ours is set up alike.
