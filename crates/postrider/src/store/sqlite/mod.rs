@@ -65,6 +65,7 @@ mod schema;
 mod send;
 mod settings;
 mod settle;
+mod shown;
 mod stored_event;
 mod stored_events;
 mod subscriptions;
@@ -217,6 +218,7 @@ impl SqliteStore {
     /// is sent to it or changed in it. Whoever tries is told what closed it. False when it was closed already.
     pub async fn close_for_export(&self, by: &str) -> Result<bool> {
         self.owner_only()?;
+        self.set_unreadable_aside().await?;
         let by = by.to_owned();
         self.write(Commit::Durable, move |write| export::close(write, &by)).await
     }
@@ -230,8 +232,17 @@ impl SqliteStore {
     /// Writes all of the store as one stream, for `PostgresStore::import`.
     pub async fn export(&self, to: impl io::Write + Send + 'static) -> Result<Moved, MoveError> {
         self.owner_only()?;
+        self.set_unreadable_aside().await?;
         let now = self.now();
         self.read(move |conn| Ok(export::write_all(conn, now, to))).await?
+    }
+
+    async fn set_unreadable_aside(&self) -> Result<()> {
+        let found = self.read(|conn| export::unreadable_messages(conn).map_err(storage_error)).await?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        self.write(Commit::Durable, move |write| export::set_aside(write, &found)).await
     }
 
     async fn send_one(&self, commit: Commit, message: NewMessage) -> Result<Sent> {

@@ -276,7 +276,8 @@ impl Writer {
             .query_row([], |row| row.get(0))?;
         if newest > self.newest_message {
             let mut statement = self.conn.prepare_cached(
-                "SELECT DISTINCT endpoint_id FROM _postrider_queue WHERE id > ?1 LIMIT 1000",
+                "SELECT DISTINCT endpoint_id FROM _postrider_queue
+                 WHERE id > ?1 AND typeof(endpoint_id) = 'integer' LIMIT 1000",
             )?;
             let endpoints = statement
                 .query_map([self.newest_message], |row| row.get(0))?

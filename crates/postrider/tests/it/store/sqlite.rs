@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use postrider::SqliteStore;
 use postrider::clock::ManualClock;
+use postrider::rusqlite::Connection;
 use postrider::store::sqlite::SqliteOptions;
+use postrider::{MessageId, SqliteStore};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::model;
-use super::world::Harness;
+use super::world::{Damage, Harness};
 
 pub(crate) struct Sqlite {
     folder: TempDir,
@@ -45,6 +46,15 @@ impl Harness for Sqlite {
 
     fn advance(&self, by: Duration) {
         self.clock.advance(by);
+    }
+
+    async fn damage(&self, id: MessageId, damage: Damage) {
+        let junk = match damage {
+            Damage::Headers => "'{not json'",
+            Damage::Options => "CAST(x'22ff22' AS TEXT)",
+            Damage::CreatedAt | Damage::ExpiresAt => "9223372036854775807",
+        };
+        self.overwrite(id, damage.column(), junk);
     }
 }
 

@@ -91,7 +91,8 @@ CREATE TYPE postrider._attempt AS (
   body bytea
 );
 
--- One ended claim. `ended`: complete, retry, spare, dead, expire, released, expired_unstarted.
+-- One ended claim. `ended`: complete, retry, spare, dead, expire, released, expired_unstarted, unreadable. `reason`: why it is
+-- dead; what is wrong with one that no node can read.
 CREATE TYPE postrider._settlement AS (
   id bigint,
   endpoint_id bigint,
@@ -357,7 +358,7 @@ BEGIN
     PERFORM postrider._hold_endpoint(s.endpoint_id, s.hold_until);
   END IF;
   -- What a claim counts is counted when it ends.
-  v_attempts := v.attempts + CASE WHEN v_is_claimed AND s.ended NOT IN ('released', 'expired_unstarted', 'spare')
+  v_attempts := v.attempts + CASE WHEN v_is_claimed AND s.ended NOT IN ('released', 'expired_unstarted', 'spare', 'unreadable')
                                   THEN 1 ELSE 0 END;
   IF v_delivered OR v.delivered_late THEN
     RETURN postrider._applied(s.id, 'completed', postrider._leave(s.id, 'completed', v_attempts));
@@ -371,6 +372,8 @@ BEGIN
         PERFORM postrider._note_gone(s.endpoint_id);
       END IF;
       RETURN postrider._applied(s.id, 'dead', v_unblocked);
+    WHEN 'unreadable' THEN
+      RETURN postrider._applied(s.id, 'dead', postrider._bury(s.id, v_attempts, 'unreadable', s.reason));
     WHEN 'released' THEN
       NULL;
     ELSE
