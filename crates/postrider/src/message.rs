@@ -143,7 +143,8 @@ impl State {
             Self::Pending => &[Self::Processing, Self::Completed, Self::Dead, Self::Expired, Self::Cancelled],
             Self::Processing => &[Self::Completed, Self::Pending, Self::Dead, Self::Expired],
             Self::Dead => &[Self::Pending],
-            Self::Completed | Self::Expired | Self::Cancelled => &[],
+            Self::Cancelled => &[Self::Completed],
+            Self::Completed | Self::Expired => &[],
         }
     }
 }

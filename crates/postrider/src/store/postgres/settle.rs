@@ -177,7 +177,7 @@ fn may_come_back(settlement: &Settlement) -> bool {
 
 fn settled(settlement: &Settlement, row: &Row) -> Settled {
     let effect = match (row.get::<_, &str>(1), row.get::<_, Option<&str>>(2)) {
-        ("applied", Some(state)) => Effect::Applied(state_named(state)),
+        ("applied" | "recorded", Some(state)) => Effect::Applied(state_named(state)),
         ("noted", _) => Effect::Noted,
         ("later", _) => Effect::Later,
         _ => Effect::Fenced,

@@ -263,6 +263,19 @@ fn simple_ones(write: &Write<'_>, list: &str, from: i64, to: i64) -> rusqlite::R
         .collect()
 }
 
+/// Of a message that was cancelled while an attempt was under way the receiver acknowledged it; false when it was not
+/// cancelled, or is not kept.
+pub(super) fn complete_cancelled(write: &Write<'_>, id: MessageId) -> Result<bool> {
+    let Some(month) = month_of(write.conn, id).map_err(storage_error)? else { return Ok(false) };
+    let sql = format!(
+        "UPDATE {} SET status = 'completed', delivered_late = 1, finished_at = ?2
+         WHERE id = ?1 AND status = 'cancelled'",
+        month.table()
+    );
+    let completed = write.conn.execute(&sql, params![id.0, micros_of(write.now)]).map_err(storage_error)?;
+    Ok(completed > 0)
+}
+
 /// Out of the queue; the next message of its key takes its place.
 pub(super) fn remove(write: &mut Write<'_>, leaving: &Leaving) -> Result<Option<EndpointId>> {
     write

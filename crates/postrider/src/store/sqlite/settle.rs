@@ -70,13 +70,11 @@ fn settle_one(write: &mut Write<'_>, settlement: &Settlement) -> Result<Settled>
     };
     let delivered = matches!(settlement.end, End::Attempted { verdict: Verdict::Complete, .. });
     let Some(standing) = standing(write, settlement.id)? else {
-        // It is finished already; a late acknowledgement is worth a line in its story.
-        if let End::Attempted { record, .. } = &settlement.end
-            && delivered
-        {
-            record_attempt_if_wanted(write, settlement.id, record)?;
-        }
-        return settled(Effect::Fenced, None);
+        let effect = match &settlement.end {
+            End::Attempted { record, .. } if delivered => acknowledged_late(write, settlement.id, record)?,
+            _ => Effect::Fenced,
+        };
+        return settled(effect, None);
     };
     let claimed = standing.place == Place::Claimed;
     if !(claimed && standing.fence == settlement.fence) {
@@ -90,6 +88,19 @@ fn settle_one(write: &mut Write<'_>, settlement: &Settlement) -> Result<Settled>
     }
     let (state, unblocked) = end_claim(write, settlement, &standing, delivered)?;
     settled(Effect::Applied(state), unblocked)
+}
+
+/// It is finished already. One that was cancelled meanwhile, because its endpoint was dropped, is completed after all; for
+/// every other the acknowledgement is worth a line in its story.
+fn acknowledged_late(write: &mut Write<'_>, id: MessageId, record: &AttemptRecord) -> Result<Effect> {
+    if !archive::complete_cancelled(write, id)? {
+        record_attempt_if_wanted(write, id, record)?;
+        return Ok(Effect::Fenced);
+    }
+    if write.known.settings().attempt_log != AttemptLog::Off {
+        record_attempt(write, id, record)?;
+    }
+    Ok(Effect::Applied(State::Completed))
 }
 
 fn end_claim(
@@ -322,8 +333,8 @@ pub(super) fn cancel(write: &mut Write<'_>, id: MessageId) -> Result<()> {
     Ok(())
 }
 
-/// Its endpoint goes away, so even one in flight is given back and cancelled: its late result finds nothing
-/// to change. It was tried all the same.
+/// Its endpoint goes away, so even one in flight is given back and cancelled. It was tried all the same, and is completed
+/// if its receiver acknowledges it.
 pub(super) fn cancel_by_force(write: &mut Write<'_>, id: MessageId) -> Result<()> {
     let Some(standing) = standing(write, id)? else { return Ok(()) };
     let state = if standing.delivered_late { State::Completed } else { State::Cancelled };

@@ -213,6 +213,16 @@ impl<H: Harness> World<H> {
         self.settle(ticket, Verdict::Complete).await
     }
 
+    /// In one go.
+    pub(crate) async fn complete_all(&self, tickets: &[Ticket]) -> Vec<Settled> {
+        let settlement = |ticket: &Ticket| {
+            let Ticket { id, endpoint, fence, .. } = *ticket;
+            let end = ticket.attempted(self.now(), Verdict::Complete);
+            Settlement { id, endpoint, fence, end, hold_endpoint_until: None }
+        };
+        self.store().settle(tickets.iter().map(settlement).collect()).await.expect("settlements")
+    }
+
     pub(crate) async fn retry(&self, ticket: Ticket, seconds: u64) -> Settled {
         self.settle(ticket, retry_at(self.in_seconds(seconds))).await
     }

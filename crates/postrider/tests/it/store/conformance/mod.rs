@@ -132,6 +132,7 @@ macro_rules! conformance {
                 a_late_delivery_completes_an_unkeyed_message_at_once,
                 a_late_delivery_of_a_keyed_message_waits_for_the_current_claim,
                 a_noted_delivery_survives_a_forced_drop,
+                what_is_acknowledged_after_a_forced_drop_is_completed_with_its_attempt,
                 a_noted_delivery_outlives_the_loss_of_the_next_claim,
                 a_released_claim_takes_no_fence_with_it,
             }
