@@ -17,6 +17,7 @@ use self::job::{Commit, Order, WriterHandle};
 use self::known::Known;
 use self::lock::FileLock;
 use self::nodes::Listeners;
+use self::setback::ClockWatch;
 use self::stored_events::StoredEvents;
 use self::syncer::{SyncFile, Syncer};
 use self::writer::{Write, Writer};
@@ -64,6 +65,7 @@ mod row;
 mod schema;
 mod send;
 mod settings;
+mod setback;
 mod settle;
 mod shown;
 mod stored_event;
@@ -162,6 +164,7 @@ impl SqliteStore {
         let newest_message = conn
             .query_row("SELECT coalesce(max(id), 0) FROM _postrider_queue", [], |row| row.get(0))
             .map_err(storage_error)?;
+        let last_heartbeat = nodes::last_heartbeat(&conn).map_err(storage_error)?;
         let listeners = Arc::new(Listeners::default());
         let gauge = WalGauge::default();
         let (commands, receiver) = mpsc::channel();
@@ -180,6 +183,7 @@ impl SqliteStore {
             newest_message,
             unsynced_outside: true,
             stored_events: StoredEvents::of_file(options.own),
+            watch: ClockWatch::of_file(options.own, last_heartbeat, options.clock.now()),
             held: Default::default(),
             wal: gauge,
         };
@@ -393,7 +397,9 @@ impl Store for SqliteStore {
         let opened_at = self.opened_at;
         self.write(Commit::Soon, move |write| {
             // A store that was away for a while finds every lease run out: wait until nodes had a chance.
-            let may_judge = write.now >= opened_at + write.known.settings().node_lease;
+            // One whose clock was set back since knows less of that than of the leases.
+            let was_set_back = write.now < opened_at;
+            let may_judge = was_set_back || write.now >= opened_at + write.known.settings().node_lease;
             nodes::lost_claims(write, may_judge, limit)
         })
         .await

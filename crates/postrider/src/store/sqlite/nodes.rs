@@ -125,6 +125,15 @@ pub(super) fn join(write: &mut Write<'_>, name: &str) -> Result<NodeId> {
     Ok(node)
 }
 
+/// Of the latest node, dead or alive.
+pub(super) fn last_heartbeat(conn: &Connection) -> rusqlite::Result<Option<Timestamp>> {
+    conn.query_row("SELECT heartbeat_at FROM _postrider_nodes ORDER BY id DESC LIMIT 1", [], |row| {
+        Ok(Shown(row).time(0))
+    })
+    .optional()
+    .map(Option::flatten)
+}
+
 pub(super) fn heartbeat(write: &mut Write<'_>, node: NodeId) -> Result<()> {
     let confirmed = write
         .conn

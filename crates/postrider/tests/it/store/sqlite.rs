@@ -24,6 +24,31 @@ impl Sqlite {
     pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().join("store.db")
     }
+
+    pub(crate) fn set_back(&self, days: u64) {
+        self.clock_back_by(Duration::from_secs(days * 86_400));
+    }
+
+    pub(crate) fn clock_back_by(&self, time: Duration) {
+        self.clock.set_back(time);
+    }
+
+    /// Past all rules of the file.
+    pub(crate) fn overwrite(&self, id: MessageId, column: &str, value: &str) {
+        let shell = Connection::open(self.path()).expect("the file opens");
+        shell.busy_timeout(Duration::from_secs(5)).expect("a timeout");
+        let rule: String = shell
+            .query_row("SELECT sql FROM sqlite_master WHERE name = '_postrider_queue_immutable'", [], |row| {
+                row.get(0)
+            })
+            .expect("the rule");
+        shell
+            .execute_batch(&format!(
+                "PRAGMA ignore_check_constraints = ON; BEGIN IMMEDIATE; DROP TRIGGER _postrider_queue_immutable;
+                 UPDATE _postrider_queue SET {column} = {value} WHERE id = {id}; {rule}; COMMIT"
+            ))
+            .expect("a damaged row");
+    }
 }
 
 #[async_trait]
