@@ -609,6 +609,10 @@ fn storage_error(error: rusqlite::Error) -> StoreError {
             | ErrorCode::CannotOpen
             | ErrorCode::ReadOnly,
         ) => StoreError::Unusable(format!("the store cannot be used: {error}")),
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            StoreError::Unavailable(format!("another program is writing to it ({error})"))
+        }
+        Some(ErrorCode::DiskFull) => StoreError::Unavailable(format!("its disk is full ({error})")),
         _ => StoreError::Unavailable(error.to_string()),
     }
 }
