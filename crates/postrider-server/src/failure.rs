@@ -62,6 +62,11 @@ impl Failure {
         self
     }
 
+    /// The store may be available in a moment.
+    pub(crate) fn is_temporary(&self) -> bool {
+        self.sqlstate.as_deref() == Some(StoreError::Unavailable(String::new()).sqlstate())
+    }
+
     /// On stderr, for a person or as one line of JSON.
     pub(crate) fn print(&self, json: bool) {
         if json {

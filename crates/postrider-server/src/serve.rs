@@ -2,25 +2,31 @@
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
+use std::time::Duration;
 
 use console::style;
 use postrider::engine::{Event, Trial};
-use postrider::{Endpoint, Engine, EngineOptions, NewMessage};
+use postrider::store::TokenKey;
+use postrider::{Endpoint, Engine, EngineOptions, NewMessage, Store, StoreError};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::broadcast::Receiver;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::{self, Api, Gate};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::metrics::Metrics;
-use crate::store_url::StoreUrl;
+use crate::store_url::{NodeStore, StoreUrl};
 use crate::traces::Traces;
 
 /// Exit code of a process that a second signal ended: 128 + SIGINT, as shells count.
 const EXIT_AT_ONCE: i32 = 130;
+/// How often a store is asked that cannot be opened or joined yet, and how often that is said.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+const SAY_AGAIN: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Extras {
@@ -31,12 +37,13 @@ pub(crate) struct Extras {
 pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     let mut signals = Signals::new()?;
     warn_of_unknown_variables();
-    let created = !config.store.exists().await?;
-    if created {
-        refuse_strangers(&config, false)?;
-    }
-    let store = config.store.open_node(config.migrate).await?;
-    let keys = store.keyring.keys().await?;
+    let Opened { store, keys, created } = tokio::select! {
+        opened = open(&config) => opened?,
+        name = signals.next() => {
+            tracing::info!(signal = name, "Stopped before the store could be opened");
+            return Ok(());
+        }
+    };
     refuse_strangers(&config, !keys.is_empty())?;
     let listener = TcpListener::bind(config.listen).await.map_err(|error| deaf(config.listen, &error))?;
     let address = listener
@@ -45,9 +52,9 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     let traces = Traces::from_environment()?;
     let tracer = traces.as_ref().map(Traces::tracer);
     let options = EngineOptions { tracer: tracer.clone(), ..config.engine.clone() };
-    let engine = Engine::start(store.engine, options).await?;
-    let metrics = Metrics::new(store.api.clone(), engine.measures());
-    let node = Arc::new(Node::new(engine));
+    let measures = Arc::new(OnceLock::new());
+    let metrics = Metrics::new(store.api.clone(), measures.clone());
+    let node = Arc::new(Node::default());
 
     let stop = CancellationToken::new();
     let api = Api::new(store.api, Arc::clone(&node) as Arc<dyn api::Node>, tracer, stop.clone());
@@ -58,6 +65,19 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     let gate = Gate::new(store.keyring, keys, address);
     let drained = CancellationToken::new();
     let serving = tokio::spawn(api::serve(listener, router, gate, stop.clone(), drained.clone()));
+    let engine = tokio::select! {
+        started = start(store.engine, options, &node, address) => Some(started?),
+        name = signals.next() => {
+            tracing::info!(signal = name, "Stopping before the store could be joined");
+            None
+        }
+    };
+    let Some(engine) = engine else {
+        stop.cancel();
+        return Ok(());
+    };
+    let _ = measures.set(engine.measures());
+    node.runs(engine);
     greet(&config.store, created, address);
     tracing::info!(store = %config.store, %address, node = config.engine.node_name, "Postrider is ready");
 
@@ -94,21 +114,113 @@ fn deaf(listen: SocketAddr, error: &std::io::Error) -> Failure {
     }
 }
 
+struct Opened {
+    store: NodeStore,
+    keys: Vec<TokenKey>,
+    created: bool,
+}
+
+/// An application may write to the file for long, and a disk may be full: both end without a restart of the node.
+async fn open(config: &Config) -> Result<Opened, Failure> {
+    let mut waiting = Waiting::default();
+    loop {
+        match open_now(config).await {
+            Err(failure) if failure.is_temporary() && config.store.path().is_some() => {
+                waiting.say(|| {
+                    tracing::warn!(error = failure.error, "The store cannot be opened yet; trying again");
+                });
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+async fn open_now(config: &Config) -> Result<Opened, Failure> {
+    let created = !config.store.exists().await?;
+    if created {
+        refuse_strangers(config, false)?;
+    }
+    let store = config.store.open_node(config.migrate).await?;
+    let keys = store.keyring.keys().await?;
+    Ok(Opened { store, keys, created })
+}
+
+/// The same for the first thing that a node writes. Meanwhile the API answers, and `/readyz` says what is in the way.
+async fn start(
+    store: Arc<dyn Store>,
+    options: EngineOptions,
+    node: &Node,
+    address: SocketAddr,
+) -> Result<Engine, StoreError> {
+    let mut waiting = Waiting::default();
+    loop {
+        match Engine::start(store.clone(), options.clone()).await {
+            Err(StoreError::Unavailable(error)) => {
+                waiting.say(|| {
+                    tracing::warn!(error, %address, "The store takes no node yet, so nothing is delivered; trying again");
+                });
+                node.waits(error);
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+            started => return started,
+        }
+    }
+}
+
+/// What is in the way is said once in a while.
+#[derive(Default)]
+struct Waiting {
+    said_at: Option<Instant>,
+}
+
+impl Waiting {
+    fn say(&mut self, say: impl FnOnce()) {
+        if self.said_at.is_none_or(|at| at.elapsed() >= SAY_AGAIN) {
+            self.said_at = Some(Instant::now());
+            say();
+        }
+    }
+}
+
 /// The engine while it runs. Stopping takes it out, so whoever asks later is told no.
-struct Node(RwLock<Option<Engine>>);
+struct Node(RwLock<Stage>);
+
+enum Stage {
+    /// The store takes no node yet; why.
+    Starting(Option<String>),
+    Running(Engine),
+    Stopped,
+}
+
+impl Default for Node {
+    fn default() -> Self {
+        Self(RwLock::new(Stage::Starting(None)))
+    }
+}
 
 impl Node {
-    fn new(engine: Engine) -> Self {
-        Self(RwLock::new(Some(engine)))
+    fn waits(&self, error: String) {
+        self.enter(Stage::Starting(Some(error)));
+    }
+
+    fn runs(&self, engine: Engine) {
+        self.enter(Stage::Running(engine));
+    }
+
+    fn enter(&self, stage: Stage) -> Stage {
+        std::mem::replace(&mut *self.0.write().expect("nothing panics while it holds the engine"), stage)
     }
 
     fn ask<T>(&self, question: impl FnOnce(&Engine) -> T) -> Option<T> {
-        self.0.read().expect("nothing panics while it holds the engine").as_ref().map(question)
+        match &*self.0.read().expect("nothing panics while it holds the engine") {
+            Stage::Running(engine) => Some(question(engine)),
+            Stage::Starting(_) | Stage::Stopped => None,
+        }
     }
 
     async fn stop(&self) {
-        let engine = self.0.write().expect("nothing panics while it holds the engine").take();
-        if let Some(engine) = engine {
+        if let Stage::Running(engine) = self.enter(Stage::Stopped) {
             engine.stop().await;
         }
     }
@@ -117,6 +229,13 @@ impl Node {
 impl api::Node for Node {
     fn is_progressing(&self) -> bool {
         self.ask(Engine::is_progressing).unwrap_or(false)
+    }
+
+    fn waits_for(&self) -> Option<String> {
+        match &*self.0.read().expect("nothing panics while it holds the engine") {
+            Stage::Starting(why) => why.clone(),
+            Stage::Running(_) | Stage::Stopped => None,
+        }
     }
 
     fn events(&self) -> Option<Receiver<Event>> {

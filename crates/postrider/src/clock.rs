@@ -30,6 +30,10 @@ impl ManualClock {
     pub fn advance(&self, by: Duration) {
         self.0.fetch_add(by.as_micros() as i64, Ordering::SeqCst);
     }
+
+    pub fn set_back(&self, by: Duration) {
+        self.0.fetch_sub(by.as_micros() as i64, Ordering::SeqCst);
+    }
 }
 
 impl Clock for ManualClock {

@@ -140,10 +140,11 @@ impl State {
     /// The only moves there are; the store refuses every other.
     pub fn next(self) -> &'static [State] {
         match self {
-            Self::Pending => &[Self::Processing, Self::Completed, Self::Expired, Self::Cancelled],
+            Self::Pending => &[Self::Processing, Self::Completed, Self::Dead, Self::Expired, Self::Cancelled],
             Self::Processing => &[Self::Completed, Self::Pending, Self::Dead, Self::Expired],
             Self::Dead => &[Self::Pending],
-            Self::Completed | Self::Expired | Self::Cancelled => &[],
+            Self::Cancelled => &[Self::Completed],
+            Self::Completed | Self::Expired => &[],
         }
     }
 }

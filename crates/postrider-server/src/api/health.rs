@@ -28,13 +28,18 @@ pub(super) async fn livez() -> Response<Body> {
 /// Does the engine get anything done?
 #[utoipa::path(get, path = "/readyz", operation_id = "readyz", tag = "health", security(),
     responses((status = 200, description = "It does", body = Health),
-        (status = 503, description = "The dispatcher does not turn, or the lease is not confirmed", body = ProblemView, content_type = "application/problem+json")))]
+        (status = 503, description = "The dispatcher does not turn, the lease is not confirmed, or the store takes no node yet", body = ProblemView, content_type = "application/problem+json")))]
 pub(super) async fn readyz(State(api): State<Arc<Api>>) -> Result<Response<Body>, Problem> {
     if api.node.is_progressing() {
         return Ok(json_response(StatusCode::OK, r#"{"status":"ready"}"#));
     }
+    let detail = match api.node.waits_for() {
+        Some(why) => format!("the node could not join the store yet and tries again: {why}"),
+        None => "the dispatcher has not turned, or the lease was not confirmed, within the last seconds"
+            .to_owned(),
+    };
     Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "not-ready", "The engine makes no progress")
-        .detail("the dispatcher has not turned, or the lease was not confirmed, within the last seconds"))
+        .detail(detail))
 }
 
 #[cfg(test)]

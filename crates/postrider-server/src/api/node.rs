@@ -5,9 +5,13 @@ use postrider::engine::{Event, Trial};
 use postrider::{NewMessage, StoreError};
 use tokio::sync::broadcast::Receiver;
 
-/// A running engine; None once it has stopped.
+/// A running engine; None before it has started and once it has stopped.
 pub(crate) trait Node: Send + Sync + 'static {
     fn is_progressing(&self) -> bool;
+    /// What keeps it from starting.
+    fn waits_for(&self) -> Option<String> {
+        None
+    }
     fn events(&self) -> Option<Receiver<Event>>;
     fn trial(&self, endpoint: Endpoint, message: NewMessage, body_bytes_max: usize) -> Option<Trial>;
 }

@@ -1,6 +1,6 @@
 //! What a scrape gets: the store's figures, this node's own, and its process, on one page.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,7 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// The pages of one node.
 pub(crate) struct Metrics {
     operate: Arc<dyn Operate>,
-    measures: Measures,
+    /// From the start of the engine on.
+    measures: Arc<OnceLock<Measures>>,
     /// Held while a page is made, so that whoever comes meanwhile gets the same one.
     latest: Mutex<Option<(Instant, Texts)>>,
 }
@@ -39,7 +40,7 @@ pub(crate) struct Texts {
 }
 
 impl Metrics {
-    pub(crate) fn new(operate: Arc<dyn Operate>, measures: Measures) -> Self {
+    pub(crate) fn new(operate: Arc<dyn Operate>, measures: Arc<OnceLock<Measures>>) -> Self {
         Self { operate, measures, latest: Mutex::default() }
     }
 
@@ -65,6 +66,7 @@ impl Metrics {
             }
             Err(_) => None,
         };
-        Page { store, node: self.measures.read(), process: process::figures() }
+        let node = self.measures.get().map(Measures::read).unwrap_or_default();
+        Page { store, node, process: process::figures() }
     }
 }

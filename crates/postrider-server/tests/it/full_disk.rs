@@ -83,3 +83,39 @@ fn a_full_disk_refuses_sends_and_loses_nothing_that_was_accepted() {
     assert_eq!(*delivered.lock().expect("the count"), expected);
     node.send("shop", &[], "\"after\"");
 }
+
+/// As many as a few pages have, and less than the WAL that is there.
+const TOO_FEW_BLOCKS: u32 = 200;
+
+#[test]
+fn a_node_starts_on_a_full_disk_says_so_and_delivers_once_there_is_room() {
+    let receiver = Receiver::start(|_| Some(200));
+    let home = Home::new();
+    let node = home.start();
+    node.create_endpoint(json!({ "name": "shop", "protocol": "http", "config": { "url": receiver.url() } }));
+    home.json(&["endpoint", "pause", "shop"]);
+    let payload = format!("\"{}\"", "x".repeat(20_000));
+    let ids: Vec<i64> = (0..50).map(|_| node.send("shop", &[], &payload)).collect();
+    node.kill();
+
+    let node = home.start_without_room(TOO_FEW_BLOCKS);
+    node.get("/livez").expect(200);
+    let not_ready = node.get("/readyz").expect(503).json();
+    let detail = not_ready["detail"].as_str().expect("a detail");
+    assert!(detail.starts_with("the node could not join the store yet and tries again: "), "{detail}");
+    node.get(&format!("/v1/messages/{}", ids[0])).expect(200);
+    node.get("/metrics").expect(200);
+    node.post("/v1/endpoints/shop/messages", &[], b"1").expect(503);
+    home.json(&["endpoint", "resume", "shop"]);
+
+    // Somebody makes room.
+    let room = format!("prlimit --pid {} --fsize=unlimited", node.pid());
+    assert!(home.shell(&room).status.success());
+    node.until_ready();
+    for id in ids {
+        node.until(id, "completed");
+    }
+    crate::eventually(Duration::from_secs(10), "it is ready", || {
+        (node.get("/readyz").status == 200).then_some(())
+    });
+}

@@ -94,6 +94,22 @@ impl Home {
         Node::start(command)
     }
 
+    /// The same for a limit that can be lifted while the node runs. It cannot write what it begins with.
+    pub(crate) fn start_without_room(&self, blocks: u32) -> Node {
+        let limited = format!("trap '' XFSZ; ulimit -S -f {blocks}; exec \"$@\"");
+        let serve = self.serve(&["--allow-internal"]);
+        let mut command = self.program("sh");
+        command.args(["-c", &limited, "sh"]).arg(serve.get_program()).args(serve.get_args());
+        let mut node = Node::spawn(command);
+        node.address = node.until_address(NO_NODE_YET);
+        node
+    }
+
+    /// It does not get as far as to be ready; see [`Node::until_address`] and [`Node::until_written`].
+    pub(crate) fn start_waiting(&self) -> Node {
+        Node::spawn(self.serve(&["--allow-internal"]))
+    }
+
     fn serve(&self, arguments: &[&str]) -> Command {
         let unless_given = |flag: &str, given: &'static [&'static str]| match arguments.contains(&flag) {
             true => &[],
@@ -112,8 +128,18 @@ pub(crate) struct Node {
     written: Arc<Mutex<String>>,
 }
 
+/// What a node says whose store it cannot join.
+pub(crate) const NO_NODE_YET: &str = "The store takes no node yet, so nothing is delivered; trying again";
+const READY: &str = "Postrider is ready";
+
 impl Node {
-    fn start(mut command: Command) -> Self {
+    fn start(command: Command) -> Self {
+        let mut node = Self::spawn(command);
+        node.address = node.until_address(READY);
+        node
+    }
+
+    fn spawn(mut command: Command) -> Self {
         let mut child =
             command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the binary starts");
         let stderr = child.stderr.take().expect("stderr is piped");
@@ -127,21 +153,24 @@ impl Node {
                 let _ = lines.send(line);
             }
         });
-        let mut node = Self { child, address: SocketAddr::from(([127, 0, 0, 1], 0)), log, written };
-        node.address = node.until_ready();
-        node
+        Self { child, address: SocketAddr::from(([127, 0, 0, 1], 0)), log, written }
     }
 
-    fn until_ready(&self) -> SocketAddr {
+    pub(crate) fn until_ready(&self) -> SocketAddr {
+        self.until_address(READY)
+    }
+
+    /// Of the line with this sentence.
+    pub(crate) fn until_address(&self, sentence: &str) -> SocketAddr {
         let mut seen = Vec::new();
         loop {
             let Ok(line) = self.log.recv_timeout(READY_WITHIN) else {
-                panic!("the node did not become ready: {seen:?}");
+                panic!("the node did not say {sentence:?}: {seen:?}");
             };
-            if line["message"] == "Postrider is ready" {
+            if line["message"] == sentence {
                 return line["address"].as_str().expect("an address").parse().expect("an address");
             }
-            if let Some((_, rest)) = line.as_str().and_then(|text| text.split_once("Postrider is ready"))
+            if let Some((_, rest)) = line.as_str().and_then(|text| text.split_once(sentence))
                 && let Some((_, address)) = rest.split_once("address=")
             {
                 return address.split(' ').next().and_then(|text| text.parse().ok()).expect("an address");

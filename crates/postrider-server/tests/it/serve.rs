@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use test_servers::postgres::Postgres;
 
-use crate::node::Home;
+use crate::node::{Home, NO_NODE_YET};
 use crate::receiver::Receiver;
 
 /// Runs `serve`, expects it to end by itself, and gives exit code and stderr.
@@ -269,4 +269,44 @@ fn a_node_whose_database_froze_is_alive_but_not_ready() {
     crate::eventually(Duration::from_secs(60), "it is ready again", || {
         (node.get("/readyz").status == 200).then_some(())
     });
+}
+
+#[test]
+fn a_node_waits_for_an_application_that_writes_and_can_be_stopped_meanwhile() {
+    let home = Home::new();
+    home.json(&["migrate"]);
+    let application = rusqlite::Connection::open(home.store_file()).expect("the file");
+    application.execute_batch("BEGIN IMMEDIATE; CREATE TABLE orders (id INTEGER)").expect("a transaction");
+    let mut stopped = home.start_waiting();
+    stopped.until_address(NO_NODE_YET);
+    assert!(stopped.written().contains("another program is writing to it"), "{}", stopped.written());
+    stopped.signal("TERM");
+    assert!(stopped.until_exit(Duration::from_secs(15)).success());
+
+    let mut node = home.start_waiting();
+    node.address = node.until_address(NO_NODE_YET);
+    node.get("/readyz").expect(503);
+    application.execute_batch("COMMIT").expect("the end of it");
+    node.until_ready();
+    node.get("/readyz").expect(200);
+}
+
+#[test]
+fn a_node_waits_for_an_application_before_it_makes_its_store() {
+    let home = Home::new();
+    let application = rusqlite::Connection::open(home.store_file()).expect("the file");
+    application.execute_batch("CREATE TABLE orders (id INTEGER); BEGIN EXCLUSIVE").expect("a transaction");
+    let waits = |node: &crate::node::Node| {
+        crate::eventually(Duration::from_secs(30), "it waits", || {
+            node.written().contains("The store cannot be opened yet; trying again").then_some(())
+        });
+    };
+    let mut stopped = home.start_waiting();
+    waits(&stopped);
+    stopped.signal("TERM");
+    assert!(stopped.until_exit(Duration::from_secs(15)).success());
+    let node = home.start_waiting();
+    waits(&node);
+    application.execute_batch("COMMIT").expect("the end of it");
+    node.until_ready();
 }

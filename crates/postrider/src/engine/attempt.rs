@@ -67,6 +67,8 @@ pub(super) struct Attempt {
 
 pub(super) struct Finished {
     pub(super) claim: Claim,
+    /// As it was when the attempt began.
+    pub(super) endpoint: Arc<Endpoint>,
     pub(super) outcome: Outcome,
     pub(super) load: Load,
     pub(super) sign: Sign,
@@ -97,6 +99,7 @@ impl Attempt {
         let (result, timed_out) = try_once(&self.connection, &delivery, self.timeout).await;
         Finished {
             claim: self.claim,
+            endpoint: self.connection.endpoint.clone(),
             settling: span.map(|span| span.end(&result)),
             load: load(&result, timed_out),
             sign: sign(&result),

@@ -46,7 +46,8 @@ impl Concurrency {
                 let step = if self.probing { 1.0 } else { 1.0 / self.limit };
                 self.limit = (self.limit + step).min(f64::from(self.max));
             }
-            Load::Overloaded if began_at >= self.decreased_at => {
+            // A decrease in the future was made before the clock was set back.
+            Load::Overloaded if began_at >= self.decreased_at || now < self.decreased_at => {
                 self.limit = (self.limit * DECREASE).max(1.0);
                 self.probing = false;
                 self.decreased_at = now;

@@ -41,24 +41,43 @@ struct Report {
 
 impl Ended {
     pub(super) fn attempted(
-        mut finished: Finished,
+        finished: Finished,
         lane: &Lane,
         settings: &Settings,
         now: Timestamp,
         anybody_listens: bool,
     ) -> Self {
         let verdict = judge(&finished, lane, now);
+        let hold = endpoint_hold(&finished.outcome, settings.retry_max_delay, now);
+        Self::judged(finished, verdict, hold, now, anybody_listens)
+    }
+
+    /// Its endpoint was dropped meanwhile, and its message cancelled. What the receiver acknowledged is recorded all the
+    /// same; of everything else the store forgets the claim.
+    pub(super) fn attempted_in_vain(finished: Finished, now: Timestamp, anybody_listens: bool) -> Self {
+        match finished.outcome {
+            Outcome::Delivered(_) => Self::judged(finished, Verdict::Complete, None, now, anybody_listens),
+            Outcome::Failed(_) | Outcome::Lost { .. } => Self::given_back(&finished.claim, now),
+        }
+    }
+
+    fn judged(
+        mut finished: Finished,
+        verdict: Verdict,
+        hold: Option<Timestamp>,
+        now: Timestamp,
+        anybody_listens: bool,
+    ) -> Self {
         let due_at = match &verdict {
             Verdict::Retry { due_at } | Verdict::Spare { due_at } => Some(*due_at),
             Verdict::Complete | Verdict::Dead { .. } | Verdict::Expire => None,
         };
         let is_told = anybody_listens || journal::is_wanted(&verdict);
-        let hold = endpoint_hold(&finished.outcome, settings.retry_max_delay, now);
         let settlement = settlement::of_attempt(&finished, verdict, hold);
         let settling = finished.settling.take();
         let report = is_told.then(|| {
             Box::new(Report {
-                endpoint: lane.endpoint.name.clone(),
+                endpoint: finished.endpoint.name.clone(),
                 attempt: finished.claim.attempt,
                 duration: Some(finished.duration),
                 age: age(&finished.claim, now),

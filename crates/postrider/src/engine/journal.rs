@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::message::{Message, MessageId, State};
 use crate::outcome::OUTCOME;
-use crate::store::Expired;
+use crate::store::{Expired, Unreadable};
 use crate::trace;
 use crate::verdict::{Class, Verdict};
 
@@ -40,11 +40,24 @@ pub(super) struct Line {
 impl Line {
     /// Of one that the store expired.
     pub(super) fn expired(expired: Expired, endpoint: Arc<str>) -> Self {
+        Self::of_store(expired.id, endpoint, State::Expired, expired.attempts)
+    }
+
+    /// Of one that the store set aside.
+    pub(super) fn unreadable(unreadable: Unreadable, endpoint: Arc<str>) -> Self {
         Self {
-            message: expired.id,
+            class: Some(Class::Permanent),
+            error: Some(unreadable.error),
+            ..Self::of_store(unreadable.id, endpoint, State::Dead, unreadable.attempts)
+        }
+    }
+
+    fn of_store(message: MessageId, endpoint: Arc<str>, state: State, attempt: u32) -> Self {
+        Self {
+            message,
             endpoint,
-            state: State::Expired,
-            attempt: expired.attempts,
+            state,
+            attempt,
             class: None,
             error: None,
             status: None,

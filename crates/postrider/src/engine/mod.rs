@@ -107,7 +107,14 @@ impl Engine {
             Hello { name: options.node_name.clone(), arrivals: arrivals.clone(), direct: slots.clone() };
         let began = Began::now();
         let node = store.join(hello).await?;
-        let snapshot = store.snapshot(None).await?.expect("a snapshot of no known version is always given");
+        let snapshot = match store.snapshot(None).await {
+            Ok(snapshot) => snapshot.expect("a snapshot of no known version is always given"),
+            Err(error) => {
+                // Nobody listens under its name: the store must not claim for it.
+                let _ = store.leave(node).await;
+                return Err(error);
+            }
+        };
         let lease = Arc::new(Lease::new(node, began, snapshot.settings.node_lease));
         let (events, pulse, suspects) = (Events::new(), Arc::new(Pulse::new()), Arc::new(Notify::new()));
         let measures = Measures { tally: Arc::new(Tally::new()), slots: slots.clone() };

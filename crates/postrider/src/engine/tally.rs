@@ -37,7 +37,7 @@ pub struct Measures {
     pub(super) slots: Arc<Slots>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeFigures {
     /// Claims that run or are about to.
     pub in_flight: u32,

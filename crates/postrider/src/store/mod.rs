@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::breaker::Circuit;
 use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
-use crate::error::StoreError;
+use crate::error::{Invalid, StoreError};
 use crate::message::{Claim, Fence, LostClaim, MessageId, NewMessage, NodeId, Sent, State};
 use crate::settings::Settings;
 use crate::verdict::{Class, Verdict};
@@ -230,6 +230,8 @@ pub struct Claimed {
     pub claims: Vec<Claim>,
     /// Met on the way, and archived: they were past their expiry.
     pub expired: Vec<Expired>,
+    /// Met on the way, and dead letters now: no node can read them.
+    pub unreadable: Vec<Unreadable>,
     /// For each want, in order: when to ask again.
     pub next: Vec<(EndpointId, NextDue)>,
 }
@@ -262,6 +264,8 @@ pub enum End {
     Released,
     /// It expired between claim and start; no attempt is counted.
     ExpiredUnstarted,
+    /// The store handed out something that no node can read: a dead letter. No attempt is counted.
+    Unreadable { error: String },
 }
 
 /// One attempt, as it is kept.
@@ -325,6 +329,22 @@ pub struct Expired {
     pub id: MessageId,
     pub endpoint: EndpointId,
     pub attempts: u32,
+}
+
+/// A message that a claim found and cannot read, because another program wrote into the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    pub id: MessageId,
+    pub endpoint: EndpointId,
+    pub attempts: u32,
+    /// Which column is wrong, and how.
+    pub error: String,
+}
+
+impl Unreadable {
+    pub(crate) fn new(id: MessageId, endpoint: EndpointId, attempts: u32, what: &Invalid) -> Self {
+        Self { id, endpoint, attempts, error: format!("{} {what}", Class::Permanent.tag()) }
+    }
 }
 
 /// A pending message that lost a claim with its node.

@@ -93,12 +93,18 @@ pub struct DlqFilter {
 /// Reason of the dead letter that an event becomes which cannot be fanned out.
 pub const INVALID_EVENT: &str = "invalid_event";
 
+/// Reason of the dead letter that a message becomes which no node can read, because another program wrote into the store.
+pub const UNREADABLE: &str = "unreadable";
+/// Under this name headers and options are shown as they are stored when they cannot be read.
+pub const UNREADABLE_FIELD: &str = "(unreadable)";
+
 /// Why dead letters died.
-pub const DEAD_REASONS: [&str; 4] = [
+pub const DEAD_REASONS: [&str; 5] = [
     DeadReason::AttemptsExhausted.as_str(),
     DeadReason::Permanent.as_str(),
     DeadReason::Gone.as_str(),
     INVALID_EVENT,
+    UNREADABLE,
 ];
 
 fn is_zero(limit: &usize) -> bool {

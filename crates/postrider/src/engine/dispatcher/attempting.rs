@@ -114,9 +114,9 @@ impl Dispatcher {
         let id = finished.claim.message.endpoint;
         self.parts.slots.release(id, 1);
         let (now, accepts) = (self.parts.store.now(), self.accepts());
+        let anybody_listens = self.parts.events.anybody_listens();
         let Some(lane) = self.lanes.get_mut(id) else {
-            // Its endpoint was dropped meanwhile, and its message with it: the store forgets the claim.
-            self.unsettled.push(Ended::given_back(&finished.claim, now));
+            self.unsettled.push(Ended::attempted_in_vain(finished, now, anybody_listens));
             return;
         };
         lane.running -= 1;
@@ -136,7 +136,7 @@ impl Dispatcher {
             settings.circuit_breaker_cooldown,
         );
         let is_keyed = finished.claim.message.ordering_key.is_some();
-        let ended = Ended::attempted(finished, lane, settings, now, self.parts.events.anybody_listens());
+        let ended = Ended::attempted(finished, lane, settings, now, anybody_listens);
         let held_until = ended.settlement.hold_endpoint_until;
         lane.held_until = lane.held_until.max(held_until);
         self.unsettled.push(ended);

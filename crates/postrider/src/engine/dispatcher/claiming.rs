@@ -1,6 +1,7 @@
 //! What to claim: suspects on trial, probes of circuits, and whatever is due, shared fairly.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use super::{CLAIM_ENDPOINTS_MAX, CLAIM_MESSAGES_MAX, Dispatcher, STORE_BACKOFF_MIN, SUSPECTS_REST};
 use crate::breaker::Permission;
@@ -9,7 +10,7 @@ use crate::engine::journal::{self, Line};
 use crate::engine::lane::Work;
 use crate::error::StoreError;
 use crate::message::{MessageId, State};
-use crate::store::{ClaimRequest, Claimed, Expired, NextDue, Pick, Suspect, Want};
+use crate::store::{ClaimRequest, Claimed, Expired, NextDue, Pick, Suspect, Unreadable, Want};
 
 impl Dispatcher {
     /// None when there is nothing to ask for, or no room.
@@ -187,6 +188,7 @@ impl Dispatcher {
             }
         }
         self.log_expired(&claimed.expired);
+        self.log_unreadable(claimed.unreadable);
         claimed.claims.into_iter().for_each(|claim| self.take_up(claim));
     }
 
@@ -195,9 +197,18 @@ impl Dispatcher {
             return;
         }
         for expired in expired {
-            let lane = self.lanes.get(expired.endpoint);
-            let name = lane.map_or_else(|| "".into(), |lane| lane.endpoint.name.clone());
-            self.parts.journal.put(Line::expired(*expired, name));
+            self.parts.journal.put(Line::expired(*expired, self.name_of(expired.endpoint)));
         }
+    }
+
+    fn log_unreadable(&self, unreadable: Vec<Unreadable>) {
+        for unreadable in unreadable {
+            let name = self.name_of(unreadable.endpoint);
+            self.parts.journal.put(Line::unreadable(unreadable, name));
+        }
+    }
+
+    fn name_of(&self, endpoint: EndpointId) -> Arc<str> {
+        self.lanes.get(endpoint).map_or_else(|| "".into(), |lane| lane.endpoint.name.clone())
     }
 }

@@ -105,6 +105,13 @@ impl Batches {
         }
     }
 
+    /// Nobody works on these any more, and they were not settled: they go back with their claim, or by themselves before.
+    pub(super) fn give_up(&self, settlements: &[&Settlement]) {
+        if let Some(first) = settlements.first() {
+            self.settled(first.fence.node, settlements, &Closing::default());
+        }
+    }
+
     /// What somebody works on, or is just settling.
     pub(super) fn held(&self) -> HashSet<(Fence, i64)> {
         let held = self.lock();

@@ -4,18 +4,20 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
+use bytes::Bytes;
 use jiff::Timestamp;
 use postgres_types::Json;
 use tokio_postgres::Row;
 
 use super::cursors::{Position, Start};
 use super::errors::store_error;
-use super::row::{count, headers, object, payload};
+use super::row::{Reading, count, object, optional_time, time};
 use super::{Shared, settle};
 use crate::endpoint::EndpointId;
-use crate::message::{Claim, Fence, Message, MessageId, NodeId};
+use crate::message::{Claim, Fence, Message, MessageId, NodeId, State};
 use crate::store::{
-    Arrival, ClaimRequest, Claimed, End, Expired, NextDue, Pick, Result, Settlement, Suspect, Waiting, Want,
+    Arrival, ClaimRequest, Claimed, Effect, End, Expired, NextDue, Pick, Result, Settlement, Suspect,
+    Unreadable, Waiting, Want,
 };
 
 pub(super) async fn claim(shared: &Shared, request: ClaimRequest) -> Result<Claimed> {
@@ -24,10 +26,44 @@ pub(super) async fn claim(shared: &Shared, request: ClaimRequest) -> Result<Clai
     // Until it is known what was claimed, nobody takes its messages for forgotten.
     let _under_way = shared.under_way.begin(fence);
     let answered = asked.send(shared, fence).await?;
-    let claimed = asked.understand(shared, fence, &answered);
+    let mut claimed = asked.understand(shared, fence, &answered);
     shared.claimed_lately.fetch_add(claimed.claims.len(), Relaxed);
-    shared.batches.claimed(fence, claimed.claims.iter().map(|claim| claim.message.id.0));
+    let unreadable = claimed.unreadable.iter().map(|unreadable| unreadable.id.0);
+    shared.batches.claimed(fence, claimed.claims.iter().map(|claim| claim.message.id.0).chain(unreadable));
+    if !claimed.unreadable.is_empty() {
+        claimed.unreadable = set_aside(shared, fence, claimed.unreadable).await;
+    }
     Ok(claimed)
+}
+
+/// What the database handed out and no node can read becomes dead letters; which did. The others were claimed in vain:
+/// nobody works on them, so they go back, and the next claim meets them again.
+async fn set_aside(shared: &Shared, fence: Fence, unreadable: Vec<Unreadable>) -> Vec<Unreadable> {
+    let settlement = |unreadable: &Unreadable| Settlement {
+        id: unreadable.id,
+        endpoint: unreadable.endpoint,
+        fence,
+        end: End::Unreadable { error: unreadable.error.clone() },
+        hold_endpoint_until: None,
+    };
+    let settlements: Vec<Settlement> = unreadable.iter().map(settlement).collect();
+    let settled = settle::settle(shared, settlements.clone()).await.unwrap_or_else(|error| {
+        tracing::warn!(%error, "Messages that cannot be read could not be set aside; trying again");
+        settlements.iter().map(settle::later).collect()
+    });
+    let (mut aside, mut left) = (Vec::new(), Vec::new());
+    for ((unreadable, settlement), settled) in unreadable.into_iter().zip(&settlements).zip(settled) {
+        if let Some(endpoint) = settled.unblocked {
+            shared.listeners.tell(|| Arrival::Pending(endpoint));
+        }
+        match settled.effect {
+            Effect::Applied(State::Dead) => aside.push(unreadable),
+            Effect::Later => left.push(settlement),
+            Effect::Applied(_) | Effect::Fenced | Effect::Noted => {}
+        }
+    }
+    shared.batches.give_up(&left);
+    aside
 }
 
 /// Claims that are being asked for.
@@ -169,7 +205,7 @@ impl Asked {
 
     fn understand(&self, shared: &Shared, fence: Fence, rows: &[Row]) -> Claimed {
         let mut claims = Vec::with_capacity(rows.len().saturating_sub(self.wants.len()));
-        let mut expired = Vec::new();
+        let (mut expired, mut unreadable) = (Vec::new(), Vec::new());
         let mut next = vec![None; self.wants.len()];
         let mut ends: HashMap<usize, Position> = HashMap::new();
         for row in rows {
@@ -181,8 +217,13 @@ impl Asked {
                 continue;
             }
             if row.get::<_, Option<i64>>(1).is_some() {
-                ends.insert(want, position(row));
-                claims.push(claimed(row, fence));
+                if let Some(position) = position(row) {
+                    ends.insert(want, position);
+                }
+                match claimed(row, fence) {
+                    Ok(claim) => claims.push(claim),
+                    Err(broken) => unreadable.push(broken),
+                }
                 continue;
             }
             let when = next_due(row);
@@ -192,7 +233,7 @@ impl Asked {
             }
             next[*place] = Some((asked.endpoint, when));
         }
-        Claimed { claims, expired, next: next.into_iter().flatten().collect() }
+        Claimed { claims, expired, unreadable, next: next.into_iter().flatten().collect() }
     }
 }
 
@@ -214,46 +255,53 @@ fn suspects_of(pick: &Pick) -> &[MessageId] {
 fn next_due(row: &Row) -> NextDue {
     match row.get::<_, &str>(17) {
         "now" => NextDue::Now,
-        "at" => row.get::<_, Option<Timestamp>>(18).map_or(NextDue::Nothing, NextDue::At),
+        "at" => optional_time(row, 18).map_or(NextDue::Nothing, NextDue::At),
         _ => NextDue::Nothing,
     }
 }
 
-fn position(row: &Row) -> Position {
-    Position { priority: row.get(6), due_at: row.get(7), id: row.get(1) }
+/// None where no claim can begin.
+fn position(row: &Row) -> Option<Position> {
+    Some(Position { priority: row.get(6), due_at: row.try_get(7).ok()?, id: row.get(1) })
 }
 
-fn claimed(row: &Row, fence: Fence) -> Claim {
-    Claim {
-        message: Arc::new(message(row)),
+fn claimed(row: &Row, fence: Fence) -> Result<Claim, Unreadable> {
+    let mut reading = Reading::of(row);
+    let message = message(&mut reading);
+    if let Some(what) = reading.unreadable() {
+        let attempts = count(row, 2).saturating_sub(1);
+        return Err(Unreadable::new(message.id, message.endpoint, attempts, &what));
+    }
+    Ok(Claim {
+        message: Arc::new(message),
         fence,
         attempt: count(row, 2),
         attempts_before: count(row, 3),
         losses: count(row, 4),
-    }
+    })
 }
 
-fn message(row: &Row) -> Message {
+fn message(row: &mut Reading<'_>) -> Message {
     Message {
         id: MessageId(row.get(1)),
         endpoint: EndpointId(row.get(5)),
-        priority: row.get::<_, i16>(6) as u8,
+        priority: row.get::<i16>(6) as u8,
         created_at: row.get(8),
         expires_at: row.get(9),
         correlation_id: row.get(10),
         content_type: row.get(11),
         ordering_key: row.get(12),
         event_type: row.get(13),
-        headers: headers(row, 14),
-        options: object(row, 15),
+        headers: row.json(14),
+        options: row.json(15),
         // An erased message is delivered empty: its record goes on, its content does not.
-        payload: payload(row, 16).unwrap_or_default(),
+        payload: row.get::<Option<&[u8]>>(16).map(Bytes::copy_from_slice).unwrap_or_default(),
     }
 }
 
 pub(super) async fn waiting(shared: &Shared) -> Result<Vec<Waiting>> {
     let rows = shared.own.query("SELECT endpoint_id, due_at FROM postrider._waiting()", &[]).await?;
-    Ok(rows.iter().map(|row| Waiting { endpoint: EndpointId(row.get(0)), due_at: row.get(1) }).collect())
+    Ok(rows.iter().map(|row| Waiting { endpoint: EndpointId(row.get(0)), due_at: time(row, 1) }).collect())
 }
 
 pub(super) async fn suspects(shared: &Shared, limit: usize) -> Result<Vec<Suspect>> {
@@ -263,7 +311,7 @@ pub(super) async fn suspects(shared: &Shared, limit: usize) -> Result<Vec<Suspec
         id: MessageId(row.get(0)),
         endpoint: EndpointId(row.get(1)),
         losses: count(row, 2),
-        due_at: row.get(3),
+        due_at: time(row, 3),
         budget_used: count(row, 4),
         max_attempts: crate::protocol::max_attempts_option(&object(row, 5)),
     };

@@ -25,7 +25,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A server that is gone without a word is noticed after about this long; `tcp_user_timeout` says otherwise.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// No statement of ours is worth compiling for, whatever the planner thinks of it.
-const SESSION: &str = "SET default_transaction_isolation = 'read committed'; SET jit = off";
+/// A database whose encoding is SQL_ASCII takes any bytes as text, and refuses whole answers to whoever asked for UTF-8.
+const SESSION: &str = "SET default_transaction_isolation = 'read committed'; SET jit = off;
+    SELECT set_config('client_encoding', 'SQL_ASCII', false) WHERE getdatabaseencoding() = 'SQL_ASCII'";
 /// The patience that the database or the role has with its applications is not for nodes.
 const OWN_PATIENCE: &str = "SET statement_timeout = 0; SET lock_timeout = 0; SET idle_session_timeout = 0";
 /// An application's transaction may stay open for hours, and nobody waits for an answer that long.

@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 
 use super::Shared;
 use super::errors::store_error;
-use super::row::{big_count, count, headers, payload};
+use super::row::{big_count, count, headers, optional_text, payload, text, time};
 use crate::clock::truncated;
 use crate::error::StoreError;
 use crate::message::MessageId;
@@ -102,16 +102,16 @@ fn dead_letter(row: &Row) -> DeadLetter {
             _ => DlqStatus::Failed,
         },
         reason: row.get(4),
-        died_at: row.get(5),
+        died_at: time(row, 5),
         attempt_count: count(row, 6),
-        last_error: row.get(7),
-        errors: row.get::<_, Json<Vec<AttemptError>>>(8).0,
+        last_error: optional_text(row, 7),
+        errors: row.try_get::<_, Json<Vec<AttemptError>>>(8).map(|errors| errors.0).unwrap_or_default(),
         payload: payload(row, 9),
-        content_type: row.get(10),
+        content_type: text(row, 10),
         headers: headers(row, 11),
-        ordering_key: row.get(12),
-        event_type: row.get(13),
-        created_at: row.get(14),
+        ordering_key: optional_text(row, 12),
+        event_type: optional_text(row, 13),
+        created_at: time(row, 14),
     }
 }
 

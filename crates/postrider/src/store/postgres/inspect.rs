@@ -3,7 +3,9 @@
 use tokio_postgres::Row;
 
 use super::Shared;
-use super::row::{Span, big_count, count, headers, object, payload};
+use super::row::{
+    Span, big_count, count, headers, object, optional_text, optional_time, payload, text, time,
+};
 use super::settle::state_named;
 use crate::breaker::CircuitName;
 use crate::message::{MessageId, NodeId};
@@ -32,21 +34,21 @@ fn told(row: &Row) -> Story {
         state: state_named(row.get(2)),
         priority: row.get::<_, i16>(3) as u8,
         payload: payload(row, 4),
-        content_type: row.get(5),
+        content_type: text(row, 5),
         headers: headers(row, 6),
         options: object(row, 7),
-        idempotency_key: row.get(8),
+        idempotency_key: optional_text(row, 8),
         correlation_id: row.get(9),
-        ordering_key: row.get(10),
-        event_type: row.get(11),
-        created_at: row.get(12),
-        scheduled_at: row.get(13),
-        expires_at: row.get(14),
-        finished_at: row.get(15),
-        due_at: row.get(16),
+        ordering_key: optional_text(row, 10),
+        event_type: optional_text(row, 11),
+        created_at: time(row, 12),
+        scheduled_at: optional_time(row, 13),
+        expires_at: optional_time(row, 14),
+        finished_at: optional_time(row, 15),
+        due_at: optional_time(row, 16),
         attempt_count: count(row, 17),
-        last_error: row.get(18),
-        reason: row.get(19),
+        last_error: optional_text(row, 18),
+        reason: optional_text(row, 19),
         attempts: Vec::new(),
         dlq_id: row.get(20),
         replay_of: row.get::<_, Option<i64>>(21).map(MessageId),
@@ -58,7 +60,7 @@ fn attempt(row: &Row) -> AttemptRecord {
     AttemptRecord {
         number: count(row, 0),
         node: NodeId(row.get(1)),
-        started_at: row.get(2),
+        started_at: time(row, 2),
         duration: row.get::<_, Span>(3).0,
         outcome: match row.get(4) {
             "delivered" => AttemptOutcome::Delivered,
@@ -70,7 +72,7 @@ fn attempt(row: &Row) -> AttemptRecord {
             "gone" => Class::Gone,
             _ => Class::Retryable,
         }),
-        error: row.get(6),
+        error: optional_text(row, 6),
         status: row.get::<_, Option<i32>>(7).and_then(|status| u16::try_from(status).ok()),
         body: payload(row, 8),
     }
@@ -115,7 +117,7 @@ async fn endpoint_statuses(shared: &Shared) -> Result<Vec<EndpointStatus>> {
         pending: big_count(row, 5),
         processing: big_count(row, 6),
         dead: big_count(row, 7),
-        oldest_pending: row.get(8),
+        oldest_pending: optional_time(row, 8),
     };
     Ok(rows.iter().map(status).collect())
 }

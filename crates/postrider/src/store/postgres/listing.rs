@@ -5,7 +5,7 @@ use std::ops::Range;
 use async_trait::async_trait;
 use tokio_postgres::Row;
 
-use super::row::count;
+use super::row::{count, optional_text, optional_time, text, time};
 use super::settle::state_named;
 use super::{PostgresStore, Shared};
 use crate::message::{MessageId, NodeId, State};
@@ -67,7 +67,7 @@ async fn window(shared: &Shared, filter: &MessageFilter, ids: Range<i64>, room: 
     Ok(Window {
         from: first.and_then(|row| row.get(2)),
         rows: first.map_or(0, |row| row.get::<_, i64>(0) as usize),
-        newest: first.and_then(|row| row.get(1)),
+        newest: first.and_then(|row| optional_time(row, 1)),
         found: rows.iter().filter(|row| row.get::<_, Option<i64>>(3).is_some()).map(listed).collect(),
     })
 }
@@ -78,18 +78,18 @@ fn listed(row: &Row) -> ListedMessage {
         endpoint: row.get(4),
         state: state_named(row.get(5)),
         priority: row.get::<_, i16>(6) as u8,
-        due_at: row.get(7),
+        due_at: optional_time(row, 7),
         attempt_count: count(row, 8),
-        last_error: row.get(9),
-        content_type: row.get(10),
-        idempotency_key: row.get(11),
+        last_error: optional_text(row, 9),
+        content_type: text(row, 10),
+        idempotency_key: optional_text(row, 11),
         correlation_id: row.get(12),
-        ordering_key: row.get(13),
-        event_type: row.get(14),
-        created_at: row.get(15),
-        scheduled_at: row.get(16),
-        expires_at: row.get(17),
-        finished_at: row.get(18),
+        ordering_key: optional_text(row, 13),
+        event_type: optional_text(row, 14),
+        created_at: time(row, 15),
+        scheduled_at: optional_time(row, 16),
+        expires_at: optional_time(row, 17),
+        finished_at: optional_time(row, 18),
         dlq_id: row.get(19),
     }
 }

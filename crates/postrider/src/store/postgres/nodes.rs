@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_postgres::Row;
 
-use super::row::{count, object};
+use super::row::{count, object, optional_time};
 use super::{Shared, claim};
 use crate::endpoint::EndpointId;
 use crate::message::{Fence, LostClaim, MessageId, NodeId};
@@ -71,7 +71,7 @@ fn lost_claim(row: &Row) -> LostClaim {
         losses: count(row, 6),
         alone: row.get(7),
         started_at: row.get(8),
-        expires_at: row.get(9),
+        expires_at: optional_time(row, 9),
         options: object(row, 10),
     }
 }

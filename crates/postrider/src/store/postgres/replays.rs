@@ -8,7 +8,7 @@ use postgres_types::{Json, ToSql};
 use serde_json::json;
 use tokio_postgres::Row;
 
-use super::row::{Span, big_count};
+use super::row::{Span, big_count, optional_text, time};
 use super::{PostgresStore, Shared};
 use crate::error::StoreError;
 use crate::message::MessageId;
@@ -137,9 +137,9 @@ fn sampled(row: &Row) -> ReplaySample {
         id: MessageId(row.get(0)),
         endpoint: row.get(1),
         status: ReplayStatus::named(row.get(2)).unwrap_or(ReplayStatus::Failed),
-        event_type: row.get(3),
-        ordering_key: row.get(4),
-        created_at: row.get(5),
+        event_type: optional_text(row, 3),
+        ordering_key: optional_text(row, 4),
+        created_at: time(row, 5),
     }
 }
 

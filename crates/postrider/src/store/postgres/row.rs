@@ -1,13 +1,19 @@
 //! Between columns and values.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use jiff::Timestamp;
 use postgres_types::{FromSql, IsNull, Json, ToSql, Type, accepts, to_sql_checked};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio_postgres::Row;
 use tokio_postgres::row::RowIndex;
+
+use crate::error::Invalid;
+use crate::store::UNREADABLE_FIELD;
 
 pub(super) type Anything = Box<dyn std::error::Error + Sync + Send>;
 
@@ -36,29 +42,136 @@ impl<'a> FromSql<'a> for Span {
     accepts!(INTERVAL);
 }
 
+/// Reads a row to its end, whatever another program wrote into it. What cannot be read is left out, and the first such
+/// column is remembered.
+pub(super) struct Reading<'r> {
+    row: &'r Row,
+    unreadable: Option<Invalid>,
+}
+
+impl<'r> Reading<'r> {
+    pub(super) fn of(row: &'r Row) -> Self {
+        Self { row, unreadable: None }
+    }
+
+    pub(super) fn get<T: FromSql<'r> + Default>(&mut self, column: usize) -> T {
+        self.row.try_get(column).unwrap_or_else(|error| self.leave_out(column, &error))
+    }
+
+    /// Of an object of JSON; most messages have none: NULL, and nothing to parse.
+    pub(super) fn json<T: DeserializeOwned + Default>(&mut self, column: usize) -> T {
+        match self.row.try_get::<_, Option<Json<T>>>(column) {
+            Ok(json) => json.map(|json| json.0).unwrap_or_default(),
+            Err(error) => self.leave_out(column, &error),
+        }
+    }
+
+    #[cold]
+    fn leave_out<T: Default>(&mut self, column: usize, error: &tokio_postgres::Error) -> T {
+        let name = self.row.columns().get(column).map_or("column", |column| column.name());
+        let why = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
+        self.unreadable.get_or_insert_with(|| Invalid::new(name, format!("cannot be read: {why}")));
+        T::default()
+    }
+
+    /// The first column that could not be read, and why.
+    pub(super) fn unreadable(self) -> Option<Invalid> {
+        self.unreadable
+    }
+}
+
+/// A time for people to see. One that no calendar of nodes has is the first or the last one that it has.
+struct Moment(Timestamp);
+
+impl<'a> FromSql<'a> for Moment {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Anything> {
+        let since_2000 = i64::from_be_bytes(raw.try_into()?);
+        Ok(Self(crate::clock::micros(since_2000.saturating_add(MICROS_TO_2000))))
+    }
+
+    accepts!(TIMESTAMPTZ);
+}
+
+/// From 1970 on.
+const MICROS_TO_2000: i64 = 946_684_800_000_000;
+
+pub(super) fn time<I: RowIndex + Display>(row: &Row, column: I) -> Timestamp {
+    row.get::<_, Moment>(column).0
+}
+
+pub(super) fn optional_time<I: RowIndex + Display>(row: &Row, column: I) -> Option<Timestamp> {
+    row.get::<_, Option<Moment>>(column).map(|moment| moment.0)
+}
+
+/// A text for people to see. A database with the encoding SQL_ASCII takes bytes that are no UTF-8: they become U+FFFD.
+struct Lossy(String);
+
+impl<'a> FromSql<'a> for Lossy {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Anything> {
+        Ok(Self(String::from_utf8_lossy(raw).into_owned()))
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        <String as FromSql>::accepts(ty)
+    }
+}
+
+pub(super) fn text<I: RowIndex + Display>(row: &Row, column: I) -> String {
+    row.get::<_, Lossy>(column).0
+}
+
+pub(super) fn optional_text<I: RowIndex + Display>(row: &Row, column: I) -> Option<String> {
+    row.get::<_, Option<Lossy>>(column).map(|text| text.0)
+}
+
+/// JSON for people to see: the value, or else its text.
+struct Readable<T>(Result<T, String>);
+
+impl<'a, T: DeserializeOwned> FromSql<'a> for Readable<T> {
+    fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, Anything> {
+        // A version stands before the text of a jsonb.
+        let text = if *ty == Type::JSONB { raw.get(1..).unwrap_or_default() } else { raw };
+        Ok(Self(serde_json::from_slice(text).map_err(|_| String::from_utf8_lossy(text).into_owned())))
+    }
+
+    accepts!(JSON, JSONB);
+}
+
+fn shown<T: DeserializeOwned + Default, I: RowIndex + Display>(
+    row: &Row,
+    column: I,
+    unreadable: impl FnOnce(String, String) -> T,
+) -> T {
+    match row.get::<_, Option<Readable<T>>>(column) {
+        None => T::default(),
+        Some(Readable(Ok(value))) => value,
+        Some(Readable(Err(text))) => unreadable(UNREADABLE_FIELD.to_owned(), text),
+    }
+}
+
 /// Most messages have none: NULL, and nothing to parse.
-pub(super) fn headers<I: RowIndex + std::fmt::Display>(row: &Row, column: I) -> BTreeMap<String, String> {
-    row.get::<_, Option<Json<BTreeMap<String, String>>>>(column).map(|json| json.0).unwrap_or_default()
+pub(super) fn headers<I: RowIndex + Display>(row: &Row, column: I) -> BTreeMap<String, String> {
+    shown(row, column, |name, text| BTreeMap::from([(name, text)]))
 }
 
-pub(super) fn object<I: RowIndex + std::fmt::Display>(row: &Row, column: I) -> Map<String, Value> {
-    row.get::<_, Option<Json<Map<String, Value>>>>(column).map(|json| json.0).unwrap_or_default()
+pub(super) fn object<I: RowIndex + Display>(row: &Row, column: I) -> Map<String, Value> {
+    shown(row, column, |name, text| Map::from_iter([(name, text.into())]))
 }
 
-pub(super) fn payload<I: RowIndex + std::fmt::Display>(row: &Row, column: I) -> Option<Bytes> {
+pub(super) fn payload<I: RowIndex + Display>(row: &Row, column: I) -> Option<Bytes> {
     row.get::<_, Option<&[u8]>>(column).map(Bytes::copy_from_slice)
 }
 
 /// Counts are never negative.
-pub(super) fn count<I: RowIndex + std::fmt::Display>(row: &Row, column: I) -> u32 {
+pub(super) fn count<I: RowIndex + Display>(row: &Row, column: I) -> u32 {
     u32::try_from(row.get::<_, i32>(column)).unwrap_or_default()
 }
 
-pub(super) fn big_count<I: RowIndex + std::fmt::Display>(row: &Row, column: I) -> u64 {
+pub(super) fn big_count<I: RowIndex + Display>(row: &Row, column: I) -> u64 {
     u64::try_from(row.get::<_, i64>(column)).unwrap_or_default()
 }
 
 /// As the rules of events see it, with all digits of its numbers.
-pub(super) fn json<I: RowIndex + std::fmt::Display>(row: &Row, column: I) -> Option<crate::json::Json> {
+pub(super) fn json<I: RowIndex + Display>(row: &Row, column: I) -> Option<crate::json::Json> {
     row.get::<_, Option<Json<crate::json::Json>>>(column).map(|json| json.0)
 }

@@ -104,7 +104,8 @@ pub(super) async fn ask(
 /// The next one of a key stands in its old place, which is told where many were let go at once.
 fn note_unblocked(cursors: &Cursors, row: &Row) {
     let Some(endpoint) = row.get::<_, Option<i64>>(3).map(EndpointId) else { return };
-    match (row.get(4), row.get(5), row.get(6)) {
+    // One whose due time cannot be read is looked for like one that came back.
+    match (row.get(4), row.try_get(5).unwrap_or(None), row.get(6)) {
         (Some(priority), Some(due_at), Some(id)) => {
             cursors.appeared(endpoint, Position { priority, due_at, id });
         }
@@ -176,7 +177,7 @@ fn may_come_back(settlement: &Settlement) -> bool {
 
 fn settled(settlement: &Settlement, row: &Row) -> Settled {
     let effect = match (row.get::<_, &str>(1), row.get::<_, Option<&str>>(2)) {
-        ("applied", Some(state)) => Effect::Applied(state_named(state)),
+        ("applied" | "recorded", Some(state)) => Effect::Applied(state_named(state)),
         ("noted", _) => Effect::Noted,
         ("later", _) => Effect::Later,
         _ => Effect::Fenced,
@@ -232,7 +233,7 @@ struct EndedClaim<'a> {
     batch: i64,
     ended: &'static str,
     due_at: Option<Timestamp>,
-    reason: Option<&'static str>,
+    reason: Option<&'a str>,
     disable_endpoint: bool,
     hold_until: Option<Timestamp>,
     attempt: Option<Attempt<'a>>,
@@ -270,6 +271,7 @@ impl<'a> EndedClaim<'a> {
         match &settlement.end {
             End::Released => {}
             End::ExpiredUnstarted => ended.ended = "expired_unstarted",
+            End::Unreadable { error } => (ended.ended, ended.reason) = ("unreadable", Some(error.as_str())),
             End::Attempted { verdict, record } => {
                 ended.attempt = Some(Attempt::of(record));
                 ended.decide(verdict);

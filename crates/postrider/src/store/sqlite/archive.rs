@@ -3,12 +3,14 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
+use jiff::Timestamp;
 use jiff::tz::Offset;
 use rusqlite::types::Null;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::keys::{self, Key, Place};
-use super::row::{at, id_list, micros_of};
+use super::row::{Raw, at, id_list, micros_of};
+use super::shown::Shown;
 use super::writer::Write;
 use super::{send, storage_error, surface};
 use crate::endpoint::EndpointId;
@@ -18,6 +20,8 @@ use crate::settings::{ArchiveMode, AttemptLog};
 use crate::store::Result;
 
 const MONTHS_AHEAD: i32 = 3;
+/// 9998-12-31: every month has a next one.
+const LAST_MONTH: Timestamp = Timestamp::constant(253_370_678_400, 0);
 const TABLE_PREFIX: &str = "_postrider_archive_";
 /// Claimed, without keys, made between ?5 and ?6.
 const SIMPLE: &str = "AND place = 2 AND ordering_key IS NULL AND idempotency_key IS NULL
@@ -32,7 +36,12 @@ pub(super) struct Month {
 
 impl Month {
     pub(super) fn of(micros: i64) -> Self {
-        let date = Offset::UTC.to_datetime(at(micros));
+        Self::at(at(micros))
+    }
+
+    /// No month is named before 1970 or after 9998: the name of a table has room for no other.
+    fn at(at: Timestamp) -> Self {
+        let date = Offset::UTC.to_datetime(at.clamp(Timestamp::UNIX_EPOCH, LAST_MONTH));
         Self { year: date.year(), month: date.month() }
     }
 
@@ -157,7 +166,7 @@ pub(super) fn make_months_ahead(write: &mut Write<'_>) -> Result<()> {
 pub(super) struct Leaving {
     pub(super) id: MessageId,
     pub(super) endpoint: EndpointId,
-    pub(super) created_at: i64,
+    pub(super) created_at: Timestamp,
     pub(super) has_idempotency_key: bool,
     pub(super) place: Place,
     pub(super) key: Option<Key>,
@@ -181,7 +190,7 @@ pub(super) fn leave(
 ) -> Result<Option<EndpointId>> {
     let settings = write.known.settings().clone();
     if settings.archive != ArchiveMode::Off {
-        let statements = write.months.statements(write.conn, Month::of(leaving.created_at))?;
+        let statements = write.months.statements(write.conn, Month::at(leaving.created_at))?;
         let sql = match settings.archive {
             ArchiveMode::On => &statements.whole,
             ArchiveMode::Metadata | ArchiveMode::Off => &statements.metadata,
@@ -254,6 +263,19 @@ fn simple_ones(write: &Write<'_>, list: &str, from: i64, to: i64) -> rusqlite::R
         .collect()
 }
 
+/// Of a message that was cancelled while an attempt was under way the receiver acknowledged it; false when it was not
+/// cancelled, or is not kept.
+pub(super) fn complete_cancelled(write: &Write<'_>, id: MessageId) -> Result<bool> {
+    let Some(month) = month_of(write.conn, id).map_err(storage_error)? else { return Ok(false) };
+    let sql = format!(
+        "UPDATE {} SET status = 'completed', delivered_late = 1, finished_at = ?2
+         WHERE id = ?1 AND status = 'cancelled'",
+        month.table()
+    );
+    let completed = write.conn.execute(&sql, params![id.0, micros_of(write.now)]).map_err(storage_error)?;
+    Ok(completed > 0)
+}
+
 /// Out of the queue; the next message of its key takes its place.
 pub(super) fn remove(write: &mut Write<'_>, leaving: &Leaving) -> Result<Option<EndpointId>> {
     write
@@ -271,16 +293,19 @@ pub(super) fn remove(write: &mut Write<'_>, leaving: &Leaving) -> Result<Option<
 
 fn reserve_key(write: &Write<'_>, id: MessageId) -> Result<()> {
     let until = micros_of(write.now + write.known.settings().idempotency_retention);
-    let (endpoint, key, content_type, payload): (i64, String, String, Option<Vec<u8>>) = write
+    let (endpoint, key, digest): (i64, Raw, _) = write
         .conn
         .prepare_cached(
             "SELECT endpoint_id, idempotency_key, content_type, payload FROM _postrider_queue WHERE id = ?1",
         )
         .and_then(|mut statement| {
-            statement.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
+            statement.query_row([id.0], |row| {
+                let (content_type, payload) = (Shown(row).text(2), Shown(row).bytes(3));
+                let digest = send::digest(&content_type.unwrap_or_default(), &payload.unwrap_or_default());
+                Ok((row.get(0)?, row.get(1)?, digest))
+            })
         })
         .map_err(storage_error)?;
-    let digest = send::digest(&content_type, &payload.unwrap_or_default());
     write
         .conn
         .prepare_cached(

@@ -4,19 +4,23 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::keys::Place;
-use super::row::{self, MESSAGE_COLUMNS, at, id_list, micros_of};
+use super::row::{self, MESSAGE_COLUMNS, Reading, id_list, micros_of};
+use super::shown::Shown;
 use super::writer::Write;
-use super::{archive, nodes, storage_error};
+use super::{archive, keys, nodes, settle, storage_error};
 use crate::breaker::CircuitState;
 use crate::endpoint::{Endpoint, EndpointId};
+use crate::error::Invalid;
 use crate::message::{Claim, Fence, MessageId, State};
 use crate::protocol::max_attempts_option;
-use crate::store::{ClaimRequest, Claimed, Expired, NextDue, Pick, Result, Suspect, Waiting, Want};
+use crate::store::{
+    ClaimRequest, Claimed, Expired, NextDue, Pick, Result, Suspect, Unreadable, Waiting, Want,
+};
 
 /// How far a probe looks for a message with fewer attempts.
 const PROBE_SCAN_MAX: usize = 1000;
-/// Expired messages met on the way are archived, but not endlessly in one transaction.
-const EXPIRED_PER_WANT_MAX: usize = 256;
+/// Expired and unreadable messages met on the way are taken out of it, but not endlessly in one transaction.
+const FINISHED_PER_WANT_MAX: usize = 256;
 
 pub(super) fn claim(write: &mut Write<'_>, request: &ClaimRequest) -> Result<Claimed> {
     nodes::check_live(write, request.node)?;
@@ -52,7 +56,7 @@ fn claim_want(
     let (room, limited_until) = rate_limited(write, &endpoint, want.room)?;
     let next = match &want.pick {
         Pick::Due => claim_due(write, request, &endpoint, room, claimed)?,
-        Pick::Probe => claim_probe(write, request, &endpoint, &mut claimed.claims, room)?,
+        Pick::Probe => claim_probe(write, request, &endpoint, claimed, room)?,
         Pick::Suspects(ids) => claim_suspects(write, request, &ids[..ids.len().min(room as usize)], claimed)?,
     };
     use_rate(write, &endpoint, (claimed.claims.len() - before) as u32)?;
@@ -83,10 +87,10 @@ fn claim_due(
     claimed: &mut Claimed,
 ) -> Result<NextDue> {
     let mut left = room as usize;
-    let mut expired = 0;
+    let mut finished = 0;
     let mut next = None;
     let mut below = i64::MAX;
-    while let Some((priority, due)) = first_below(write.conn, endpoint.id, below).map_err(storage_error)? {
+    while let Some((priority, due)) = first_readable_below(write, endpoint.id, below, claimed)? {
         below = priority;
         if due > write.now {
             next = Some(next.map_or(due, |next: Timestamp| next.min(due)));
@@ -95,21 +99,18 @@ fn claim_due(
         if left == 0 {
             return Ok(NextDue::Now);
         }
-        let found = due_rows(write, endpoint.id, priority, left).map_err(storage_error)?;
-        let full = found.len() == left;
-        let is_over = |found: &Found| found.claim.message.expires_at.is_some_and(|at| at <= write.now);
-        let (over, found): (Vec<_>, Vec<_>) = found.into_iter().partition(is_over);
-        for over in &over {
-            claimed.expired.push(expire(write, over)?);
-        }
-        expired += over.len();
+        let rows = due_rows(write, endpoint.id, priority, left).map_err(storage_error)?;
+        let (count, full) = (rows.len(), rows.len() == left);
+        let found = sort_out(write, rows, claimed)?;
+        finished += count - found.len();
         left -= found.len();
         take(write, request, found, &mut claimed.claims)?;
-        if full || expired > EXPIRED_PER_WANT_MAX {
+        if full || finished > FINISHED_PER_WANT_MAX {
             return Ok(NextDue::Now);
         }
         // Anything left of this priority is due later.
-        if let Some((_, due)) = first_at(write.conn, endpoint.id, priority).map_err(storage_error)? {
+        let rest = first_readable_below(write, endpoint.id, priority + 1, claimed)?;
+        if let Some((_, due)) = rest.filter(|(found, _)| *found == priority) {
             next = Some(next.map_or(due, |next: Timestamp| next.min(due)));
         }
     }
@@ -120,22 +121,28 @@ fn claim_probe(
     write: &mut Write<'_>,
     request: &ClaimRequest,
     endpoint: &Endpoint,
-    claims: &mut Vec<Claim>,
+    claimed: &mut Claimed,
     room: u32,
 ) -> Result<NextDue> {
     if room == 0 {
         return Ok(NextDue::Now);
     }
-    let mut found = fewest_attempts(write, endpoint.id).map_err(storage_error)?;
-    if found.is_none() {
-        found = suspect_to_probe(write, endpoint.id).map_err(storage_error)?;
+    for _ in 0..FINISHED_PER_WANT_MAX {
+        let mut found = fewest_attempts(write, endpoint.id, claimed)?;
+        if found.is_none() {
+            found = suspect_to_probe(write, endpoint.id).map_err(storage_error)?;
+        }
+        let Some(id) = found else {
+            let due = earliest_due(write.conn, endpoint.id).map_err(storage_error)?;
+            return Ok(due.map_or(NextDue::Nothing, NextDue::At));
+        };
+        let row = row_by_id(write, id).map_err(storage_error)?;
+        let found = sort_out(write, row.into_iter().collect(), claimed)?;
+        if !found.is_empty() {
+            take(write, request, found, &mut claimed.claims)?;
+            break;
+        }
     }
-    let Some(id) = found else {
-        let due = earliest_due(write.conn, endpoint.id).map_err(storage_error)?;
-        return Ok(due.map_or(NextDue::Nothing, NextDue::At));
-    };
-    let found = row_by_id(write, id).map_err(storage_error)?;
-    take(write, request, found.into_iter().collect(), claims)?;
     Ok(NextDue::Now)
 }
 
@@ -146,17 +153,42 @@ fn claim_suspects(
     claimed: &mut Claimed,
 ) -> Result<NextDue> {
     for id in ids {
-        let Some(found) = row_by_id(write, *id).map_err(storage_error)? else { continue };
-        if found.place != Place::Suspect || found.due_at > write.now {
+        let Some(row) = row_by_id(write, *id).map_err(storage_error)? else { continue };
+        if row.place != Place::Suspect || row.due_at > write.now {
             continue;
         }
-        if found.claim.message.expires_at.is_some_and(|at| at <= write.now) {
-            claimed.expired.push(expire(write, &found)?);
-        } else {
-            take(write, request, vec![found], &mut claimed.claims)?;
-        }
+        let found = sort_out(write, vec![row], claimed)?;
+        take(write, request, found, &mut claimed.claims)?;
     }
     Ok(NextDue::Nothing)
+}
+
+/// Those that may be claimed. What is past its expiry is archived, what cannot be read becomes a dead letter.
+fn sort_out(write: &mut Write<'_>, rows: Vec<Found>, claimed: &mut Claimed) -> Result<Vec<Found>> {
+    let mut fresh = Vec::with_capacity(rows.len());
+    for row in rows {
+        if let Some(what) = &row.unreadable {
+            let message = &row.claim.message;
+            claimed.unreadable.push(set_aside(write, message.id, message.endpoint, row.claim.attempt, what)?);
+        } else if row.claim.message.expires_at.is_some_and(|at| at <= write.now) {
+            claimed.expired.push(expire(write, &row)?);
+        } else {
+            fresh.push(row);
+        }
+    }
+    Ok(fresh)
+}
+
+fn set_aside(
+    write: &mut Write<'_>,
+    id: MessageId,
+    endpoint: EndpointId,
+    attempts: u32,
+    what: &Invalid,
+) -> Result<Unreadable> {
+    let unreadable = Unreadable::new(id, endpoint, attempts, what);
+    settle::set_aside_pending(write, id, &unreadable.error)?;
+    Ok(unreadable)
 }
 
 fn expire(write: &mut Write<'_>, found: &Found) -> Result<Expired> {
@@ -169,22 +201,23 @@ struct Found {
     claim: Claim,
     place: Place,
     due_at: Timestamp,
+    /// It cannot be claimed, because no node can read all of it.
+    unreadable: Option<Invalid>,
 }
 
 const FOUND_COLUMNS: &str = "attempts, attempts_before, losses, place, due_at";
 
 fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
-    Ok(Found {
-        claim: Claim {
-            message: row::message(row)?,
-            fence: Fence { node: crate::message::NodeId(0), batch: 0 },
-            attempt: row.get(12)?,
-            attempts_before: row.get(13)?,
-            losses: row.get(14)?,
-        },
-        place: Place::from_column(row.get(15)?),
-        due_at: at(row.get(16)?),
-    })
+    let mut row = Reading::of(row);
+    let claim = Claim {
+        message: row::message(&mut row),
+        fence: Fence { node: crate::message::NodeId(0), batch: 0 },
+        attempt: row.get(12),
+        attempts_before: row.get(13),
+        losses: row.get(14),
+    };
+    let (place, due_at) = (Place::from_column(row.get(15)), row.read(16, row::time));
+    Ok(Found { claim, place, due_at, unreadable: row.unreadable() })
 }
 
 /// Counts the attempts: a node that crashes from here on has made them.
@@ -242,63 +275,99 @@ fn row_by_id(write: &Write<'_>, id: MessageId) -> rusqlite::Result<Option<Found>
         .optional()
 }
 
-/// The highest priority below `below` that has anything claimable, with its earliest due time.
-fn first_below(
-    conn: &Connection,
-    endpoint: EndpointId,
-    below: i64,
-) -> rusqlite::Result<Option<(i64, Timestamp)>> {
+/// The first claimable row of the highest priority.
+struct First {
+    id: MessageId,
+    priority: i64,
+    due_at: Timestamp,
+    unreadable: Option<Invalid>,
+}
+
+fn first_below(conn: &Connection, endpoint: EndpointId, below: i64) -> rusqlite::Result<Option<First>> {
     conn.prepare_cached(
-        "SELECT priority, due_at FROM _postrider_queue INDEXED BY _postrider_queue_due
+        "SELECT id, priority, due_at FROM _postrider_queue INDEXED BY _postrider_queue_due
          WHERE place = 0 AND endpoint_id = ?1 AND priority < ?2 ORDER BY priority DESC, due_at LIMIT 1",
     )?
-    .query_row(params![endpoint.0, below], |row| Ok((row.get(0)?, at(row.get(1)?))))
+    .query_row(params![endpoint.0, below], |row| {
+        let mut row = Reading::of(row);
+        let (id, priority, due_at) = (MessageId(row.get(0)), row.get(1), row.read(2, row::time));
+        Ok(First { id, priority, due_at, unreadable: row.unreadable() })
+    })
     .optional()
 }
 
-fn first_at(
-    conn: &Connection,
+/// The highest priority below `below` that has anything claimable, with its earliest due time. What stands there and has
+/// no readable priority or due time is set aside.
+fn first_readable_below(
+    write: &mut Write<'_>,
     endpoint: EndpointId,
-    priority: i64,
-) -> rusqlite::Result<Option<(i64, Timestamp)>> {
-    Ok(first_below(conn, endpoint, priority + 1)?.filter(|(found, _)| *found == priority))
+    below: i64,
+    claimed: &mut Claimed,
+) -> Result<Option<(i64, Timestamp)>> {
+    while let Some(first) = first_below(write.conn, endpoint, below).map_err(storage_error)? {
+        let Some(what) = &first.unreadable else { return Ok(Some((first.priority, first.due_at))) };
+        if claimed.unreadable.len() >= FINISHED_PER_WANT_MAX {
+            // The next look at the queue finds the rest.
+            return Ok(None);
+        }
+        let attempts = 0;
+        claimed.unreadable.push(set_aside(write, first.id, endpoint, attempts, what)?);
+    }
+    Ok(None)
 }
 
-/// Over all priorities; at most twelve probes of the index.
+/// Over all priorities; at most twelve probes of the index. One that cannot be read is due now: a claim sets it aside.
 pub(super) fn earliest_due(conn: &Connection, endpoint: EndpointId) -> rusqlite::Result<Option<Timestamp>> {
     let mut earliest: Option<Timestamp> = None;
     let mut below = i64::MAX;
-    while let Some((priority, due)) = first_below(conn, endpoint, below)? {
+    while let Some(First { priority, due_at, unreadable, .. }) = first_below(conn, endpoint, below)? {
+        if unreadable.is_some() {
+            return Ok(Some(Timestamp::UNIX_EPOCH));
+        }
         below = priority;
-        earliest = Some(earliest.map_or(due, |earliest| earliest.min(due)));
+        earliest = Some(earliest.map_or(due_at, |earliest| earliest.min(due_at)));
     }
     Ok(earliest)
 }
 
-fn fewest_attempts(write: &Write<'_>, endpoint: EndpointId) -> rusqlite::Result<Option<MessageId>> {
-    let mut best: Option<(i64, i64)> = None;
+fn fewest_attempts(
+    write: &mut Write<'_>,
+    endpoint: EndpointId,
+    claimed: &mut Claimed,
+) -> Result<Option<MessageId>> {
+    let mut best: Option<(u32, MessageId)> = None;
     let mut below = i64::MAX;
-    while let Some((priority, _)) = first_below(write.conn, endpoint, below)? {
+    while let Some((priority, _)) = first_readable_below(write, endpoint, below, claimed)? {
         below = priority;
-        let mut statement = write.conn.prepare_cached(
-            "SELECT attempts, id FROM _postrider_queue INDEXED BY _postrider_queue_due
-             WHERE place = 0 AND endpoint_id = ?1 AND priority = ?2 AND due_at <= ?3
-               AND (expires_at IS NULL OR expires_at > ?3)
-             ORDER BY due_at, id LIMIT ?4",
-        )?;
-        let mut rows =
-            statement.query(params![endpoint.0, priority, micros_of(write.now), PROBE_SCAN_MAX as i64])?;
-        while let Some(row) = rows.next()? {
-            let attempts: i64 = row.get(0)?;
-            if best.is_none_or(|(fewest, _)| attempts < fewest) {
-                best = Some((attempts, row.get(1)?));
-            }
-            if attempts == 0 {
-                break;
-            }
+        best = fewest_of(write, endpoint, priority, best).map_err(storage_error)?;
+    }
+    Ok(best.map(|(_, id)| id))
+}
+
+fn fewest_of(
+    write: &Write<'_>,
+    endpoint: EndpointId,
+    priority: i64,
+    mut best: Option<(u32, MessageId)>,
+) -> rusqlite::Result<Option<(u32, MessageId)>> {
+    let mut statement = write.conn.prepare_cached(
+        "SELECT attempts, id FROM _postrider_queue INDEXED BY _postrider_queue_due
+         WHERE place = 0 AND endpoint_id = ?1 AND priority = ?2 AND due_at <= ?3
+           AND (expires_at IS NULL OR expires_at > ?3)
+         ORDER BY due_at, id LIMIT ?4",
+    )?;
+    let mut rows =
+        statement.query(params![endpoint.0, priority, micros_of(write.now), PROBE_SCAN_MAX as i64])?;
+    while let Some(row) = rows.next()? {
+        let attempts = Shown(row).count(0);
+        if best.is_none_or(|(fewest, _)| attempts < fewest) {
+            best = Some((attempts, MessageId(row.get(1)?)));
+        }
+        if attempts == 0 {
+            break;
         }
     }
-    Ok(best.map(|(_, id)| MessageId(id)))
+    Ok(best)
 }
 
 /// When only suspects are left to probe with, or the circuit would stay half-open until something new is
@@ -350,7 +419,8 @@ pub(super) fn waiting(conn: &Connection) -> rusqlite::Result<Vec<Waiting>> {
         let next: Option<i64> = conn
             .prepare_cached(
                 "SELECT endpoint_id FROM _postrider_queue INDEXED BY _postrider_queue_due
-                 WHERE place = 0 AND endpoint_id > ?1 ORDER BY endpoint_id LIMIT 1",
+                 WHERE place = 0 AND endpoint_id > ?1 AND typeof(endpoint_id) = 'integer'
+                 ORDER BY endpoint_id LIMIT 1",
             )?
             .query_row([after], |row| row.get(0))
             .optional()?;
@@ -369,13 +439,15 @@ pub(super) fn suspects(conn: &Connection, limit: usize) -> rusqlite::Result<Vec<
          WHERE place = 3 ORDER BY due_at LIMIT ?1",
     )?
     .query_map([limit as i64], |row| {
+        // What cannot be read of it, its claim meets.
+        let mut read = Reading::of(row);
         Ok(Suspect {
-            id: MessageId(row.get(0)?),
-            endpoint: EndpointId(row.get(1)?),
-            losses: row.get(2)?,
-            due_at: at(row.get(3)?),
-            budget_used: row.get(4)?,
-            max_attempts: max_attempts_option(&row::object(row.get_ref(5)?)?),
+            id: MessageId(read.get(0)),
+            endpoint: EndpointId(read.get(1)),
+            losses: keys::losses(row, 2),
+            due_at: read.read(3, row::time),
+            budget_used: read.get(4),
+            max_attempts: max_attempts_option(&read.read(5, row::object)),
         })
     })?
     .collect()

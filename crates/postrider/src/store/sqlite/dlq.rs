@@ -5,40 +5,41 @@ use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 use serde_json::json;
 
 use super::archive::{self, Leaving};
-use super::keys::{self, Key, Place};
+use super::keys::{self, Key};
 use super::row::{self, at, micros_of};
+use super::shown::Shown;
 use super::writer::Write;
 use super::{events, storage_error};
 use crate::endpoint::{EndpointId, OnDead};
 use crate::error::StoreError;
 use crate::message::MessageId;
 use crate::settings::AttemptLog;
-use crate::store::{
-    AttemptError, AttemptOutcome, AttemptRecord, DeadLetter, DlqFilter, DlqStatus, DlqSummary, Result,
-};
+use crate::store::{AttemptError, DeadLetter, DlqFilter, DlqStatus, DlqSummary, Result};
 
 const ERRORS_MAX: usize = 100;
 const LIST_DEFAULT: usize = 100;
 
-/// A claimed message dies: the whole of it goes to the DLQ with its last errors.
+/// What a message dies of.
+pub(super) struct Death<'a> {
+    pub(super) reason: &'a str,
+    pub(super) error: Option<&'a str>,
+    /// Claims lost just now.
+    pub(super) losses: u32,
+    /// Attempts that were claimed and never begun.
+    pub(super) uncounted: u32,
+}
+
+/// A message dies: the whole of it goes to the DLQ with its last errors.
 pub(super) fn bury(
     write: &mut Write<'_>,
-    id: MessageId,
-    key: Option<&Key>,
-    reason: &str,
-    record: &AttemptRecord,
+    leaving: &Leaving,
+    death: &Death<'_>,
 ) -> Result<Option<EndpointId>> {
+    let &Leaving { id, endpoint, .. } = leaving;
     let errors = last_errors(write.conn, id).map_err(storage_error)?;
     let errors = serde_json::to_string(&errors).expect("attempt errors are always JSON");
-    let (endpoint, created_at): (i64, i64) = write
-        .conn
-        .prepare_cached("SELECT endpoint_id, created_at FROM _postrider_queue WHERE id = ?1")
-        .and_then(|mut statement| statement.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?))))
-        .map_err(storage_error)?;
-    let endpoint = EndpointId(endpoint);
-    let holds = key.is_some()
+    let holds = leaving.key.is_some()
         && write.known.by_id(endpoint).is_some_and(|endpoint| endpoint.options.on_dead == OnDead::Hold);
-    let losses_now = u32::from(record.outcome == AttemptOutcome::Lost);
     let bytes: i64 = write
         .conn
         .prepare_cached(
@@ -46,16 +47,16 @@ pub(super) fn bury(
                priority, attempts, losses, key_scope, ordering_key, created_at, scheduled_at, expires_at,
                idempotency_key, correlation_id, event_type, last_error, content_type, headers, options, payload)
              SELECT id, endpoint_id, 'failed', ?2, ?3, ?4, ?5,
-               length(payload) + coalesce(length(headers), 0) + length(?4) + 200,
-               priority, attempts, losses + ?7, key_scope, ordering_key, created_at, scheduled_at, expires_at,
+               coalesce(length(payload), 0) + coalesce(length(headers), 0) + length(?4) + 200,
+               priority, attempts - ?8, losses + ?7, key_scope, ordering_key, created_at, scheduled_at, expires_at,
                idempotency_key, correlation_id, event_type, ?6, content_type, headers, options, payload
              FROM _postrider_queue WHERE id = ?1 RETURNING bytes",
         )
         .and_then(|mut statement| {
             let now = micros_of(write.now);
-            statement.query_row(params![id.0, reason, now, errors, holds, record.error, losses_now], |row| {
-                row.get(0)
-            })
+            let Death { reason, error, losses, uncounted } = death;
+            let values = params![id.0, reason, now, errors, holds, error, losses, uncounted];
+            statement.query_row(values, |row| row.get(0))
         })
         .map_err(storage_error)?;
     if write.known.settings().attempt_log == AttemptLog::Off {
@@ -63,9 +64,7 @@ pub(super) fn bury(
     }
     write.counts.dead(endpoint, 1);
     write.counts.dlq_bytes(endpoint, bytes);
-    let (has_idempotency_key, place, key) = (false, Place::Claimed, key.cloned());
-    let leaving = Leaving { id, endpoint, created_at, has_idempotency_key, place, key };
-    archive::remove(write, &leaving)
+    archive::remove(write, leaving)
 }
 
 fn last_errors(conn: &Connection, id: MessageId) -> rusqlite::Result<Vec<AttemptError>> {
@@ -75,7 +74,8 @@ fn last_errors(conn: &Connection, id: MessageId) -> rusqlite::Result<Vec<Attempt
              WHERE message_id = ?1 AND outcome <> 'delivered' ORDER BY id DESC LIMIT ?2",
         )?
         .query_map(params![id.0, ERRORS_MAX as i64], |row| {
-            Ok(AttemptError { attempt: row.get(0)?, at: at(row.get(1)?), error: row.get(2)? })
+            let (row, error) = (Shown(row), Shown(row).text(2).unwrap_or_default());
+            Ok(AttemptError { attempt: row.count(0), at: row.time(1).unwrap_or_default(), error })
         })?
         .collect::<rusqlite::Result<Vec<_>>>()?;
     errors.reverse();
@@ -181,7 +181,7 @@ pub(super) fn release_key(write: &mut Write<'_>, key: &str, endpoint: Option<&st
         .map_err(storage_error)?;
     for (dlq_id, scope) in &held {
         stop_holding(write, *dlq_id)?;
-        let unblocked = keys::advance_if_idle(write, &Key { scope: *scope, key: key.to_owned() })?;
+        let unblocked = keys::advance_if_idle(write, &Key { scope: *scope, key: key.to_owned().into() })?;
         write.tell_pending(unblocked);
     }
     if !held.is_empty() {
@@ -278,6 +278,7 @@ fn every_id_of(conn: &Connection, name: &str) -> Result<Vec<i64>> {
 }
 
 fn dead_letter(row: &rusqlite::Row<'_>) -> rusqlite::Result<DeadLetter> {
+    let shown = Shown(row);
     Ok(DeadLetter {
         id: row.get(0)?,
         message: MessageId(row.get(1)?),
@@ -289,15 +290,15 @@ fn dead_letter(row: &rusqlite::Row<'_>) -> rusqlite::Result<DeadLetter> {
         },
         reason: row.get(4)?,
         died_at: at(row.get(5)?),
-        attempt_count: row.get(6)?,
-        last_error: row.get(7)?,
-        errors: serde_json::from_str(row.get_ref(8)?.as_str()?).unwrap_or_default(),
-        payload: row::payload(row, 9)?,
-        content_type: row.get(10)?,
-        headers: row::headers(row.get_ref(11)?)?,
-        ordering_key: row.get(12)?,
-        event_type: row.get(13)?,
-        created_at: at(row.get(14)?),
+        attempt_count: shown.count(6),
+        last_error: shown.text(7),
+        errors: serde_json::from_str(&shown.text(8).unwrap_or_default()).unwrap_or_default(),
+        payload: shown.bytes(9),
+        content_type: shown.text(10).unwrap_or_default(),
+        headers: shown.headers(11),
+        ordering_key: shown.text(12),
+        event_type: shown.text(13),
+        created_at: shown.time(14).unwrap_or_default(),
     })
 }
 

@@ -3,18 +3,23 @@
 use std::io::Write as Sink;
 
 use jiff::Timestamp;
-use rusqlite::types::{FromSqlError, ValueRef};
+use rusqlite::types::{FromSqlError, FromSqlResult, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Row};
 use serde_json::json;
 
 use super::archive::Month;
-use super::row::at;
+use super::row::{at, time};
+use super::shown::{self, Shown};
 use super::writer::Write;
-use super::{events, known, nodes, storage_error, stored_events};
+use super::{events, known, nodes, settle, storage_error, stored_events};
 use crate::error::StoreError;
-use crate::store::Result;
+use crate::message::MessageId;
 use crate::store::moving::{Header, Kind, LastIds, MoveError, Moved, Outgoing, SECTIONS, Section, Value};
+use crate::store::{Result, UNREADABLE_FIELD};
+use crate::verdict::Class;
 
+/// The section of what is queued.
+const MESSAGE: &str = "message";
 /// Begins every refusal of a closed file.
 const CLOSED: &str = "this store was closed by ";
 /// What a node, a sender or an operator would change.
@@ -88,6 +93,11 @@ fn trigger_statements(sql: impl Fn(&str, &str, &str) -> String) -> impl Iterator
 
 fn refusal_of(by: &str) -> String {
     format!("{CLOSED}{by}; it goes on where that was imported, or here after `postrider export --reopen`")
+}
+
+/// As the next claim would: what no node can read is no message for another store.
+pub(super) fn set_aside(write: &mut Write<'_>, unreadable: &[(MessageId, String)]) -> Result<()> {
+    unreadable.iter().try_for_each(|(id, error)| settle::set_aside_pending(write, *id, error))
 }
 
 pub(super) fn refuse_if_closed(conn: &Connection) -> Result<()> {
@@ -198,19 +208,19 @@ fn expression<'a>(section: &str, column: &'a str) -> &'a str {
 
 fn write_rows(
     conn: &Connection,
-    section: &Section,
+    section: &'static Section,
     sql: &str,
     out: &mut Outgoing<impl Sink>,
 ) -> Result<(), MoveError> {
     let mut statement = conn.prepare(sql).map_err(storage_error)?;
     let mut rows = statement.query([]).map_err(storage_error)?;
     while let Some(row) = rows.next().map_err(storage_error)? {
-        let values: Vec<Value> = section
-            .columns
-            .iter()
-            .enumerate()
-            .map(|(column, (name, kind))| {
-                value(row, column, *kind).map_err(|error| unreadable(section, row, name, &error))
+        let values: Vec<Value> = values(section, row)
+            .map(|value| match value {
+                Ok(value) => Ok(value),
+                // It would be delivered otherwise than it was sent. A message that is queued is set aside before.
+                Err(broken) if section.name == MESSAGE => Err(broken.refusal(section, row)),
+                Err(broken) => Ok(broken.shown(section, row)),
             })
             .collect::<Result<_>>()?;
         out.row(section, &values)?;
@@ -218,8 +228,71 @@ fn write_rows(
     Ok(())
 }
 
-fn value(row: &Row<'_>, column: usize, kind: Kind) -> rusqlite::Result<Value> {
-    let field = row.get_ref(column)?;
+/// Messages that are queued and that no stream can carry, with what is wrong with each.
+pub(super) fn unreadable_messages(conn: &Connection) -> rusqlite::Result<Vec<(MessageId, String)>> {
+    let section = SECTIONS.iter().find(|section| section.name == MESSAGE).expect("messages are moved");
+    let mut found = Vec::new();
+    // What is closed was looked through when that was done.
+    let selects = if closed(conn)?.is_some() { Vec::new() } else { selects(conn, section)? };
+    for sql in selects {
+        let mut statement = conn.prepare(&sql)?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            if let Some(broken) = values(section, row).find_map(std::result::Result::err) {
+                let error = format!("{} {}", Class::Permanent.tag(), broken.said());
+                found.push((MessageId(row.get(0)?), error));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// A column into which another program wrote what it cannot hold.
+struct Broken<'r> {
+    column: &'static str,
+    kind: Kind,
+    field: ValueRef<'r>,
+    error: FromSqlError,
+}
+
+impl Broken<'_> {
+    fn said(&self) -> String {
+        format!("{}: cannot be read: {}", self.column, self.error)
+    }
+
+    fn refusal(&self, section: &Section, row: &Row<'_>) -> StoreError {
+        StoreError::Unusable(format!("{} {}: {}", section.name, Shown(row).whole(0), self.said()))
+    }
+
+    /// As near to it as the stream can come, and nothing is left out silently.
+    fn shown(&self, section: &Section, row: &Row<'_>) -> Value {
+        let (section, id, error) = (section.name, Shown(row).whole(0), self.said());
+        tracing::warn!(section, id, %error, "A column cannot be read; it is exported as text, or as nothing");
+        let text = || shown::text(self.field).unwrap_or_default().replace('\0', "\u{fffd}");
+        match self.kind {
+            Kind::Whole => Value::Whole(0),
+            Kind::Flag => Value::Flag(false),
+            Kind::Text | Kind::Note => Value::Text(text()),
+            Kind::Json | Kind::Notes => Value::Json(json!({ UNREADABLE_FIELD: text() })),
+            Kind::Bytes => Value::Bytes(text().into_bytes()),
+            Kind::Time => Value::Time(self.field.as_i64().map(at).unwrap_or_default()),
+            Kind::Uuid => Value::Null,
+            Kind::Ids => Value::Ids(Vec::new()),
+        }
+    }
+}
+
+fn values<'r>(
+    section: &'static Section,
+    row: &'r Row<'_>,
+) -> impl Iterator<Item = std::result::Result<Value, Broken<'r>>> {
+    section.columns.iter().enumerate().map(|(at, (column, kind))| {
+        let (kind, field) = (*kind, row.get_ref_unwrap(at));
+        value(field, kind).map_err(|error| Broken { column, kind, field, error })
+    })
+}
+
+fn value(field: ValueRef<'_>, kind: Kind) -> FromSqlResult<Value> {
     if field == ValueRef::Null {
         return Ok(Value::Null);
     }
@@ -232,16 +305,10 @@ fn value(row: &Row<'_>, column: usize, kind: Kind) -> rusqlite::Result<Value> {
             Value::Json(serde_json::from_str(field.as_str()?).map_err(|error| broken(error.into()))?)
         }
         Kind::Bytes => Value::Bytes(field.as_bytes()?.to_vec()),
-        Kind::Time => Value::Time(at(field.as_i64()?)),
+        Kind::Time => Value::Time(time(field)?),
         Kind::Uuid => {
             Value::Uuid(field.as_str()?.parse().map_err(|error: uuid::Error| broken(error.into()))?)
         }
         Kind::Ids => Value::Ids(serde_json::from_str(field.as_str()?).map_err(|error| broken(error.into()))?),
     })
-}
-
-/// Something else wrote into the file: nothing is left out silently.
-fn unreadable(section: &Section, row: &Row<'_>, column: &str, error: &rusqlite::Error) -> StoreError {
-    let first = row.get_ref(0).ok().and_then(|id| id.as_i64().ok()).unwrap_or_default();
-    StoreError::Unusable(format!("{} {first}: {column} cannot be read: {error}", section.name))
 }

@@ -9,8 +9,10 @@ use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 
 use super::archive::Month;
 use super::invalid_events::NO_ENDPOINT;
-use super::row::{self, at};
+use super::row::{self, Reading};
+use super::shown::Shown;
 use crate::endpoint::EndpointId;
+use crate::error::Invalid;
 use crate::message::{MessageId, NewMessage};
 use crate::store::{ReplaySample, ReplayStatus, STEP_BYTES_MAX};
 
@@ -259,6 +261,8 @@ pub(super) struct Original {
     pub(super) payload: Option<Bytes>,
     /// Without an endpoint and a payload; what a replay clears is not in it.
     pub(super) message: NewMessage,
+    /// What of it no node can read, and is left out of the message.
+    pub(super) unreadable: Option<Invalid>,
 }
 
 impl Original {
@@ -271,20 +275,22 @@ impl Original {
              FROM {name} WHERE {id_column} = ?1 AND {kept} ORDER BY {name}.id DESC LIMIT 1"
         );
         let original = |row: &Row<'_>| {
+            let mut row = Reading::of(row);
             Ok(Self {
                 id,
-                endpoint: EndpointId(row.get(0)?),
-                payload: row::payload(row, 1)?,
+                endpoint: EndpointId(row.get(0)),
+                payload: row.read(1, row::bytes),
                 message: NewMessage {
-                    content_type: row.get(2)?,
-                    headers: row::headers(row.get_ref(3)?)?,
-                    options: row::object(row.get_ref(4)?)?,
-                    priority: row.get(5)?,
-                    correlation_id: row::correlation(row, 6)?,
-                    ordering_key: row.get(7)?,
-                    event_type: row.get(8)?,
+                    content_type: row.get(2),
+                    headers: row.read(3, row::headers),
+                    options: row.read(4, row::object),
+                    priority: row.get(5),
+                    correlation_id: row.read(6, row::correlation),
+                    ordering_key: row.get(7),
+                    event_type: row.get(8),
                     ..NewMessage::new("", Bytes::new())
                 },
+                unreadable: row.unreadable(),
             })
         };
         conn.prepare_cached(&sql)?.query_row([id.0], original).optional()
@@ -296,8 +302,8 @@ fn sampled(row: &Row<'_>) -> rusqlite::Result<ReplaySample> {
         id: MessageId(row.get(0)?),
         endpoint: row.get(1)?,
         status: ReplayStatus::named(row.get_ref(2)?.as_str()?).unwrap_or(ReplayStatus::Failed),
-        event_type: row.get(3)?,
-        ordering_key: row.get(4)?,
-        created_at: at(row.get(5)?),
+        event_type: Shown(row).text(3),
+        ordering_key: Shown(row).text(4),
+        created_at: Shown(row).time(5).unwrap_or_default(),
     })
 }

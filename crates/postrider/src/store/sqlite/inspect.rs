@@ -5,7 +5,8 @@ use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::archive::{self, Month};
 use super::keys::{GLOBAL_SCOPE, Place};
-use super::row::{self, at, micros_of, optional_at};
+use super::row::{at, micros_of};
+use super::shown::Shown;
 use super::{claim, endpoints, export, known, schema, storage_error, stored_events};
 use crate::breaker::CircuitState;
 use crate::endpoint::{Endpoint, EndpointId};
@@ -62,8 +63,9 @@ fn queued(conn: &Connection, now: Timestamp, id: MessageId) -> Result<Option<Sto
         .and_then(|mut statement| {
             statement
                 .query_row([id.0], |row| {
-                    let place = Place::from_column(row.get(16)?);
-                    Ok((told(row, State::Pending)?, place, at(row.get(17)?), row.get::<_, Option<i64>>(18)?))
+                    let (place, due_at) = (Place::from_column(row.get(16)?), Shown(row).time(17));
+                    let scope = row.get::<_, Option<i64>>(18).unwrap_or(None);
+                    Ok((told(row, State::Pending)?, place, due_at.unwrap_or_default(), scope))
                 })
                 .optional()
         })
@@ -200,24 +202,25 @@ fn dead(conn: &Connection, id: MessageId) -> rusqlite::Result<Option<Story>> {
 }
 
 fn told(row: &Row<'_>, state: State) -> rusqlite::Result<Story> {
+    let shown = Shown(row);
     Ok(Story {
         id: MessageId(row.get(0)?),
         endpoint: row.get(1)?,
         state,
-        priority: row.get(2)?,
-        payload: row::payload(row, 3)?,
-        content_type: row.get(4)?,
-        headers: row::headers(row.get_ref(5)?)?,
-        options: row::object(row.get_ref(6)?)?,
-        idempotency_key: row.get(7)?,
-        correlation_id: row::correlation(row, 8)?,
-        ordering_key: row.get(9)?,
-        event_type: row.get(10)?,
-        created_at: at(row.get(11)?),
-        scheduled_at: optional_at(row.get(12)?),
-        expires_at: optional_at(row.get(13)?),
-        attempt_count: row.get(14)?,
-        last_error: row.get(15)?,
+        priority: shown.priority(2),
+        payload: shown.bytes(3),
+        content_type: shown.text(4).unwrap_or_default(),
+        headers: shown.headers(5),
+        options: shown.object(6),
+        idempotency_key: shown.text(7),
+        correlation_id: shown.uuid(8),
+        ordering_key: shown.text(9),
+        event_type: shown.text(10),
+        created_at: shown.time(11).unwrap_or_default(),
+        scheduled_at: shown.time(12),
+        expires_at: shown.time(13),
+        attempt_count: shown.count(14),
+        last_error: shown.text(15),
         finished_at: None,
         due_at: None,
         reason: None,
@@ -234,24 +237,25 @@ fn attempts(conn: &Connection, id: MessageId) -> rusqlite::Result<Vec<AttemptRec
          FROM _postrider_attempts WHERE message_id = ?1 ORDER BY id",
     )?
     .query_map([id.0], |row| {
+        let shown = Shown(row);
         Ok(AttemptRecord {
-            number: row.get(0)?,
-            node: NodeId(row.get(1)?),
-            started_at: at(row.get(2)?),
-            duration: std::time::Duration::from_micros(row.get(3)?),
-            outcome: match row.get_ref(4)?.as_str()? {
-                "delivered" => AttemptOutcome::Delivered,
-                "lost" => AttemptOutcome::Lost,
+            number: shown.count(0),
+            node: NodeId(shown.whole(1)),
+            started_at: shown.time(2).unwrap_or_default(),
+            duration: std::time::Duration::from_micros(u64::try_from(shown.whole(3)).unwrap_or(0)),
+            outcome: match shown.text(4).as_deref() {
+                Some("delivered") => AttemptOutcome::Delivered,
+                Some("lost") => AttemptOutcome::Lost,
                 _ => AttemptOutcome::Failed,
             },
-            class: row.get_ref(5)?.as_str_or_null()?.map(|class| match class {
+            class: shown.text(5).map(|class| match &*class {
                 "permanent" => Class::Permanent,
                 "gone" => Class::Gone,
                 _ => Class::Retryable,
             }),
-            error: row.get(6)?,
-            status: row.get(7)?,
-            body: row::payload(row, 8)?,
+            error: shown.text(6),
+            status: row.get(7).unwrap_or(None),
+            body: shown.bytes(8),
         })
     })?
     .collect()
@@ -337,8 +341,9 @@ fn waits_longest(
             "SELECT due_at FROM _postrider_queue INDEXED BY _postrider_queue_behind
              WHERE place = 1 AND endpoint_id = ?1 ORDER BY due_at LIMIT 1",
         )?
-        .query_row([endpoint.0], |row| row.get(0).map(at))
-        .optional()?;
+        .query_row([endpoint.0], |row| Ok(Shown(row).time(0)))
+        .optional()?
+        .flatten();
     let earliest = claim::earliest_due(conn, endpoint)?.into_iter().chain(behind).min();
     Ok(earliest.filter(|due| *due <= now))
 }

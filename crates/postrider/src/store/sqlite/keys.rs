@@ -1,8 +1,10 @@
 //! Ordering keys. Of each key at most one message is not behind it: ready, on probation or claimed. All
 //! others are `blocked` and cost nothing. `key_position` says who is next.
 
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, Row, params};
 
+use super::row::Raw;
+use super::shown::Shown;
 use super::storage_error;
 use super::writer::Write;
 use crate::endpoint::{Endpoint, EndpointId, KeyScope};
@@ -39,12 +41,12 @@ impl Place {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) scope: i64,
-    pub(super) key: String,
+    pub(super) key: Raw,
 }
 
 impl Key {
     /// From its two columns, which are NULL together.
-    pub(super) fn of(scope: Option<i64>, key: Option<String>) -> Option<Self> {
+    pub(super) fn of(scope: Option<i64>, key: Option<Raw>) -> Option<Self> {
         Some(Self { scope: scope?, key: key? })
     }
 }
@@ -56,6 +58,11 @@ pub(super) fn scope_of(endpoint: &Endpoint) -> i64 {
         KeyScope::Endpoint => endpoint.id.0,
         KeyScope::Global => GLOBAL_SCOPE,
     }
+}
+
+/// A message whose losses cannot be read counts as one that lost a claim: the place of the others is not for it.
+pub(super) fn losses(row: &Row<'_>, column: usize) -> u32 {
+    row.get(column).unwrap_or(1)
 }
 
 pub(super) struct Head {
@@ -78,10 +85,10 @@ pub(super) fn head(write: &Write<'_>, key: &Key) -> Result<Option<Head>> {
                 .query_row(params![key.scope, key.key], |row| {
                     Ok(Head {
                         id: MessageId(row.get(0)?),
-                        endpoint: EndpointId(row.get(1)?),
+                        endpoint: EndpointId(Shown(row).whole(1)),
                         place: Place::from_column(row.get(2)?),
-                        position: row.get(3)?,
-                        losses: row.get(4)?,
+                        position: Shown(row).whole(3),
+                        losses: losses(row, 4),
                     })
                 })
                 .optional()

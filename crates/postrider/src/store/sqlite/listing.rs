@@ -6,7 +6,8 @@ use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::archive::Month;
-use super::row::{self, at, micros_of, optional_at};
+use super::row::{at, micros_of};
+use super::shown::Shown;
 use super::{SqliteStore, storage_error};
 use crate::error::StoreError;
 use crate::message::{MessageId, NodeId, State};
@@ -64,8 +65,10 @@ fn nearest(conn: &Connection, months: &[String], id: i64) -> rusqlite::Result<Op
     let mut found = None;
     for table in months.iter().map(String::as_str).chain(["_postrider_queue"]) {
         let sql = format!("SELECT id, created_at FROM {table} WHERE id <= ?1 ORDER BY id DESC LIMIT 1");
-        let of_table =
-            conn.prepare_cached(&sql)?.query_row([id], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+        let of_table = conn
+            .prepare_cached(&sql)?
+            .query_row([id], |row| Ok((row.get(0)?, Shown(row).whole(1))))
+            .optional()?;
         found = found.max(of_table);
     }
     Ok(found)
@@ -119,7 +122,7 @@ fn look(conn: &Connection, filter: &MessageFilter, ids: Range<i64>, room: usize)
     let mut rows = statement.query(parameters)?;
     while let Some(row) = rows.next()? {
         window.rows = row.get(0)?;
-        window.newest = optional_at(row.get(1)?);
+        window.newest = Shown(row).time(1);
         window.from = window.from.max(row.get(2)?);
         if row.get::<_, Option<i64>>(3)?.is_some() {
             window.found.push(listed(row)?);
@@ -191,23 +194,24 @@ fn sql(sources: &[String]) -> String {
 }
 
 fn listed(row: &Row<'_>) -> rusqlite::Result<ListedMessage> {
+    let shown = Shown(row);
     Ok(ListedMessage {
         id: MessageId(row.get(3)?),
         endpoint: row.get(4)?,
         state: State::from_name(row.get_ref(5)?.as_str()?).unwrap_or(State::Pending),
-        priority: row.get(6)?,
-        due_at: optional_at(row.get(7)?),
-        attempt_count: row.get(8)?,
-        last_error: row.get(9)?,
-        content_type: row.get(10)?,
-        idempotency_key: row.get(11)?,
-        correlation_id: row::correlation(row, 12)?,
-        ordering_key: row.get(13)?,
-        event_type: row.get(14)?,
-        created_at: at(row.get(15)?),
-        scheduled_at: optional_at(row.get(16)?),
-        expires_at: optional_at(row.get(17)?),
-        finished_at: optional_at(row.get(18)?),
+        priority: shown.priority(6),
+        due_at: shown.time(7),
+        attempt_count: shown.count(8),
+        last_error: shown.text(9),
+        content_type: shown.text(10).unwrap_or_default(),
+        idempotency_key: shown.text(11),
+        correlation_id: shown.uuid(12),
+        ordering_key: shown.text(13),
+        event_type: shown.text(14),
+        created_at: shown.time(15).unwrap_or_default(),
+        scheduled_at: shown.time(16),
+        expires_at: shown.time(17),
+        finished_at: shown.time(18),
         dlq_id: row.get(19)?,
     })
 }

@@ -17,6 +17,7 @@ use self::job::{Commit, Order, WriterHandle};
 use self::known::Known;
 use self::lock::FileLock;
 use self::nodes::Listeners;
+use self::setback::ClockWatch;
 use self::stored_events::StoredEvents;
 use self::syncer::{SyncFile, Syncer};
 use self::writer::{Write, Writer};
@@ -64,7 +65,9 @@ mod row;
 mod schema;
 mod send;
 mod settings;
+mod setback;
 mod settle;
+mod shown;
 mod stored_event;
 mod stored_events;
 mod subscriptions;
@@ -162,6 +165,7 @@ impl SqliteStore {
         let newest_message = conn
             .query_row("SELECT coalesce(max(id), 0) FROM _postrider_queue", [], |row| row.get(0))
             .map_err(storage_error)?;
+        let last_heartbeat = nodes::last_heartbeat(&conn).map_err(storage_error)?;
         let listeners = Arc::new(Listeners::default());
         let gauge = WalGauge::default();
         let (commands, receiver) = mpsc::channel();
@@ -180,6 +184,7 @@ impl SqliteStore {
             newest_message,
             unsynced_outside: true,
             stored_events: StoredEvents::of_file(options.own),
+            watch: ClockWatch::of_file(options.own, last_heartbeat, options.clock.now()),
             held: Default::default(),
             wal: gauge,
         };
@@ -218,6 +223,7 @@ impl SqliteStore {
     /// is sent to it or changed in it. Whoever tries is told what closed it. False when it was closed already.
     pub async fn close_for_export(&self, by: &str) -> Result<bool> {
         self.owner_only()?;
+        self.set_unreadable_aside().await?;
         let by = by.to_owned();
         self.write(Commit::Durable, move |write| export::close(write, &by)).await
     }
@@ -231,8 +237,17 @@ impl SqliteStore {
     /// Writes all of the store as one stream, for `PostgresStore::import`.
     pub async fn export(&self, to: impl io::Write + Send + 'static) -> Result<Moved, MoveError> {
         self.owner_only()?;
+        self.set_unreadable_aside().await?;
         let now = self.now();
         self.read(move |conn| Ok(export::write_all(conn, now, to))).await?
+    }
+
+    async fn set_unreadable_aside(&self) -> Result<()> {
+        let found = self.read(|conn| export::unreadable_messages(conn).map_err(storage_error)).await?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        self.write(Commit::Durable, move |write| export::set_aside(write, &found)).await
     }
 
     async fn send_one(&self, commit: Commit, message: NewMessage) -> Result<Sent> {
@@ -383,7 +398,9 @@ impl Store for SqliteStore {
         let opened_at = self.opened_at;
         self.write(Commit::Soon, move |write| {
             // A store that was away for a while finds every lease run out: wait until nodes had a chance.
-            let may_judge = write.now >= opened_at + write.known.settings().node_lease;
+            // One whose clock was set back since knows less of that than of the leases.
+            let was_set_back = write.now < opened_at;
+            let may_judge = was_set_back || write.now >= opened_at + write.known.settings().node_lease;
             nodes::lost_claims(write, may_judge, limit)
         })
         .await
@@ -600,6 +617,10 @@ fn storage_error(error: rusqlite::Error) -> StoreError {
             | ErrorCode::CannotOpen
             | ErrorCode::ReadOnly,
         ) => StoreError::Unusable(format!("the store cannot be used: {error}")),
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            StoreError::Unavailable(format!("another program is writing to it ({error})"))
+        }
+        Some(ErrorCode::DiskFull) => StoreError::Unavailable(format!("its disk is full ({error})")),
         _ => StoreError::Unavailable(error.to_string()),
     }
 }

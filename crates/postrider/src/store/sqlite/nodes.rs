@@ -3,13 +3,15 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rusqlite::params;
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::row::{at, micros_of, object};
+use super::row::{Reading, micros_of, object, optional_time, time};
+use super::shown::Shown;
 use super::writer::Write;
-use super::{events, settle, storage_error};
+use super::{events, keys, settle, storage_error};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::{Fence, LostClaim, MessageId, NodeId};
@@ -123,6 +125,15 @@ pub(super) fn join(write: &mut Write<'_>, name: &str) -> Result<NodeId> {
     Ok(node)
 }
 
+/// Of the latest node, dead or alive.
+pub(super) fn last_heartbeat(conn: &Connection) -> rusqlite::Result<Option<Timestamp>> {
+    conn.query_row("SELECT heartbeat_at FROM _postrider_nodes ORDER BY id DESC LIMIT 1", [], |row| {
+        Ok(Shown(row).time(0))
+    })
+    .optional()
+    .map(Option::flatten)
+}
+
 pub(super) fn heartbeat(write: &mut Write<'_>, node: NodeId) -> Result<()> {
     let confirmed = write
         .conn
@@ -193,17 +204,19 @@ pub(super) fn lost_claims(
         .and_then(|mut statement| {
             statement
                 .query_map(params![stale_before, limit as i64], |row| {
+                    // What cannot be read of it, the next claim meets.
+                    let mut read = Reading::of(row);
                     Ok(LostClaim {
-                        id: MessageId(row.get(0)?),
-                        endpoint: EndpointId(row.get(1)?),
-                        fence: Fence { node: NodeId(row.get(2)?), batch: row.get(3)? },
-                        attempt: row.get(4)?,
-                        attempts_before: row.get(5)?,
-                        losses: row.get(6)?,
-                        alone: row.get(7)?,
-                        started_at: at(row.get(8)?),
-                        expires_at: row.get::<_, Option<i64>>(9)?.map(at),
-                        options: object(row.get_ref(10)?)?,
+                        id: MessageId(read.get(0)),
+                        endpoint: EndpointId(read.get(1)),
+                        fence: Fence { node: NodeId(read.get(2)), batch: read.get(3) },
+                        attempt: read.get(4),
+                        attempts_before: read.get(5),
+                        losses: keys::losses(row, 6),
+                        alone: read.get(7),
+                        started_at: read.read(8, time),
+                        expires_at: read.read(9, optional_time),
+                        options: read.read(10, object),
                     })
                 })?
                 .collect()
@@ -227,7 +240,6 @@ fn bury(write: &mut Write<'_>, lease_before: i64) -> Result<()> {
 }
 
 fn end_node(write: &mut Write<'_>, node: NodeId, state: &str) -> Result<Option<String>> {
-    use rusqlite::OptionalExtension;
     write
         .conn
         .prepare_cached(

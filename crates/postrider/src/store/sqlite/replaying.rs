@@ -195,6 +195,9 @@ fn send_again(
             invalid_events::is_no_endpoint(write.conn, original.endpoint).map_err(storage_error)?;
         return Ok(Some(Err(if is_event { Skip::InvalidEvent } else { Skip::EndpointDropped })));
     };
+    if original.unreadable.is_some() {
+        return Ok(Some(Err(Skip::Invalid)));
+    }
     let Some(payload) = original.payload else { return Ok(Some(Err(Skip::NoPayload))) };
     send::room_to_spare(write, &endpoint)?;
     let message = NewMessage { endpoint: endpoint.name.to_string(), payload, ..original.message };
@@ -225,6 +228,9 @@ pub(super) fn replay_message(write: &mut Write<'_>, id: MessageId, to: Option<&s
             None => return Err(without_endpoint(write, &original)),
         },
     };
+    if let Some(unreadable) = original.unreadable {
+        return Err(unreadable.into());
+    }
     let payload = original
         .payload
         .ok_or_else(|| StoreError::Conflict(format!("message {id} has no payload any more")))?;

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::archive::{self, Month};
 use super::row::micros_of;
+use super::shown::Shown;
 use super::writer::Write;
 use super::{events, figures, replays, storage_error, surface};
 use crate::endpoint::EndpointId;
@@ -26,8 +27,9 @@ pub(super) fn expire(write: &mut Write<'_>, limit: usize) -> Result<Vec<Expired>
         )
         .and_then(|mut statement| {
             let found = |row: &Row<'_>| {
-                let (id, endpoint) = (MessageId(row.get(0)?), EndpointId(row.get(1)?));
-                Ok(Expired { id, endpoint, attempts: row.get(2)? })
+                let shown = Shown(row);
+                let (id, endpoint) = (MessageId(shown.whole(0)), EndpointId(shown.whole(1)));
+                Ok(Expired { id, endpoint, attempts: shown.count(2) })
             };
             statement.query_map(params![micros_of(write.now), limit as i64], found)?.collect()
         })

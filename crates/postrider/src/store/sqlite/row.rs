@@ -6,11 +6,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use jiff::Timestamp;
 use rusqlite::Row;
-use rusqlite::types::{FromSqlError, FromSqlResult, Type, ValueRef};
+use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, ValueRef};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use crate::endpoint::EndpointId;
+use crate::error::Invalid;
 use crate::message::{Message, MessageId};
 
 pub(super) fn micros_of(at: Timestamp) -> i64 {
@@ -62,35 +63,111 @@ pub(super) fn rule(value: ValueRef<'_>) -> FromSqlResult<Option<crate::json::Jso
     crate::json::Json::parse(text.as_bytes()).map(Some).map_err(|error| FromSqlError::Other(error.into()))
 }
 
+/// Reads a row to its end, whatever another program wrote into it. What cannot be read is left out, and the first such
+/// column is remembered.
+pub(super) struct Reading<'r, 's> {
+    row: &'r Row<'s>,
+    unreadable: Option<Invalid>,
+}
+
+impl<'r, 's> Reading<'r, 's> {
+    pub(super) fn of(row: &'r Row<'s>) -> Self {
+        Self { row, unreadable: None }
+    }
+
+    pub(super) fn get<T: FromSql + Default>(&mut self, column: usize) -> T {
+        self.read(column, T::column_result)
+    }
+
+    pub(super) fn read<T: Default>(
+        &mut self,
+        column: usize,
+        read: impl FnOnce(ValueRef<'r>) -> FromSqlResult<T>,
+    ) -> T {
+        read(self.row.get_ref_unwrap(column)).unwrap_or_else(|error| self.leave_out(column, &error))
+    }
+
+    #[cold]
+    fn leave_out<T: Default>(&mut self, column: usize, error: &FromSqlError) -> T {
+        let name = self.row.as_ref().column_name(column).unwrap_or("column");
+        self.unreadable.get_or_insert_with(|| Invalid::new(name, format!("cannot be read: {error}")));
+        T::default()
+    }
+
+    /// The first column that could not be read, and why.
+    pub(super) fn unreadable(self) -> Option<Invalid> {
+        self.unreadable
+    }
+}
+
+pub(super) fn time(value: ValueRef<'_>) -> FromSqlResult<Timestamp> {
+    Timestamp::from_microsecond(value.as_i64()?).map_err(|error| FromSqlError::Other(Box::new(error)))
+}
+
+pub(super) fn optional_time(value: ValueRef<'_>) -> FromSqlResult<Option<Timestamp>> {
+    if value == ValueRef::Null { Ok(None) } else { time(value).map(Some) }
+}
+
+pub(super) fn bytes(value: ValueRef<'_>) -> FromSqlResult<Option<Bytes>> {
+    Ok(value.as_bytes_or_null()?.map(Bytes::copy_from_slice))
+}
+
+pub(super) fn correlation(value: ValueRef<'_>) -> FromSqlResult<Option<Uuid>> {
+    let Some(text) = value.as_str_or_null()? else { return Ok(None) };
+    Uuid::parse_str(text).map(Some).map_err(|error| FromSqlError::Other(Box::new(error)))
+}
+
 /// The columns that [`message`] reads, in its order.
 pub(super) const MESSAGE_COLUMNS: &str = "id, endpoint_id, priority, expires_at, correlation_id, ordering_key, \
      event_type, created_at, content_type, headers, options, payload";
 
-pub(super) fn message(row: &Row<'_>) -> rusqlite::Result<Arc<Message>> {
-    Ok(Arc::new(Message {
-        id: MessageId(row.get(0)?),
-        endpoint: EndpointId(row.get(1)?),
-        priority: row.get(2)?,
-        expires_at: optional_at(row.get(3)?),
-        correlation_id: correlation(row, 4)?,
-        ordering_key: row.get(5)?,
-        event_type: row.get(6)?,
-        created_at: at(row.get(7)?),
-        content_type: row.get(8)?,
-        headers: headers(row.get_ref(9)?)?,
-        options: object(row.get_ref(10)?)?,
+pub(super) fn message(row: &mut Reading<'_, '_>) -> Arc<Message> {
+    Arc::new(Message {
+        id: MessageId(row.get(0)),
+        endpoint: EndpointId(row.get(1)),
+        priority: row.get(2),
+        expires_at: row.read(3, optional_time),
+        correlation_id: row.read(4, correlation),
+        ordering_key: row.get(5),
+        event_type: row.get(6),
+        created_at: row.read(7, time),
+        content_type: row.get(8),
+        headers: row.read(9, headers),
+        options: row.read(10, object),
         // An erased message is delivered empty: its record goes on, its content does not.
-        payload: payload(row, 11)?.unwrap_or_default(),
-    }))
+        payload: row.read(11, bytes).unwrap_or_default(),
+    })
 }
 
-pub(super) fn payload(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Bytes>> {
-    Ok(row.get_ref(column)?.as_bytes_or_null()?.map(Bytes::copy_from_slice))
+/// A text column as it is stored. Keys are compared and never read, so one that is no UTF-8, or no text at all, is a key
+/// like every other.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Raw {
+    Text(Vec<u8>),
+    Blob(Vec<u8>),
 }
 
-pub(super) fn correlation(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Uuid>> {
-    let Some(text) = row.get_ref(column)?.as_str_or_null()? else { return Ok(None) };
-    Uuid::parse_str(text)
-        .map(Some)
-        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
+impl From<String> for Raw {
+    fn from(text: String) -> Self {
+        Self::Text(text.into_bytes())
+    }
+}
+
+impl FromSql for Raw {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
+        match value {
+            ValueRef::Text(text) => Ok(Self::Text(text.to_owned())),
+            ValueRef::Blob(blob) => Ok(Self::Blob(blob.to_owned())),
+            ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) => Err(FromSqlError::InvalidType),
+        }
+    }
+}
+
+impl ToSql for Raw {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Borrowed(match self {
+            Self::Text(text) => ValueRef::Text(text),
+            Self::Blob(blob) => ValueRef::Blob(blob),
+        }))
+    }
 }

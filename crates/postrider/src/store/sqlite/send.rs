@@ -138,7 +138,7 @@ pub(super) fn holder_of_idempotency_key(
         .and_then(|mut statement| {
             statement
                 .query_row(params![endpoint.id.0, key, &message.payload[..], message.content_type], |row| {
-                    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+                    Ok((row.get(0)?, row.get(1)?, row.get(2).unwrap_or(None), row.get(3)?))
                 })
                 .optional()
         })
@@ -189,8 +189,10 @@ pub(super) fn digest(content_type: &str, payload: &[u8]) -> Vec<u8> {
 fn insert(write: &mut Write<'_>, message: &NewMessage, endpoint: &Arc<Endpoint>) -> Result<MessageId> {
     let now = micros_of(write.now);
     let due_at = message.scheduled_at.map_or(now, |at| micros_of(at).max(now));
-    let key =
-        message.ordering_key.as_ref().map(|key| Key { scope: keys::scope_of(endpoint), key: key.clone() });
+    let key = message
+        .ordering_key
+        .as_ref()
+        .map(|key| Key { scope: keys::scope_of(endpoint), key: key.clone().into() });
     let place = match &key {
         Some(key) if keys::head(write, key)?.is_some() || keys::is_held(write, key)? => Place::Blocked,
         _ => Place::Ready,

@@ -8,15 +8,17 @@ use rusqlite::{OptionalExtension, params};
 use serde_json::json;
 
 use super::archive::{self, Leaving};
+use super::dlq::{self, Death};
 use super::keys::{self, Key, Place};
 use super::row::micros_of;
+use super::shown::Shown;
 use super::writer::Write;
-use super::{dlq, endpoints, events, storage_error};
+use super::{endpoints, events, storage_error};
 use crate::endpoint::{DisabledBy, EndpointId};
 use crate::error::{Invalid, StoreError};
 use crate::message::{Fence, MessageId, NodeId, State};
 use crate::settings::AttemptLog;
-use crate::store::{AttemptOutcome, AttemptRecord, Effect, End, Result, Settled, Settlement};
+use crate::store::{AttemptOutcome, AttemptRecord, Effect, End, Result, Settled, Settlement, UNREADABLE};
 use crate::verdict::Verdict;
 
 /// Below this many, one by one is as quick.
@@ -68,13 +70,11 @@ fn settle_one(write: &mut Write<'_>, settlement: &Settlement) -> Result<Settled>
     };
     let delivered = matches!(settlement.end, End::Attempted { verdict: Verdict::Complete, .. });
     let Some(standing) = standing(write, settlement.id)? else {
-        // It is finished already; a late acknowledgement is worth a line in its story.
-        if let End::Attempted { record, .. } = &settlement.end
-            && delivered
-        {
-            record_attempt_if_wanted(write, settlement.id, record)?;
-        }
-        return settled(Effect::Fenced, None);
+        let effect = match &settlement.end {
+            End::Attempted { record, .. } if delivered => acknowledged_late(write, settlement.id, record)?,
+            _ => Effect::Fenced,
+        };
+        return settled(effect, None);
     };
     let claimed = standing.place == Place::Claimed;
     if !(claimed && standing.fence == settlement.fence) {
@@ -88,6 +88,19 @@ fn settle_one(write: &mut Write<'_>, settlement: &Settlement) -> Result<Settled>
     }
     let (state, unblocked) = end_claim(write, settlement, &standing, delivered)?;
     settled(Effect::Applied(state), unblocked)
+}
+
+/// It is finished already. One that was cancelled meanwhile, because its endpoint was dropped, is completed after all; for
+/// every other the acknowledgement is worth a line in its story.
+fn acknowledged_late(write: &mut Write<'_>, id: MessageId, record: &AttemptRecord) -> Result<Effect> {
+    if !archive::complete_cancelled(write, id)? {
+        record_attempt_if_wanted(write, id, record)?;
+        return Ok(Effect::Fenced);
+    }
+    if write.known.settings().attempt_log != AttemptLog::Off {
+        record_attempt(write, id, record)?;
+    }
+    Ok(Effect::Applied(State::Completed))
 }
 
 fn end_claim(
@@ -117,6 +130,7 @@ fn end_claim(
             let unblocked = archive::leave(write, &standing.leaving, State::Expired, Some(1))?;
             Ok((State::Expired, unblocked))
         }
+        End::Unreadable { error } => Ok((State::Dead, set_aside(write, standing, error)?)),
         End::Attempted { verdict, record } => match verdict {
             Verdict::Complete => unreachable!("a delivered message was archived above"),
             Verdict::Expire => {
@@ -130,7 +144,10 @@ fn end_claim(
                 Ok((State::Pending, back_to_pending(write, id, standing, record, *due_at, 1)?))
             }
             Verdict::Dead { reason, disable_endpoint } => {
-                let unblocked = dlq::bury(write, id, standing.key.as_ref(), reason.as_str(), record)?;
+                let losses = u32::from(record.outcome == AttemptOutcome::Lost);
+                let death =
+                    Death { reason: reason.as_str(), error: record.error.as_deref(), losses, uncounted: 0 };
+                let unblocked = dlq::bury(write, &standing.leaving, &death)?;
                 if *disable_endpoint {
                     endpoints::disable(write, settlement.endpoint, DisabledBy::Gone)?;
                 }
@@ -170,6 +187,21 @@ fn back_to_pending(
         Some(key) => keys::put_back(write, id, key),
         None => Ok(None),
     }
+}
+
+/// No node can read it, so it waits for people in the DLQ. An attempt that was claimed was not made.
+fn set_aside(write: &mut Write<'_>, standing: &Standing, error: &str) -> Result<Option<EndpointId>> {
+    let uncounted = u32::from(standing.place == Place::Claimed);
+    let death = Death { reason: UNREADABLE, error: Some(error), losses: 0, uncounted };
+    dlq::bury(write, &standing.leaving, &death)
+}
+
+/// The same for one that a claim met on the way.
+pub(super) fn set_aside_pending(write: &mut Write<'_>, id: MessageId, error: &str) -> Result<()> {
+    let Some(standing) = standing(write, id)? else { return Ok(()) };
+    let unblocked = set_aside(write, &standing, error)?;
+    write.tell_pending(unblocked);
+    Ok(())
 }
 
 /// Gives a claim back as if it had not been made.
@@ -253,18 +285,21 @@ fn standing(write: &Write<'_>, id: MessageId) -> Result<Option<Standing>> {
         .and_then(|mut statement| {
             statement
                 .query_row([id.0], |row| {
-                    let key = Key::of(row.get(3)?, row.get(4)?);
+                    // Whatever another program wrote into the row, its claim can end.
+                    let shown = Shown(row);
+                    let place = Place::from_column(shown.whole(0));
+                    let key = Key::of(row.get(3).unwrap_or(None), row.get(4).unwrap_or(None));
                     Ok(Standing {
-                        place: Place::from_column(row.get(0)?),
-                        fence: Fence { node: NodeId(row.get(1)?), batch: row.get(2)? },
-                        losses: row.get(5)?,
-                        delivered_late: row.get(6)?,
+                        place,
+                        fence: Fence { node: NodeId(shown.whole(1)), batch: shown.whole(2) },
+                        losses: keys::losses(row, 5),
+                        delivered_late: shown.whole(6) != 0,
                         leaving: Leaving {
                             id,
-                            endpoint: EndpointId(row.get(7)?),
-                            created_at: row.get(8)?,
+                            endpoint: EndpointId(shown.whole(7)),
+                            created_at: shown.time(8).unwrap_or(write.now),
                             has_idempotency_key: row.get(9)?,
-                            place: Place::from_column(row.get(0)?),
+                            place,
                             key: key.clone(),
                         },
                         key,
@@ -298,8 +333,8 @@ pub(super) fn cancel(write: &mut Write<'_>, id: MessageId) -> Result<()> {
     Ok(())
 }
 
-/// Its endpoint goes away, so even one in flight is given back and cancelled: its late result finds nothing
-/// to change. It was tried all the same.
+/// Its endpoint goes away, so even one in flight is given back and cancelled. It was tried all the same, and is completed
+/// if its receiver acknowledges it.
 pub(super) fn cancel_by_force(write: &mut Write<'_>, id: MessageId) -> Result<()> {
     let Some(standing) = standing(write, id)? else { return Ok(()) };
     let state = if standing.delivered_late { State::Completed } else { State::Cancelled };

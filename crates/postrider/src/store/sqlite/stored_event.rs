@@ -1,11 +1,9 @@
 //! An event as an application stored it by SQL.
 
-use std::fmt::Display;
-
 use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::publish::Publication;
-use super::row::{correlation, headers, object, optional_at, payload};
+use super::row::{Reading, bytes, correlation, headers, object, optional_time};
 use crate::error::Invalid;
 use crate::event::NewEvent;
 use crate::store::Result;
@@ -32,38 +30,28 @@ impl StoredEvent {
     /// not stop those behind it.
     pub(super) fn of_row(row: &Row<'_>) -> rusqlite::Result<Self> {
         let id = row.get(0)?;
-        let mut unreadable = Unreadable(None);
+        let mut row = Reading::of(row);
         let new = NewEvent {
-            event_type: unreadable.unless("event_type", row.get(1)),
-            payload: unreadable.unless("payload", payload(row, 2)).unwrap_or_default(),
-            headers: unreadable.unless("headers", headers(row.get_ref(3)?)),
-            options: unreadable.unless("options", object(row.get_ref(4)?)),
-            priority: unreadable.unless("priority", row.get(5)),
-            scheduled_at: optional_at(unreadable.unless("scheduled_at", row.get(6))),
-            expires_at: optional_at(unreadable.unless("expires_at", row.get(7))),
-            idempotency_key: unreadable.unless("idempotency_key", row.get(8)),
-            correlation_id: unreadable.unless("correlation_id", correlation(row, 9)),
-            ordering_key: unreadable.unless("ordering_key", row.get(10)),
+            event_type: row.get(1),
+            payload: row.read(2, bytes).unwrap_or_default(),
+            headers: row.read(3, headers),
+            options: row.read(4, object),
+            priority: row.get(5),
+            scheduled_at: row.read(6, optional_time),
+            expires_at: row.read(7, optional_time),
+            idempotency_key: row.get(8),
+            correlation_id: row.read(9, correlation),
+            ordering_key: row.get(10),
         };
-        Ok(Self { id, new, unreadable: unreadable.0 })
+        Ok(Self { id, new, unreadable: row.unreadable() })
     }
 
     pub(super) fn publication(&self) -> Result<Publication> {
         match &self.unreadable {
-            Some(invalid) => Err(invalid.clone().into()),
+            Some(Invalid { field, rule }) => {
+                Err(Invalid::new(field, format!("{rule}; left out here")).into())
+            }
             None => Publication::of_one(self.new.clone()),
         }
-    }
-}
-
-struct Unreadable(Option<Invalid>);
-
-impl Unreadable {
-    fn unless<T: Default, E: Display>(&mut self, field: &str, read: std::result::Result<T, E>) -> T {
-        read.unwrap_or_else(|error| {
-            let rule = format!("cannot be read, and is left out here: {error}");
-            self.0.get_or_insert_with(|| Invalid::new(field, rule));
-            T::default()
-        })
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use async_trait::async_trait;
 use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, params_from_iter};
+use rusqlite::{Connection, OptionalExtension, ToSql, params_from_iter};
 use serde_json::json;
 
 use super::job::Commit;
@@ -95,7 +95,7 @@ impl Select {
 
     /// By message, and up to which message that is; None when there are no more.
     fn next(&self, conn: &Connection, from: SweepCursor) -> rusqlite::Result<(Vec<Letter>, Option<i64>)> {
-        let after = [Value::from(from.newest), Value::from(from.position)];
+        let after: [&dyn ToSql; 2] = [&from.newest, &from.position];
         let mut letters =
             self.letters(conn, "d.id <= ? AND d.message_id > ?", &after, STEP_LETTERS as i64)?;
         let position = letters.last().filter(|_| letters.len() == STEP_LETTERS).map(|last| last.message);
@@ -104,7 +104,7 @@ impl Select {
         let keys: HashSet<Key> = letters.iter().filter_map(|letter| letter.key.clone()).collect();
         for Key { scope, key } in keys {
             let of_key = "d.id <= ? AND d.message_id > ? AND d.key_scope = ? AND d.ordering_key = ?";
-            let values = [Value::from(from.newest), position.into(), scope.into(), key.into()];
+            let values: [&dyn ToSql; 4] = [&from.newest, &position, &scope, &key];
             letters.extend(self.letters(conn, of_key, &values, i64::MAX)?);
         }
         letters.sort_by_key(|letter| letter.message);
@@ -115,7 +115,7 @@ impl Select {
         &self,
         conn: &Connection,
         also: &str,
-        also_values: &[Value],
+        also_values: &[&dyn ToSql],
         limit: i64,
     ) -> rusqlite::Result<Vec<Letter>> {
         let Self { possible, conditions, values } = self;
@@ -124,7 +124,8 @@ impl Select {
              FROM _postrider_dlq d
              WHERE {also} AND {possible} AND {conditions} ORDER BY d.message_id, d.id LIMIT ?"
         );
-        let values = also_values.iter().chain(values).cloned().chain([limit.into()]);
+        let values = values.iter().map(|value| value as &dyn ToSql);
+        let values = also_values.iter().copied().chain(values).chain([&limit as &dyn ToSql]);
         conn.prepare_cached(&sql)?
             .query_map(params_from_iter(values), |row| {
                 let (id, endpoint) = (row.get(0)?, EndpointId(row.get(2)?));

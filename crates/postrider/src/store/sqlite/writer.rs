@@ -15,6 +15,7 @@ use super::counts::Counts;
 use super::job::{Command, Commit, Job};
 use super::known::Known;
 use super::nodes::Listeners;
+use super::setback::{self, ClockWatch};
 use super::storage_error;
 use super::stored_events::{FannedOut, Line, StoredEvents};
 use super::syncer::{Syncer, Unsynced};
@@ -72,6 +73,7 @@ pub(super) struct Writer {
     /// Messages that another process wrote, and perhaps did not sync: before this one opened the file, or since.
     pub(super) unsynced_outside: bool,
     pub(super) stored_events: StoredEvents,
+    pub(super) watch: ClockWatch,
     /// They go behind some of those. Others need not wait for that.
     pub(super) held: VecDeque<Box<dyn Job>>,
     pub(super) wal: super::checkpoint::WalGauge,
@@ -83,7 +85,7 @@ impl Writer {
         let mut stopping = false;
         while !stopping || !waiting.is_empty() {
             let patience = match waiting.is_empty() {
-                true if self.may_fan_out() || !self.held.is_empty() => Duration::ZERO,
+                true if self.has_work_of_its_own() => Duration::ZERO,
                 true => LOOK_OUTSIDE,
                 false => self.wait_for_company(&waiting),
             };
@@ -105,11 +107,15 @@ impl Writer {
                 }
             }
             let is_time = !waiting.is_empty() && (stopping || self.wait_for_company(&waiting).is_zero());
-            if is_time || self.may_fan_out() || !self.held.is_empty() {
+            if is_time || self.has_work_of_its_own() {
                 self.commit_group(&mut waiting);
             }
             self.wal.finish_checkpoint_if_asked(&self.conn);
         }
+    }
+
+    fn has_work_of_its_own(&self) -> bool {
+        self.may_fan_out() || !self.held.is_empty() || self.watch.due().is_some()
     }
 
     /// What becomes of events has to be on disk before anybody hears of it.
@@ -196,10 +202,13 @@ impl Writer {
             )));
         }
         let started = Instant::now();
+        let now = crate::clock::truncated(self.clock.now());
+        self.watch.observe(now, started);
+        let mending = self.watch.due();
         let may_fan_out = self.may_fan_out();
         let mut write = Write {
             conn: &self.conn,
-            now: crate::clock::truncated(self.clock.now()),
+            now,
             known: &mut self.known,
             listeners: &self.listeners,
             counts: Counts::default(),
@@ -213,6 +222,11 @@ impl Writer {
             fan_out(&mut write, &mut self.stored_events, started).map(|any| fanned_out = any)
         } else {
             Ok(())
+        };
+        let mut mended = None;
+        let outcome = match (outcome, mending) {
+            (Ok(()), Some(step)) => mend(&mut write, step, started).map(|next| mended = next),
+            (outcome, _) => outcome,
         };
         let outcome = outcome.and_then(|()| {
             match self.stored_events.line(write.conn)? {
@@ -228,6 +242,9 @@ impl Writer {
             Ok(()) => {
                 self.newest_message = self.newest_message.max(newest);
                 self.stored_events.are_gone();
+                if mending.is_some() {
+                    self.watch.mended(mended);
+                }
                 Ok(Committed { news, fanned_out })
             }
             Err(rollback) => {
@@ -238,6 +255,9 @@ impl Writer {
                 self.known.forget();
                 self.months.forget();
                 self.stored_events.are_back();
+                if mending.is_some() {
+                    self.watch.wait_for_better_times();
+                }
                 self.listeners.take_back(news);
                 Err(rollback)
             }
@@ -276,7 +296,8 @@ impl Writer {
             .query_row([], |row| row.get(0))?;
         if newest > self.newest_message {
             let mut statement = self.conn.prepare_cached(
-                "SELECT DISTINCT endpoint_id FROM _postrider_queue WHERE id > ?1 LIMIT 1000",
+                "SELECT DISTINCT endpoint_id FROM _postrider_queue
+                 WHERE id > ?1 AND typeof(endpoint_id) = 'integer' LIMIT 1000",
             )?;
             let endpoints = statement
                 .query_map([self.newest_message], |row| row.get(0))?
@@ -309,6 +330,15 @@ fn fan_out(
         FannedOut::Some => Ok(true),
         FannedOut::Spoiled => Err(Rollback::Spoiled),
     }
+}
+
+fn mend(
+    write: &mut Write<'_>,
+    step: setback::Mending,
+    started: Instant,
+) -> std::result::Result<Option<setback::Mending>, Rollback> {
+    write.known.load_if_forgotten(write.conn).map_err(Rollback::Failed)?;
+    setback::mend(write, step, started + TRANSACTION_BUDGET).map_err(Rollback::Failed)
 }
 
 /// Of all that waits, what goes behind the events of this line waits for them, or is told why they wait.

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use postrider::engine::Happening;
 use postrider::rusqlite::{Connection, TransactionBehavior};
+use postrider::store::figures::OTHERS;
 use postrider::store::sqlite::send_in;
-use postrider::{NewMessage, State, Store as _};
+use postrider::{NewMessage, Operate as _, State, Store as _};
 use serde_json::json;
 
+use super::PATIENCE;
 use super::receiver::Answer;
 use super::world::{World, to, until_event};
 
@@ -171,5 +173,32 @@ async fn an_attempt_is_told_once_its_end_is_in_the_store() {
     assert_eq!((message, attempt, state, status), (id, 1, State::Completed, Some(200)));
     assert_eq!(world.story(id).await.state, State::Completed);
     assert!(engine.is_progressing());
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_delivered_while_its_endpoint_is_dropped_is_completed() {
+    let world = World::new().await;
+    world.endpoint("doomed").await;
+    world.receiver.answer(Answer::ok());
+    let engine = world.engine().await;
+    let first = world.send("doomed", 1).await;
+    world.until_state(first, State::Completed).await;
+    world.receiver.answer(Answer::ok().held());
+    let id = world.send("doomed", 2).await;
+    world.receiver.until("the attempt", |receiver| receiver.running("doomed") == 1).await;
+    world.store.drop_endpoint("doomed", true).await.unwrap();
+    assert_eq!(world.store.story(id).await.unwrap().state, State::Cancelled);
+    // The node knows of no such endpoint any more when the receiver answers.
+    let measures = engine.measures();
+    let is_gone = async {
+        while measures.read().endpoints[0].endpoint != OTHERS {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, is_gone).await.expect("the endpoint goes");
+    world.receiver.release();
+    world.until_state(id, State::Completed).await;
+    assert_eq!(world.store.story(id).await.unwrap().attempts.len(), 1);
     engine.stop().await;
 }

@@ -10,6 +10,8 @@ mod sqlite;
 mod postgres;
 mod fast;
 mod moves;
+mod damage;
+mod setback;
 mod moving;
 mod outbox;
 mod faults;

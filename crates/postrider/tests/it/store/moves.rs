@@ -226,6 +226,12 @@ async fn a_finished_message_never_moves_again() {
     file.refuses_all(&[
         (change(file.completed, "status = 'cancelled', place = 0"), "a finished message never changes"),
         (change(file.cancelled, "status = 'completed', place = 2"), "a finished message never changes"),
+        (change(file.cancelled, "status = 'completed'"), "a finished message never changes"),
+        (
+            change(file.cancelled, "status = 'expired', delivered_late = 1"),
+            "a finished message never changes",
+        ),
+        (change(file.completed, "status = 'cancelled'"), "a finished message never changes"),
         (change(file.completed, "payload = x'00'"), "a finished message never changes"),
         (change(file.completed, "id = 4711"), "a finished message never changes"),
     ])

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
+use postrider::MessageId;
 use postrider::clock::ManualClock;
 use postrider::store::postgres::{PostgresOptions, PostgresStore};
 use proptest::prelude::*;
 use test_servers::{Address, Database, StandingClock};
 
 use super::model;
-use super::world::{Harness, World};
+use super::world::{Damage, Harness, World};
 
 pub(super) mod prompt;
 mod transactions;
@@ -44,6 +45,7 @@ mod deadlocks;
 mod in_the_way;
 mod settled_later;
 mod frozen;
+mod damage;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,
@@ -74,6 +76,26 @@ impl Harness for Postgres {
         self.clocks.0.advance(by);
         self.clocks.1.advance(by);
     }
+
+    async fn damage(&self, id: MessageId, damage: Damage) {
+        let junk = match damage {
+            Damage::Headers => r#"'["no", "map"]'"#,
+            Damage::Options => r#"'{"a": 1e999}'"#,
+            Damage::CreatedAt => "'infinity'",
+            Damage::ExpiresAt => "'294000-01-01'",
+        };
+        overwrite(&self.database, id, damage.column(), junk).await;
+    }
+}
+
+/// Past all rules of the database.
+async fn overwrite(database: &Database, id: MessageId, column: &str, value: &str) {
+    let written = format!(
+        "BEGIN; ALTER TABLE postrider.queue DISABLE TRIGGER USER;
+         UPDATE postrider.queue SET {column} = {value} WHERE id = {id};
+         ALTER TABLE postrider.queue ENABLE TRIGGER USER; COMMIT"
+    );
+    database.connect().await.batch_execute(&written).await.expect("a damaged row");
 }
 
 fn start() -> Timestamp {

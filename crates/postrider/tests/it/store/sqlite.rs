@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use postrider::SqliteStore;
 use postrider::clock::ManualClock;
+use postrider::rusqlite::Connection;
 use postrider::store::sqlite::SqliteOptions;
+use postrider::{MessageId, SqliteStore};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::model;
-use super::world::Harness;
+use super::world::{Damage, Harness};
 
 pub(crate) struct Sqlite {
     folder: TempDir,
@@ -22,6 +23,31 @@ pub(crate) struct Sqlite {
 impl Sqlite {
     pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().join("store.db")
+    }
+
+    pub(crate) fn set_back(&self, days: u64) {
+        self.clock_back_by(Duration::from_secs(days * 86_400));
+    }
+
+    pub(crate) fn clock_back_by(&self, time: Duration) {
+        self.clock.set_back(time);
+    }
+
+    /// Past all rules of the file.
+    pub(crate) fn overwrite(&self, id: MessageId, column: &str, value: &str) {
+        let shell = Connection::open(self.path()).expect("the file opens");
+        shell.busy_timeout(Duration::from_secs(5)).expect("a timeout");
+        let rule: String = shell
+            .query_row("SELECT sql FROM sqlite_master WHERE name = '_postrider_queue_immutable'", [], |row| {
+                row.get(0)
+            })
+            .expect("the rule");
+        shell
+            .execute_batch(&format!(
+                "PRAGMA ignore_check_constraints = ON; BEGIN IMMEDIATE; DROP TRIGGER _postrider_queue_immutable;
+                 UPDATE _postrider_queue SET {column} = {value} WHERE id = {id}; {rule}; COMMIT"
+            ))
+            .expect("a damaged row");
     }
 }
 
@@ -45,6 +71,15 @@ impl Harness for Sqlite {
 
     fn advance(&self, by: Duration) {
         self.clock.advance(by);
+    }
+
+    async fn damage(&self, id: MessageId, damage: Damage) {
+        let junk = match damage {
+            Damage::Headers => "'{not json'",
+            Damage::Options => "CAST(x'22ff22' AS TEXT)",
+            Damage::CreatedAt | Damage::ExpiresAt => "9223372036854775807",
+        };
+        self.overwrite(id, damage.column(), junk);
     }
 }
 

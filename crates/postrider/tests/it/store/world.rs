@@ -29,6 +29,30 @@ pub(crate) trait Harness: Send + Sync + Sized + 'static {
     /// Opens the same data, again after a crash: the handle before it was dropped, not left.
     async fn open(&self) -> Self::S;
     fn advance(&self, by: Duration);
+    /// Another program writes into the row of a queued message what no node can read.
+    async fn damage(&self, id: MessageId, damage: Damage);
+}
+
+/// What of a row is damaged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Damage {
+    Headers,
+    Options,
+    CreatedAt,
+    ExpiresAt,
+}
+
+impl Damage {
+    pub(crate) const ALL: [Self; 4] = [Self::Headers, Self::Options, Self::CreatedAt, Self::ExpiresAt];
+
+    pub(crate) fn column(self) -> &'static str {
+        match self {
+            Self::Headers => "headers",
+            Self::Options => "options",
+            Self::CreatedAt => "created_at",
+            Self::ExpiresAt => "expires_at",
+        }
+    }
 }
 
 pub(crate) struct World<H: Harness> {
@@ -187,6 +211,16 @@ impl<H: Harness> World<H> {
 
     pub(crate) async fn complete(&self, ticket: Ticket) -> Settled {
         self.settle(ticket, Verdict::Complete).await
+    }
+
+    /// In one go.
+    pub(crate) async fn complete_all(&self, tickets: &[Ticket]) -> Vec<Settled> {
+        let settlement = |ticket: &Ticket| {
+            let Ticket { id, endpoint, fence, .. } = *ticket;
+            let end = ticket.attempted(self.now(), Verdict::Complete);
+            Settlement { id, endpoint, fence, end, hold_endpoint_until: None }
+        };
+        self.store().settle(tickets.iter().map(settlement).collect()).await.expect("settlements")
     }
 
     pub(crate) async fn retry(&self, ticket: Ticket, seconds: u64) -> Settled {

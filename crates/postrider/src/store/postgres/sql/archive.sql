@@ -53,8 +53,9 @@ BEGIN
     v_made := v_made + postrider._make_month(p_table, v_month + n * interval '1 month')::integer;
   END LOOP;
   LOOP
-    EXECUTE CASE p_table WHEN 'archive' THEN 'SELECT created_at FROM postrider.archive_default LIMIT 1'
-                         ELSE 'SELECT started_at FROM postrider.attempts_default LIMIT 1' END INTO v_stray;
+    -- What another program wrote with a time that no calendar of nodes has stays there.
+    EXECUTE format('SELECT %I FROM postrider.%I WHERE %1$I >= ''1970-01-01 00:00+00'' AND %1$I < ''9999-12-01 00:00+00'' LIMIT 1',
+      CASE p_table WHEN 'archive' THEN 'created_at' ELSE 'started_at' END, p_table || '_default') INTO v_stray;
     EXIT WHEN v_stray IS NULL OR NOT postrider._make_month(p_table, postrider._month(v_stray));
     v_made := v_made + 1;
   END LOOP;

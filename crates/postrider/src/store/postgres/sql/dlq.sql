@@ -40,7 +40,7 @@ BEGIN
     RETURN NULL;
   END IF;
   -- A node's clock may be a little behind; without a bound every month would be searched.
-  v_errors := postrider._last_errors(p_id, v.created_at - interval '1 day');
+  v_errors := postrider._last_errors(p_id, least(greatest(v.created_at, 'epoch'), postrider._now()) - interval '1 day');
   IF v.ordering_key IS NOT NULL THEN
     SELECT e.options->>'on_dead' IS NOT DISTINCT FROM 'hold' INTO v_holds
     FROM postrider.endpoints e WHERE e.id = v.endpoint_id;

@@ -111,7 +111,7 @@ BEGIN
         a.finished_at, NULL
        FROM postrider.archive a
        WHERE (p_state IS NULL OR p_state IN ('completed', 'expired', 'cancelled')) AND a.id >= p_from AND a.id < p_to
-         AND a.created_at >= v_after AND a.created_at < v_before
+         AND a.created_at >= v_after AND a.created_at <= v_before
        LIMIT p_rows_max + 1)
       UNION ALL
       (SELECT 3, d.message_id, d.endpoint_id, 'dead', d.priority, NULL, d.attempts, d.last_error, d.content_type,
@@ -134,7 +134,8 @@ BEGIN
         AND (p_ordering_key IS NULL OR w.ordering_key = p_ordering_key)
         AND (p_event_type IS NULL OR w.event_type = p_event_type)
         AND (p_correlation_id IS NULL OR w.correlation_id = p_correlation_id)
-        AND w.created_at >= v_after AND w.created_at < v_before
+        -- Another program may have written that one was made at the end of time.
+        AND w.created_at >= v_after AND (p_created_before IS NULL OR w.created_at < v_before)
       ORDER BY w.id DESC LIMIT p_limit
     )
     SELECT c.rows, c.newest, c.from_id, m.id, (SELECT e.name FROM postrider.endpoints e WHERE e.id = m.endpoint_id), m.state, m.priority, CASE WHEN m.state = 'pending' THEN m.due_at END,

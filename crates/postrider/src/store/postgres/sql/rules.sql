@@ -53,14 +53,26 @@ EXECUTE FUNCTION postrider._only_redrive_what_is_queued();
 
 -- On every month, so that going to one of them directly changes nothing.
 CREATE TRIGGER archive_immutable BEFORE UPDATE ON postrider.archive FOR EACH ROW
-WHEN (NEW.payload IS NOT NULL OR NEW.headers IS NOT NULL
+WHEN (NEW.status = OLD.status AND (NEW.payload IS NOT NULL OR NEW.headers IS NOT NULL
       OR ROW(NEW.id, NEW.endpoint_id, NEW.status, NEW.finished_at, NEW.created_at, NEW.priority, NEW.attempts,
              NEW.scheduled_at, NEW.expires_at, NEW.correlation_id, NEW.content_type, NEW.ordering_key, NEW.idempotency_key,
              NEW.event_type, NEW.last_error, NEW.options)
          IS DISTINCT FROM
          ROW(OLD.id, OLD.endpoint_id, OLD.status, OLD.finished_at, OLD.created_at, OLD.priority, OLD.attempts,
              OLD.scheduled_at, OLD.expires_at, OLD.correlation_id, OLD.content_type, OLD.ordering_key, OLD.idempotency_key,
-             OLD.event_type, OLD.last_error, OLD.options))
+             OLD.event_type, OLD.last_error, OLD.options)))
+EXECUTE FUNCTION postrider._refuse_change('a finished message never changes; its payload and headers can be erased');
+-- Cancelled while an attempt was under way, which then delivered it.
+CREATE TRIGGER archive_completed_late BEFORE UPDATE ON postrider.archive FOR EACH ROW
+WHEN (NEW.status <> OLD.status
+      AND (OLD.status <> 'cancelled' OR NEW.status <> 'completed'
+      OR ROW(NEW.id, NEW.endpoint_id, NEW.created_at, NEW.priority, NEW.attempts, NEW.scheduled_at, NEW.expires_at,
+             NEW.correlation_id, NEW.content_type, NEW.ordering_key, NEW.idempotency_key, NEW.event_type, NEW.last_error,
+             NEW.headers, NEW.options, NEW.payload)
+         IS DISTINCT FROM
+         ROW(OLD.id, OLD.endpoint_id, OLD.created_at, OLD.priority, OLD.attempts, OLD.scheduled_at, OLD.expires_at,
+             OLD.correlation_id, OLD.content_type, OLD.ordering_key, OLD.idempotency_key, OLD.event_type, OLD.last_error,
+             OLD.headers, OLD.options, OLD.payload)))
 EXECUTE FUNCTION postrider._refuse_change('a finished message never changes; its payload and headers can be erased');
 CREATE TRIGGER archive_kept BEFORE TRUNCATE ON postrider.archive FOR EACH STATEMENT
 EXECUTE FUNCTION postrider._refuse_change('finished messages go by retention, and are never just gone');

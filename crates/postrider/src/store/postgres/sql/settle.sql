@@ -91,7 +91,8 @@ CREATE TYPE postrider._attempt AS (
   body bytea
 );
 
--- One ended claim. `ended`: complete, retry, spare, dead, expire, released, expired_unstarted.
+-- One ended claim. `ended`: complete, retry, spare, dead, expire, released, expired_unstarted, unreadable. `reason`: why it is
+-- dead; what is wrong with one that no node can read.
 CREATE TYPE postrider._settlement AS (
   id bigint,
   endpoint_id bigint,
@@ -309,17 +310,39 @@ BEGIN
   END IF;
 END $$;
 
+CREATE FUNCTION postrider._keep_attempt(p_message bigint, p postrider._attempt) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO postrider.attempts (message_id, number, node_id, started_at, duration, outcome, class, error, status, body)
+  VALUES (p_message, p.number, p.node_id, p.started_at, p.duration, p.outcome, p.class, p.error, p.status, p.body);
+END $$;
+
 CREATE FUNCTION postrider._record_attempt(p_message bigint, p postrider._attempt) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   -- A failed attempt is always recorded: the dead letter quotes it. What is kept afterwards is a setting.
   IF p.number IS NOT NULL AND (p.outcome <> 'delivered' OR (SELECT attempt_log FROM postrider._limits) = 'all') THEN
-    INSERT INTO postrider.attempts (message_id, number, node_id, started_at, duration, outcome, class, error, status, body)
-    VALUES (p_message, p.number, p.node_id, p.started_at, p.duration, p.outcome, p.class, p.error, p.status, p.body);
+    PERFORM postrider._keep_attempt(p_message, p);
   END IF;
 END $$;
 
 CREATE FUNCTION postrider._applied(p_id bigint, p_state text, p_unblocked bigint) RETURNS postrider._settled
 LANGUAGE sql AS $$ SELECT ROW(p_id, 'applied', p_state, p_unblocked, NULL, NULL, NULL)::postrider._settled $$;
+
+-- It is finished already. One that was cancelled meanwhile, because its endpoint was dropped, is completed after all
+-- (`recorded`: it left the queue before); for every other the acknowledgement is worth a line in its story.
+CREATE FUNCTION postrider._acknowledged_late(p_message bigint, p_attempt postrider._attempt) RETURNS postrider._settled
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+  UPDATE postrider.archive SET status = 'completed', finished_at = postrider._now()
+  WHERE id = p_message AND status = 'cancelled';
+  IF NOT FOUND THEN
+    PERFORM postrider._record_attempt(p_message, p_attempt);
+    RETURN ROW(p_message, 'fenced', NULL, NULL, NULL, NULL, NULL)::postrider._settled;
+  END IF;
+  IF (SELECT attempt_log FROM postrider._limits) <> 'off' THEN
+    PERFORM postrider._keep_attempt(p_message, p_attempt);
+  END IF;
+  RETURN ROW(p_message, 'recorded', 'completed', NULL, NULL, NULL, NULL)::postrider._settled;
+END $$;
 
 -- p_unclaimed are about to be taken out of their claims.
 CREATE FUNCTION postrider._settle_one(s postrider._settlement, p_unclaimed bigint[]) RETURNS postrider._settled
@@ -334,11 +357,8 @@ DECLARE
 BEGIN
   SELECT * INTO v FROM postrider.queue WHERE id = s.id FOR UPDATE;
   IF NOT FOUND THEN
-    -- It is finished already; a late acknowledgement is worth a line in its story.
-    IF v_delivered THEN
-      PERFORM postrider._record_attempt(s.id, s.attempt);
-    END IF;
-    RETURN ROW(s.id, 'fenced', NULL, NULL, NULL, NULL, NULL)::postrider._settled;
+    RETURN CASE WHEN v_delivered THEN postrider._acknowledged_late(s.id, s.attempt)
+                ELSE ROW(s.id, 'fenced', NULL, NULL, NULL, NULL, NULL)::postrider._settled END;
   END IF;
   SELECT count(*) > 0, coalesce(bool_or(c.node_id = s.node_id AND c.batch = s.batch), false)
   INTO v_is_claimed, v_is_current FROM postrider._claims c
@@ -357,7 +377,7 @@ BEGIN
     PERFORM postrider._hold_endpoint(s.endpoint_id, s.hold_until);
   END IF;
   -- What a claim counts is counted when it ends.
-  v_attempts := v.attempts + CASE WHEN v_is_claimed AND s.ended NOT IN ('released', 'expired_unstarted', 'spare')
+  v_attempts := v.attempts + CASE WHEN v_is_claimed AND s.ended NOT IN ('released', 'expired_unstarted', 'spare', 'unreadable')
                                   THEN 1 ELSE 0 END;
   IF v_delivered OR v.delivered_late THEN
     RETURN postrider._applied(s.id, 'completed', postrider._leave(s.id, 'completed', v_attempts));
@@ -371,6 +391,8 @@ BEGIN
         PERFORM postrider._note_gone(s.endpoint_id);
       END IF;
       RETURN postrider._applied(s.id, 'dead', v_unblocked);
+    WHEN 'unreadable' THEN
+      RETURN postrider._applied(s.id, 'dead', postrider._bury(s.id, v_attempts, 'unreadable', s.reason));
     WHEN 'released' THEN
       NULL;
     ELSE

@@ -42,11 +42,12 @@ CREATE TABLE _postrider_totals (
   value INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- An event that cannot be fanned out never was a message.
+-- An event that cannot be fanned out never was a message, and a message that no node can read is never attempted.
 DROP TRIGGER _postrider_dlq_only_after_an_attempt;
 CREATE TRIGGER _postrider_dlq_only_after_an_attempt BEFORE INSERT ON _postrider_dlq
 WHEN NEW.status <> 'failed' OR (NEW.reason <> 'invalid_event'
-  AND NOT EXISTS (SELECT 1 FROM _postrider_queue WHERE id = NEW.message_id AND place = 2))
+  AND NOT EXISTS (SELECT 1 FROM _postrider_queue
+                  WHERE id = NEW.message_id AND (place = 2 OR NEW.reason = 'unreadable')))
 BEGIN
   SELECT RAISE(ABORT, '55000 only a message that is processing can die');
 END;

@@ -26,8 +26,11 @@ CREATE TABLE IF NOT EXISTS {table} (
         OR (status = 'cancelled' AND place <> 2))
 );
 CREATE TRIGGER IF NOT EXISTS {table}_final BEFORE UPDATE ON {table}
-WHEN NEW.payload IS NOT NULL OR NEW.headers IS NOT NULL OR NEW.id <> OLD.id
-  OR NEW.status <> OLD.status OR NEW.place <> OLD.place
+WHEN NEW.id <> OLD.id OR NEW.place <> OLD.place OR NOT (
+  (NEW.payload IS NULL AND NEW.headers IS NULL AND NEW.status = OLD.status)
+  -- Cancelled while an attempt was under way, which then delivered it.
+  OR (OLD.status = 'cancelled' AND NEW.status = 'completed' AND OLD.delivered_late = 0 AND NEW.delivered_late = 1
+      AND NEW.payload IS OLD.payload AND NEW.headers IS OLD.headers))
 BEGIN
   SELECT RAISE(ABORT, '55000 a finished message never changes; its payload and headers can be erased');
 END;

@@ -307,7 +307,8 @@ async fn what_no_node_can_read_becomes_a_dead_letter_and_the_next_one_goes_on() 
     for (letter, field) in letters.iter().zip(fields) {
         let error = letter.last_error.as_deref().unwrap();
         assert!(
-            error.starts_with(&format!("[PERMANENT] {field}: cannot be read, and is left out here: ")),
+            error.starts_with(&format!("[PERMANENT] {field}: cannot be read: "))
+                && error.ends_with("; left out here"),
             "{error}"
         );
         assert_eq!(

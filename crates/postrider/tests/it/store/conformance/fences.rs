@@ -1,5 +1,5 @@
 use postrider::message::LostClaim;
-use postrider::store::{Effect, End};
+use postrider::store::{AttemptOutcome, Effect, End};
 use postrider::verdict::Verdict;
 use postrider::{MessageId, Operate, State, Store};
 
@@ -134,6 +134,41 @@ pub(crate) async fn a_noted_delivery_survives_a_forced_drop<H: Harness>(mut worl
     assert_eq!(world.states(&[id, next]).await, [State::Completed, State::Cancelled]);
     assert_eq!(world.die(current).await.effect, Effect::Fenced);
     assert_eq!(world.queued().await, 0);
+}
+
+pub(crate) async fn what_is_acknowledged_after_a_forced_drop_is_completed_with_its_attempt<H: Harness>(
+    mut world: World<H>,
+) {
+    let mut ids = Vec::new();
+    for key in ["k", "l", "m", "n", "o", "p"] {
+        ids.push(world.send(to("a").ordering_key(key)).await);
+    }
+    let never_tried = world.send(to("a").ordering_key("k")).await;
+    let tickets = world.claim(world.a, 10).await;
+    assert_eq!(tickets.len(), 6);
+    world.store().drop_endpoint("a", true).await.unwrap();
+    assert_eq!(world.states(&ids).await, [State::Cancelled; 6]);
+
+    for failed in [retry_at(world.now()), DEAD] {
+        assert_eq!(world.settle(tickets[5], failed).await.effect, Effect::Fenced);
+    }
+    let (queued, events) = (world.queued().await, world.events().await.len());
+    // One by one, and several at once.
+    assert_eq!(world.complete(tickets[0]).await.effect, Effect::Applied(State::Completed));
+    let several = world.complete_all(&tickets[1..5]).await;
+    assert!(several.iter().all(|settled| settled.effect == Effect::Applied(State::Completed)), "{several:?}");
+    for id in &ids[..5] {
+        let story = world.story(*id).await;
+        assert_eq!((story.state, story.attempt_count), (State::Completed, 1));
+        assert_eq!(
+            story.attempts.iter().map(|attempt| attempt.outcome).collect::<Vec<_>>(),
+            [AttemptOutcome::Delivered]
+        );
+        assert!(story.payload.is_some());
+    }
+    assert_eq!(world.complete(tickets[0]).await.effect, Effect::Fenced, "once");
+    assert_eq!(world.states(&[ids[5], never_tried]).await, [State::Cancelled; 2]);
+    assert_eq!((world.queued().await, world.events().await.len()), (queued, events));
 }
 
 pub(crate) async fn a_noted_delivery_outlives_the_loss_of_the_next_claim<H: Harness>(mut world: World<H>) {

@@ -11,6 +11,7 @@ pub(crate) mod fences;
 pub(crate) mod leases;
 pub(crate) mod suspects;
 pub(crate) mod keys;
+pub(crate) mod unreadable;
 pub(crate) mod dead_letters;
 pub(crate) mod redriving;
 pub(crate) mod sweeping;
@@ -131,6 +132,7 @@ macro_rules! conformance {
                 a_late_delivery_completes_an_unkeyed_message_at_once,
                 a_late_delivery_of_a_keyed_message_waits_for_the_current_claim,
                 a_noted_delivery_survives_a_forced_drop,
+                what_is_acknowledged_after_a_forced_drop_is_completed_with_its_attempt,
                 a_noted_delivery_outlives_the_loss_of_the_next_claim,
                 a_released_claim_takes_no_fence_with_it,
             }
@@ -191,6 +193,16 @@ macro_rules! conformance {
                 one_cancelled_in_the_middle_is_skipped,
                 a_rescheduled_head_holds_its_key,
                 the_order_of_a_key_survives_a_crash,
+            }
+            unreadable {
+                a_message_that_cannot_be_read_is_set_aside_and_the_others_are_claimed,
+                a_key_follows_on_dead_when_its_head_cannot_be_read,
+                what_cannot_be_read_is_shown_as_such,
+                a_suspect_that_cannot_be_read_is_set_aside,
+                a_probe_is_one_that_can_be_read,
+                a_claim_ends_whatever_was_written_into_its_message_meanwhile,
+                a_message_that_cannot_be_read_is_cancelled_and_its_endpoint_dropped,
+                what_cannot_be_read_comes_back_from_a_redrive_only_to_be_set_aside_again,
             }
             dead_letters {
                 a_redriven_message_is_the_same_one_with_a_fresh_budget,

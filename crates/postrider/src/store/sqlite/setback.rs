@@ -1,0 +1,332 @@
+//! The wall clock was set back. Stored times are absolute, so what was due in a moment would wait for as long as the jump
+//! is: nothing may wait longer than its policy says.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+use rusqlite::params;
+
+use super::keys::Place;
+use super::row::micros_of;
+use super::shown::Shown;
+use super::writer::Write;
+use super::{endpoints, storage_error};
+use crate::endpoint::EndpointId;
+use crate::retry::RetryPolicy;
+use crate::store::Result;
+use crate::verdict::RETRY_AFTER_MAX;
+
+/// Clocks are corrected by less all the time, and a retry that comes a minute late is no trouble.
+const JUMP_MIN: SignedDuration = SignedDuration::from_secs(60);
+/// Rows in one step: about 2 ms where nothing has to be changed.
+const STEP_ROWS: usize = 1000;
+/// What keeps the disk from writing may take a while.
+const TROUBLE_WAIT: Duration = Duration::from_secs(1);
+/// A replay rests for less: its rate limit counts by the hour at most.
+const REPLAY_REST_MAX: Duration = Duration::from_secs(3600);
+
+/// What the writer knows of the clock between its transactions.
+pub(super) struct ClockWatch {
+    /// Tools leave mending to the node.
+    owned: bool,
+    last: Option<(Instant, Timestamp)>,
+    mending: Option<Mending>,
+    not_before: Option<Instant>,
+}
+
+/// How far stored times have been looked through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mending {
+    Beginning,
+    Reservations,
+    /// Those up to this one were looked at.
+    Messages(i64),
+}
+
+impl ClockWatch {
+    /// `last_heartbeat` is the latest time that the file has of a node.
+    pub(super) fn of_file(owned: bool, last_heartbeat: Option<Timestamp>, now: Timestamp) -> Self {
+        let mut watch = Self { owned, last: None, mending: None, not_before: None };
+        if let Some(ahead) = last_heartbeat.map(|last| last.duration_since(now)).filter(|by| *by > JUMP_MIN) {
+            watch.was_set_back(ahead);
+        }
+        watch
+    }
+
+    /// At the beginning of a transaction.
+    pub(super) fn observe(&mut self, now: Timestamp, at: Instant) {
+        let Some((last_at, last)) = self.last.replace((at, now)) else { return };
+        match jump(now.duration_since(last), at.duration_since(last_at)) {
+            Some(by) if by.is_negative() => self.was_set_back(-by),
+            Some(by) => tracing::warn!(
+                seconds = by.as_secs(),
+                "The clock jumped ahead, or this machine slept: retries and scheduled messages come due, and messages expire, that much sooner"
+            ),
+            None => {}
+        }
+    }
+
+    fn was_set_back(&mut self, by: SignedDuration) {
+        if !self.owned {
+            return;
+        }
+        tracing::warn!(
+            seconds = by.as_secs(),
+            "The clock was set back: what would wait longer than its policy is pulled in; scheduled messages and expiry stay as they are"
+        );
+        self.mending = Some(Mending::Beginning);
+        self.not_before = None;
+    }
+
+    /// What is to be looked through next.
+    pub(super) fn due(&self) -> Option<Mending> {
+        self.mending.filter(|_| self.not_before.is_none_or(|at| at <= Instant::now()))
+    }
+
+    /// That step was committed.
+    pub(super) fn mended(&mut self, next: Option<Mending>) {
+        self.mending = next;
+    }
+
+    /// It was rolled back.
+    pub(super) fn wait_for_better_times(&mut self) {
+        self.not_before = Some(Instant::now() + TROUBLE_WAIT);
+    }
+}
+
+/// By how much the wall clock moved more than time passed; None when that is no jump.
+fn jump(moved: SignedDuration, passed: Duration) -> Option<SignedDuration> {
+    let by = moved.saturating_sub(SignedDuration::try_from(passed).unwrap_or(SignedDuration::MAX));
+    (by.abs() > JUMP_MIN).then_some(by)
+}
+
+/// A pending message, as far as its due time is concerned.
+struct Waiting {
+    due_at: Timestamp,
+    scheduled_at: Option<Timestamp>,
+    /// Attempts of the current budget.
+    used: u32,
+    /// Its receiver may have said when to come back.
+    may_be_asked: bool,
+}
+
+/// When it is due instead; None when its due time can be what it was given.
+fn pulled_in(waiting: &Waiting, policy: &RetryPolicy, now: Timestamp, dice: f64) -> Option<Timestamp> {
+    let not_before_schedule = |at: Timestamp| waiting.scheduled_at.map_or(at, |scheduled| scheduled.max(at));
+    let delay = |dice| waiting.used.checked_sub(1).map_or(Duration::ZERO, |n| policy.delay(n, dice));
+    let longest = if waiting.may_be_asked { RETRY_AFTER_MAX.max(delay(1.0)) } else { delay(1.0) };
+    let latest = not_before_schedule(now + longest);
+    (waiting.due_at > latest).then(|| not_before_schedule(now + delay(dice)))
+}
+
+/// One bounded step; what comes next, or None when all is mended.
+pub(super) fn mend(write: &mut Write<'_>, mending: Mending, until: Instant) -> Result<Option<Mending>> {
+    match mending {
+        Mending::Beginning => {
+            mend_endpoints(write)?;
+            mend_claims_and_replays(write).map_err(storage_error)?;
+            // What nodes keep in memory is older than the jump, too.
+            endpoints::reload(write)?;
+            Ok(Some(Mending::Reservations))
+        }
+        Mending::Reservations => {
+            let mended = mend_reservations(write).map_err(storage_error)?;
+            Ok(Some(if mended == STEP_ROWS { Mending::Reservations } else { Mending::Messages(i64::MIN) }))
+        }
+        Mending::Messages(after) => mend_messages(write, after, until),
+    }
+}
+
+/// Circuits, probes and receivers that asked for rest. A node takes over what has a new epoch.
+fn mend_endpoints(write: &Write<'_>) -> Result<()> {
+    let settings = write.known.settings();
+    let latest = |most: Duration| micros_of(write.now + most);
+    let values = params![
+        latest(settings.retry_max_delay),
+        latest(settings.circuit_breaker_cooldown),
+        latest(settings.stale_recovery_timeout),
+    ];
+    write
+        .conn
+        .execute(
+            "UPDATE _postrider_endpoints SET circuit_epoch = circuit_epoch + 1,
+               held_until = CASE WHEN held_until > ?1 THEN ?1 ELSE held_until END,
+               circuit_until = CASE WHEN circuit = 'open' AND circuit_until > ?2 THEN ?2
+                                    WHEN circuit = 'half_open' AND circuit_until > ?3 THEN ?3
+                                    ELSE circuit_until END
+             WHERE dropped_at IS NULL AND (held_until > ?1 OR (circuit = 'open' AND circuit_until > ?2)
+               OR (circuit = 'half_open' AND circuit_until > ?3))",
+            values,
+        )
+        .map(|_| ())
+        .map_err(storage_error)
+}
+
+/// An attempt that is under way began now at the latest.
+fn mend_claims_and_replays(write: &Write<'_>) -> rusqlite::Result<()> {
+    let now = micros_of(write.now);
+    write.conn.execute(
+        "UPDATE _postrider_queue INDEXED BY _postrider_queue_claimed SET started_at = ?1
+         WHERE place = 2 AND started_at > ?1",
+        [now],
+    )?;
+    let rested = micros_of(write.now + REPLAY_REST_MAX);
+    write.conn.execute(
+        "UPDATE _postrider_replays SET next_at = ?1 WHERE state = 'running' AND next_at > ?2",
+        [now, rested],
+    )?;
+    Ok(())
+}
+
+fn mend_reservations(write: &Write<'_>) -> rusqlite::Result<usize> {
+    let latest = micros_of(write.now + write.known.settings().idempotency_retention);
+    write
+        .conn
+        .prepare_cached(
+            "UPDATE _postrider_reservations SET until = ?1 WHERE (endpoint_id, idempotency_key) IN
+               (SELECT endpoint_id, idempotency_key FROM _postrider_reservations WHERE until > ?1 LIMIT ?2)",
+        )?
+        .execute(params![latest, STEP_ROWS as i64])
+}
+
+fn mend_messages(write: &mut Write<'_>, after: i64, until: Instant) -> Result<Option<Mending>> {
+    let rows = next_rows(write, after).map_err(storage_error)?;
+    let mut endpoints = BTreeSet::new();
+    let (count, mut reached) = (rows.len(), after);
+    for row in rows {
+        if reached > after && Instant::now() > until {
+            return Ok(tell(write, endpoints, Some(Mending::Messages(reached))));
+        }
+        reached = row.id;
+        if row.place == Place::Claimed || row.waiting.due_at <= write.now {
+            continue;
+        }
+        let Some(endpoint) = write.known.by_id(row.endpoint).cloned() else { continue };
+        let policy = endpoint.retry_policy(write.known.settings());
+        let may_be_asked = may_be_asked(write, row.id).map_err(storage_error)?;
+        let waiting = Waiting { may_be_asked, ..row.waiting };
+        if let Some(due_at) = pulled_in(&waiting, &policy, write.now, rand::random()) {
+            put_due(write, row.id, due_at).map_err(storage_error)?;
+            endpoints.insert(row.endpoint);
+        }
+    }
+    Ok(tell(write, endpoints, (count == STEP_ROWS).then_some(Mending::Messages(reached))))
+}
+
+fn tell(write: &mut Write<'_>, endpoints: BTreeSet<EndpointId>, next: Option<Mending>) -> Option<Mending> {
+    endpoints.into_iter().for_each(|endpoint| write.tell_pending(Some(endpoint)));
+    next
+}
+
+struct Row {
+    id: i64,
+    endpoint: EndpointId,
+    place: Place,
+    waiting: Waiting,
+}
+
+fn next_rows(write: &Write<'_>, after: i64) -> rusqlite::Result<Vec<Row>> {
+    write
+        .conn
+        .prepare_cached(
+            "SELECT id, endpoint_id, place, due_at, attempts, attempts_before, scheduled_at FROM _postrider_queue
+             WHERE id > ?1 ORDER BY id LIMIT ?2",
+        )?
+        .query_map(params![after, STEP_ROWS as i64], |row| {
+            let row = Shown(row);
+            Ok(Row {
+                id: row.whole(0),
+                endpoint: EndpointId(row.whole(1)),
+                place: Place::from_column(row.whole(2)),
+                waiting: Waiting {
+                    due_at: row.time(3).unwrap_or_default(),
+                    scheduled_at: row.time(6),
+                    used: row.count(4).saturating_sub(row.count(5)),
+                    may_be_asked: false,
+                },
+            })
+        })?
+        .collect()
+}
+
+/// Only these answers can say when to come back; what they said is not kept.
+fn may_be_asked(write: &Write<'_>, id: i64) -> rusqlite::Result<bool> {
+    write
+        .conn
+        .prepare_cached(
+            "SELECT coalesce((SELECT status IN (429, 503) FROM _postrider_attempts WHERE message_id = ?1
+                              ORDER BY id DESC LIMIT 1), 0)",
+        )?
+        .query_row([id], |row| row.get(0))
+}
+
+fn put_due(write: &Write<'_>, id: i64, due_at: Timestamp) -> rusqlite::Result<()> {
+    write
+        .conn
+        .prepare_cached("UPDATE _postrider_queue SET due_at = ?2 WHERE id = ?1")?
+        .execute(params![id, micros_of(due_at)])
+        .map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::retry::RetryOverrides;
+    use crate::settings::Settings;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_000_000 + second).expect("in range")
+    }
+
+    #[test]
+    fn a_jump_is_what_the_clock_moved_more_than_time_passed() {
+        let seconds = SignedDuration::from_secs;
+        for (moved, passed, expected) in [
+            (5, 5, None),
+            (60, 0, None),
+            (-60, 0, None),
+            (61, 0, Some(61)),
+            (-61, 0, Some(-61)),
+            (3600, 3600, None),
+            (-86_400, 10, Some(-86_410)),
+            (0, 100, Some(-100)),
+        ] {
+            let found = jump(seconds(moved), Duration::from_secs(passed));
+            assert_eq!(found, expected.map(seconds), "{moved} in {passed}");
+        }
+    }
+
+    /// With the default policy retries come after 10, 20, 40 … 300 s.
+    #[test]
+    fn a_due_time_is_pulled_in_when_the_policy_cannot_have_put_it_there() {
+        let policy = RetryOverrides::default().over(&Settings::default());
+        let now = at(0);
+        let waiting = |due, used, scheduled: Option<i64>, may_be_asked| Waiting {
+            due_at: at(due),
+            scheduled_at: scheduled.map(at),
+            used,
+            may_be_asked,
+        };
+        for (case, expected) in [
+            // Never tried: due when it was sent.
+            (waiting(1, 0, None, false), Some(0)),
+            (waiting(0, 0, None, false), None),
+            // After its first attempt, its second and its fourth.
+            (waiting(10, 1, None, false), None),
+            (waiting(11, 1, None, false), Some(10)),
+            (waiting(500_000, 2, None, false), Some(20)),
+            (waiting(80, 4, None, false), None),
+            // A receiver may ask for a day.
+            (waiting(86_400, 1, None, true), None),
+            (waiting(86_401, 1, None, true), Some(10)),
+            // Scheduled is scheduled, however far away.
+            (waiting(900_000, 0, Some(900_000), false), None),
+            (waiting(900_001, 0, Some(900_000), false), Some(900_000)),
+            (waiting(900_000, 3, Some(5), false), Some(40)),
+        ] {
+            let found = pulled_in(&case, &policy, now, 0.5);
+            assert_eq!(found, expected.map(at), "{:?} {}", case.due_at, case.used);
+        }
+    }
+}
