@@ -105,6 +105,8 @@ pub enum Outcome {
 pub struct Standing {
     /// Attempts of the current budget, this one included.
     pub budget_used: u32,
+    /// How often a claim of it was lost before this attempt.
+    pub losses: u32,
     pub expires_at: Option<Timestamp>,
     pub auto_disable_on_gone: bool,
 }
@@ -116,7 +118,7 @@ pub enum Verdict {
     Retry {
         due_at: Timestamp,
     },
-    /// Lost with others around it on its last attempt: tried again, alone, and this one is not counted.
+    /// Lost with others around it on its last attempt: tried again, alone. Its number is used, its budget is not.
     Spare {
         due_at: Timestamp,
     },
@@ -190,14 +192,23 @@ fn retry_or_dead(
     now: Timestamp,
     dice: f64,
 ) -> Verdict {
-    let asked = asked.map(|delay| delay.min(RETRY_AFTER_MAX));
-    let delay = asked.unwrap_or_else(|| policy.delay(standing.budget_used.saturating_sub(1), dice));
-    if !policy.allows_another(standing.budget_used) {
-        // Only a message that was alone can die of lost leases, or poison would take its neighbours along.
-        return match outcome {
-            Outcome::Lost { alone: false } => Verdict::Spare { due_at: now + delay },
-            _ => Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false },
-        };
+    let is_lost = matches!(outcome, Outcome::Lost { .. });
+    let delay = match asked {
+        Some(delay) => delay.min(RETRY_AFTER_MAX),
+        // A first loss speaks of the node, not of the message.
+        None if is_lost && standing.losses == 0 => Duration::ZERO,
+        None => policy.delay(standing.budget_used.saturating_sub(1), dice),
+    };
+    let due_at = now + delay;
+    if policy.allows_another(standing.budget_used) {
+        return Verdict::Retry { due_at };
     }
-    Verdict::Retry { due_at: now + delay }
+    match outcome {
+        // Only a message that was alone can die of lost leases, or poison would take its neighbours along. The
+        // exception is one that may be started only once.
+        Outcome::Lost { alone: false } if policy.max_attempts != 1 => Verdict::Spare { due_at },
+        Outcome::Lost { .. } | Outcome::Failed(_) | Outcome::Delivered(_) => {
+            Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false }
+        }
+    }
 }

@@ -141,6 +141,7 @@ fn age(claim: &Claim, now: Timestamp) -> Duration {
 fn judge(finished: &Finished, lane: &Lane, now: Timestamp) -> Verdict {
     let standing = Standing {
         budget_used: finished.claim.budget_used(),
+        losses: finished.claim.losses,
         expires_at: finished.claim.message.expires_at,
         auto_disable_on_gone: lane.endpoint.protocol.auto_disable_on_gone(&lane.endpoint.config),
     };

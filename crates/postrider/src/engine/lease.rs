@@ -195,6 +195,7 @@ impl LeaseKeeper {
         let outcome = Outcome::Lost { alone: claim.alone };
         let standing = Standing {
             budget_used: claim.attempt.saturating_sub(claim.attempts_before),
+            losses: claim.losses,
             expires_at: claim.expires_at,
             auto_disable_on_gone: false,
         };

@@ -124,10 +124,12 @@ fn end_claim(
                 Ok((State::Expired, unblocked))
             }
             Verdict::Retry { due_at } => {
-                Ok((State::Pending, back_to_pending(write, id, standing, record, *due_at, 0)?))
+                Ok((State::Pending, back_to_pending(write, id, standing, record, *due_at)?))
             }
             Verdict::Spare { due_at } => {
-                Ok((State::Pending, back_to_pending(write, id, standing, record, *due_at, 1)?))
+                let unblocked = back_to_pending(write, id, standing, record, *due_at)?;
+                spare(write, id)?;
+                Ok((State::Pending, unblocked))
             }
             Verdict::Dead { reason, disable_endpoint } => {
                 let unblocked = dlq::bury(write, id, standing.key.as_ref(), reason.as_str(), record)?;
@@ -146,30 +148,33 @@ fn back_to_pending(
     standing: &Standing,
     record: &AttemptRecord,
     due_at: Timestamp,
-    uncounted: u32,
 ) -> Result<Option<EndpointId>> {
     let losses = standing.losses + u32::from(record.outcome == AttemptOutcome::Lost);
     write
         .conn
         .prepare_cached(
             "UPDATE _postrider_queue SET place = ?2, due_at = ?3, losses = ?4, last_error = ?5,
-               attempts = attempts - ?6, node_id = 0, batch = 0, alone = 0, started_at = 0 WHERE id = ?1",
+               node_id = 0, batch = 0, alone = 0, started_at = 0 WHERE id = ?1",
         )
         .and_then(|mut statement| {
-            statement.execute(params![
-                id.0,
-                Place::free(losses) as i64,
-                micros_of(due_at),
-                losses,
-                record.error,
-                uncounted
-            ])
+            let place = Place::free(losses) as i64;
+            statement.execute(params![id.0, place, micros_of(due_at), losses, record.error])
         })
         .map_err(storage_error)?;
     match &standing.key {
         Some(key) => keys::put_back(write, id, key),
         None => Ok(None),
     }
+}
+
+/// Its last attempt keeps its number and costs no budget.
+fn spare(write: &Write<'_>, id: MessageId) -> Result<()> {
+    write
+        .conn
+        .prepare_cached("UPDATE _postrider_queue SET attempts_before = attempts_before + 1 WHERE id = ?1")
+        .and_then(|mut statement| statement.execute([id.0]))
+        .map(|_| ())
+        .map_err(storage_error)
 }
 
 /// Gives a claim back as if it had not been made.

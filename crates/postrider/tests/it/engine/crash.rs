@@ -60,6 +60,51 @@ async fn lost_claims_go_through_the_retry_decision_and_come_back_at_most_eight_a
 }
 
 #[tokio::test]
+async fn a_message_that_may_be_tried_once_is_dead_when_its_node_dies() {
+    let mut world = World::new().await;
+    world.endpoint_from(json!({ "name": "once", "retry_policy": quick(1) })).await;
+    world.endpoint("a").await;
+    world.receiver.answer(Answer::ok().held());
+    let node = Node::start(&world).await;
+    let mut once = world.send_many("once", 3).await;
+    let options = json!({ "max_attempts": 1 }).as_object().unwrap().clone();
+    once.push(world.send_message(NewMessage { options, ..to("a", "its own limit") }).await);
+    let neighbour = world.send("a", "neighbour").await;
+    world.receiver.until("all to hang", |receiver| receiver.running_in_all() == 5).await;
+    node.kill(&mut world).await;
+    world.receiver.answer(Answer::ok());
+    let engine = world.engine().await;
+    for id in &once {
+        let story = world.until_state(*id, State::Dead).await;
+        assert_eq!((story.attempt_count, story.attempts.len()), (1, 1));
+        assert_eq!(story.last_error.as_deref(), Some("[RETRYABLE] lease expired"));
+    }
+    world.until_state(neighbour, State::Completed).await;
+    assert_eq!(world.receiver.count(), 5 + 1, "none of them is started again");
+    world.store.redrive(Redrive::All).await.unwrap();
+    for id in &once {
+        assert_eq!(world.until_state(*id, State::Completed).await.attempt_count, 2, "numbers go on");
+    }
+    let again = world.receiver.arrivals().split_off(6);
+    assert!(again.iter().all(|arrival| arrival.attempt == 2), "{again:?}");
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_first_lost_claim_is_tried_again_at_once() {
+    let mut world = World::new().await;
+    let slow = json!({ "backoff": "fixed", "base_delay_seconds": 3600, "max_delay_seconds": 3600 });
+    world.endpoint_from(json!({ "name": "a", "retry_policy": slow })).await;
+    let lost = lose(&mut world, &[("a", 3)]).await;
+    world.receiver.answer(Answer::ok());
+    let engine = world.engine().await;
+    for id in lost {
+        world.until_state(id, State::Completed).await;
+    }
+    engine.stop().await;
+}
+
+#[tokio::test]
 async fn a_backlog_flows_on_beside_lost_claims() {
     let mut world = World::new().await;
     let endpoints = ["a", "b", "c", "d"];

@@ -109,9 +109,9 @@ CREATE UNIQUE INDEX _postrider_queue_idempotency ON _postrider_queue (endpoint_i
   WHERE idempotency_key IS NOT NULL;
 CREATE INDEX _postrider_queue_expiry ON _postrider_queue (expires_at) WHERE expires_at IS NOT NULL;
 
-CREATE TRIGGER _postrider_queue_immutable BEFORE UPDATE OF id, endpoint_id, attempts_before, key_scope, key_position,
-  ordering_key, created_at, expires_at, idempotency_key, correlation_id, event_type, content_type, headers, options,
-  payload ON _postrider_queue
+CREATE TRIGGER _postrider_queue_immutable BEFORE UPDATE OF id, endpoint_id, key_scope, key_position, ordering_key,
+  created_at, expires_at, idempotency_key, correlation_id, event_type, content_type, headers, options, payload
+ON _postrider_queue
 BEGIN
   SELECT RAISE(ABORT, '55000 a queued message never changes; cancel it and send another');
 END;

@@ -153,7 +153,7 @@ macro_rules! conformance {
                 a_suspect_is_never_claimed_among_others,
                 only_due_and_pending_suspects_are_claimed,
                 losses_add_up_and_being_alone_is_remembered,
-                a_spared_message_keeps_its_attempt_and_stays_a_suspect,
+                a_spared_attempt_keeps_its_number_and_costs_no_budget,
                 a_failed_attempt_makes_no_suspect,
                 suspects_come_oldest_due_first,
                 a_suspect_head_holds_its_key,
