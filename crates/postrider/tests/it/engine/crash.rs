@@ -1,11 +1,13 @@
 //! A node that dies without a word: what it had claimed is judged, put on probation and delivered.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use postrider::engine::Happening;
-use postrider::store::Redrive;
-use postrider::{MessageId, NewMessage, Operate, State};
+use postrider::store::{ClaimRequest, Hello, NoDirectClaims, Pick, Redrive, Want};
+use postrider::{MessageId, NewMessage, Operate, State, Store};
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 
 use super::node::Node;
 use super::receiver::Answer;
@@ -309,8 +311,12 @@ impl FrozenTime {
 
     /// Moves it a little, after the store and the receiver had some real time.
     async fn step(&self) {
+        self.pass(Duration::from_millis(2)).await;
+    }
+
+    async fn pass(&self, time: Duration) {
         tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_millis(10))).await.unwrap();
-        tokio::time::advance(Duration::from_millis(2)).await;
+        tokio::time::advance(time).await;
     }
 }
 
@@ -318,6 +324,38 @@ impl Drop for FrozenTime {
     fn drop(&mut self) {
         tokio::time::resume();
     }
+}
+
+#[tokio::test]
+async fn claims_of_a_silent_node_are_tried_again_within_a_second_of_its_lease() {
+    let (world, clock) = World::standing_still().await;
+    world.endpoint("a").await;
+    let id = world.send("a", 1).await;
+    let (arrivals, _heard) = mpsc::unbounded_channel();
+    let hello = Hello { name: "silent".into(), arrivals, direct: Arc::new(NoDirectClaims) };
+    let node = world.store.join(hello).await.unwrap().node;
+    let endpoint = world.store.endpoint("a").await.unwrap().id;
+    let wants = vec![Want { endpoint, room: 1, pick: Pick::Due }];
+    let request = ClaimRequest { node, batch: 1, wants, alone: false };
+    assert_eq!(world.store.claim(request).await.unwrap().claims.len(), 1);
+    // Heartbeats of the other come three times a lease, and none of them just when this one's ends.
+    clock.advance(Duration::from_secs(3));
+    let time = FrozenTime::new();
+    let began = tokio::time::Instant::now();
+    let engine = world.engine().await;
+    for _ in 3..16 {
+        assert_eq!(world.story(id).await.state, State::Processing);
+        clock.advance(Duration::from_secs(1));
+        time.pass(Duration::from_secs(1)).await;
+    }
+    while world.story(id).await.state != State::Completed {
+        let passed = began.elapsed();
+        assert!(passed < Duration::from_secs(14), "nobody looks for it: {:?}", world.story(id).await);
+        time.step().await;
+    }
+    assert_eq!(world.receiver.arrivals()[0].attempt, 2);
+    drop(time);
+    engine.stop().await;
 }
 
 #[tokio::test]

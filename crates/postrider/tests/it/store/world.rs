@@ -361,9 +361,9 @@ pub(crate) async fn join(
     direct: Arc<dyn DirectClaims>,
 ) -> (NodeId, mpsc::UnboundedReceiver<Arrival>) {
     let (sender, arrivals) = mpsc::unbounded_channel();
-    let node =
+    let joined =
         store.join(Hello { name: "test".into(), arrivals: sender, direct }).await.expect("a node joins");
-    (node, arrivals)
+    (joined.node, arrivals)
 }
 
 /// A node's free room, counted.

@@ -138,6 +138,7 @@ macro_rules! conformance {
                 a_silent_node_loses_its_claims_after_its_lease,
                 heartbeats_keep_a_lease,
                 the_lease_is_as_long_as_its_setting,
+                the_store_says_for_how_long_it_grants_a_lease,
                 a_node_that_was_judged_is_told_so,
                 lost_claims_are_told_until_they_are_settled,
                 a_lost_claim_counts_as_an_attempt_and_says_why,
