@@ -299,8 +299,7 @@ pub(super) fn pending(write: &Write<'_>, id: MessageId) -> Result<Leaving> {
 pub(super) fn cancel(write: &mut Write<'_>, id: MessageId) -> Result<()> {
     let leaving = pending(write, id)?;
     let unblocked = archive::leave(write, &leaving, State::Cancelled, None)?;
-    write.tell_pending(unblocked);
-    Ok(())
+    write.tell_freed(unblocked)
 }
 
 /// Its endpoint goes away, so even one in flight is given back and cancelled: its late result finds nothing
@@ -310,8 +309,7 @@ pub(super) fn cancel_by_force(write: &mut Write<'_>, id: MessageId) -> Result<()
     let state = if standing.delivered_late { State::Completed } else { State::Cancelled };
     give_back(write, id, standing.losses, 0)?;
     let unblocked = archive::leave(write, &standing.leaving, state, None)?;
-    write.tell_pending(unblocked);
-    Ok(())
+    write.tell_freed(unblocked)
 }
 
 pub(super) fn reschedule(write: &mut Write<'_>, id: MessageId, due_at: Timestamp) -> Result<()> {
@@ -328,8 +326,7 @@ pub(super) fn reschedule(write: &mut Write<'_>, id: MessageId, due_at: Timestamp
     if changed == 0 {
         return Err(Invalid::new("at", "must be before the message expires").into());
     }
-    write.tell_pending(Some(leaving.endpoint));
-    Ok(())
+    write.tell_freed(Some(leaving.endpoint))
 }
 
 /// A pending message without its payload cannot be delivered, so it is cancelled as well.
@@ -337,7 +334,7 @@ pub(super) fn erase(write: &mut Write<'_>, id: MessageId) -> Result<()> {
     match pending(write, id) {
         Ok(leaving) => {
             let unblocked = archive::leave(write, &leaving, State::Cancelled, None)?;
-            write.tell_pending(unblocked);
+            write.tell_freed(unblocked)?;
         }
         Err(StoreError::Conflict(_)) if standing(write, id)?.is_none() => {}
         Err(error) => return Err(error),

@@ -28,6 +28,8 @@ pub(crate) trait Harness: Send + Sync + Sized + 'static {
     async fn new() -> Self;
     /// Opens the same data, again after a crash: the handle before it was dropped, not left.
     async fn open(&self) -> Self::S;
+    /// Opens the same data beside the one that is open, as another process does that runs no node.
+    async fn beside(&self) -> Self::S;
     fn advance(&self, by: Duration);
 }
 

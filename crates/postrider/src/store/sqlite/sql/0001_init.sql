@@ -115,6 +115,19 @@ ON _postrider_queue
 BEGIN
   SELECT RAISE(ABORT, '55000 a queued message never changes; cancel it and send another');
 END;
+-- attempts_before: those that the budget does not count, because a redrive renewed it or because they were spared.
+CREATE TRIGGER _postrider_queue_spared BEFORE UPDATE OF attempts_before ON _postrider_queue
+WHEN NEW.attempts_before <> OLD.attempts_before + 1 OR OLD.place = 2 OR OLD.losses = 0
+BEGIN
+  SELECT RAISE(ABORT, '55000 an attempt is spared only when its claim was lost, and one at a time');
+END;
+
+-- Endpoints of which another process than the node freed a message that was queued or dead before: it was redriven or
+-- rescheduled, or is next of its key. The node reads from the last turn on that it knows.
+CREATE TABLE _postrider_freed (
+  endpoint_id INTEGER PRIMARY KEY,
+  turn INTEGER NOT NULL UNIQUE
+);
 
 -- Keys of completed messages, for idempotency_retention.
 CREATE TABLE _postrider_reservations (

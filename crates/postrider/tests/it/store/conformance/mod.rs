@@ -110,6 +110,8 @@ macro_rules! conformance {
                 what_may_not_go_now_is_never_claimed_directly,
                 nothing_is_claimed_directly_while_all_is_paused,
                 a_node_that_went_away_without_listening_loses_nothing,
+                what_another_process_sets_free_is_told_as_a_send_is,
+                what_another_process_changes_is_told,
             }
             settling {
                 a_delivered_message_is_completed_and_archived,
