@@ -251,7 +251,7 @@ macro_rules! conformance {
                 a_replay_says_how_far_it_is,
                 a_replay_goes_on_after_a_crash_without_losing_or_doubling_any,
                 a_stopped_replay_goes_on_when_resumed,
-                a_replay_has_a_rate_limit_of_its_own,
+                a_replay_keeps_its_rate_in_every_second,
                 a_replay_waits_for_room_and_says_so,
                 a_replay_leaves_room_at_an_endpoint_with_a_limit_of_its_own,
                 a_replay_waits_for_a_disabled_endpoint,

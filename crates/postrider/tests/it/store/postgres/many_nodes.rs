@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use postrider::breaker::CircuitName;
+use postrider::rate::{Grant, Interval, RateLimit};
 use postrider::store::Effect;
 use postrider::{Engine, NewMessage, Operate, PostgresStore, State, Store};
 use serde_json::json;
@@ -132,6 +133,37 @@ async fn of_many_nodes_one_probes_an_open_circuit() {
         events.iter().rev().filter_map(|event| event.kind.strip_prefix("circuit.")).collect();
     assert_eq!(moves, ["open", "half_open", "open", "half_open", "open", "half_open", "closed"]);
     stop_all(opened.nodes).await;
+}
+
+#[tokio::test]
+async fn the_database_grants_a_rate_as_the_program_does() {
+    let world = World::<Postgres>::start().await;
+    let app = connect(&world).await;
+    let grant =
+        "SELECT granted, new_position, next_at FROM postrider._rate_grant($1::text::jsonb, $2, $3, $4)";
+    let limits = [
+        (7, Interval::Second, Some(1)),
+        (50, Interval::Second, Some(5)),
+        (3, Interval::Minute, None),
+        (11, Interval::Hour, Some(4)),
+        (999_983, Interval::Hour, Some(27)),
+    ];
+    for (limit, interval, burst) in limits {
+        let rate = RateLimit { limit, interval, burst };
+        let (mut position, mut now) = (None, world.now());
+        for (gap, wanted) in
+            [(0, 1), (0, 100), (1, 5), (50_000, 1), (142_858, 3), (1_000_000, 9), (u64::MAX >> 32, 99)]
+        {
+            now += Duration::from_micros(gap);
+            let ours = rate.grant(position, now, wanted);
+            let text = serde_json::to_string(&rate).unwrap();
+            let row = app.query_one(grant, &[&text, &position, &now, &(wanted as i32)]).await.unwrap();
+            let theirs =
+                Grant { granted: row.get::<_, i32>(0) as u32, position: row.get(1), next_at: row.get(2) };
+            assert_eq!(theirs, ours, "{wanted} of {text} at {now} from {position:?}");
+            position = Some(ours.position);
+        }
+    }
 }
 
 #[tokio::test]
