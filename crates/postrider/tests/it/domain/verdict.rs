@@ -101,9 +101,22 @@ fn a_first_lost_lease_is_due_at_once_and_later_ones_by_the_policy() {
 }
 
 #[test]
+fn an_attempt_that_a_stop_cut_off_costs_no_budget() {
+    for standing in [standing(1), standing(11), lost_before(3, 11), lost_before(1, 1000)] {
+        assert_eq!(decide(&Outcome::CutOff, standing), Verdict::Spare { due_at: now() }, "{standing:?}");
+    }
+}
+
+#[test]
 fn one_attempt_means_at_most_one_start() {
     let once = policy().limited_to(Some(1));
-    for outcome in [Outcome::Lost { alone: false }, Outcome::Lost { alone: true }, failed(Class::Retryable)] {
+    let ends = [
+        Outcome::Lost { alone: false },
+        Outcome::Lost { alone: true },
+        Outcome::CutOff,
+        failed(Class::Retryable),
+    ];
+    for outcome in ends {
         for (losses, used) in [(0, 1), (1, 1), (2, 1), (1, 2), (0, 1000)] {
             let decided = verdict(&outcome, lost_before(losses, used), &once, now(), 0.5);
             assert_eq!(decided, EXHAUSTED, "{outcome:?} with {losses} losses before, {used} used");

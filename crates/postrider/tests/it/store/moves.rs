@@ -270,7 +270,7 @@ async fn a_queued_message_never_changes() {
     }
     for set in ["attempts_before = -7", "attempts_before = 1", "attempts_before = attempts_before + 1"] {
         for id in [file.pending, file.waiting, file.processing.id] {
-            file.refuses(&update(id, set), "an attempt is spared only when its claim was lost").await;
+            file.refuses(&update(id, set), "an attempt is spared after it ended").await;
         }
     }
 }

@@ -11,8 +11,8 @@ ON postrider.queue FOR EACH STATEMENT
 EXECUTE FUNCTION postrider._refuse_change('a queued message never changes; cancel it and send another');
 -- attempts_before: those that the budget does not count, because a redrive renewed it or because they were spared.
 CREATE TRIGGER queue_spared BEFORE UPDATE OF attempts_before ON postrider.queue FOR EACH ROW
-WHEN (NEW.attempts_before <> OLD.attempts_before + 1 OR NEW.attempts_before > NEW.attempts OR OLD.losses = 0)
-EXECUTE FUNCTION postrider._refuse_change('an attempt is spared only when its claim was lost, and one at a time');
+WHEN (NEW.attempts_before <> OLD.attempts_before + 1 OR NEW.attempts_before > NEW.attempts)
+EXECUTE FUNCTION postrider._refuse_change('an attempt is spared after it ended, and one at a time');
 CREATE TRIGGER queue_place BEFORE UPDATE OF place ON postrider.queue FOR EACH ROW WHEN (NEW.place NOT IN (0, 1, 3))
 EXECUTE FUNCTION postrider._refuse_change('a queued message is ready, behind its key or on probation');
 CREATE TRIGGER queue_time BEFORE UPDATE OF due_at ON postrider.queue FOR EACH ROW

@@ -117,9 +117,9 @@ BEGIN
 END;
 -- attempts_before: those that the budget does not count, because a redrive renewed it or because they were spared.
 CREATE TRIGGER _postrider_queue_spared BEFORE UPDATE OF attempts_before ON _postrider_queue
-WHEN NEW.attempts_before <> OLD.attempts_before + 1 OR OLD.place = 2 OR OLD.losses = 0
+WHEN NEW.attempts_before <> OLD.attempts_before + 1 OR NEW.attempts_before > NEW.attempts OR OLD.place = 2
 BEGIN
-  SELECT RAISE(ABORT, '55000 an attempt is spared only when its claim was lost, and one at a time');
+  SELECT RAISE(ABORT, '55000 an attempt is spared after it ended, and one at a time');
 END;
 
 -- Endpoints of which another process than the node freed a message that was queued or dead before: it was redriven or
