@@ -343,10 +343,10 @@ async fn claims_of_a_silent_node_are_tried_again_within_a_second_of_its_lease() 
     let time = FrozenTime::new();
     let began = tokio::time::Instant::now();
     let engine = world.engine().await;
-    for _ in 3..16 {
-        assert_eq!(world.story(id).await.state, State::Processing);
+    for second in 4..=16 {
         clock.advance(Duration::from_secs(1));
         time.pass(Duration::from_secs(1)).await;
+        assert!(second >= 15 || world.story(id).await.state == State::Processing, "judged at {second} s");
     }
     while world.story(id).await.state != State::Completed {
         let passed = began.elapsed();
