@@ -169,9 +169,10 @@ pub struct Fence {
 pub struct Claim {
     pub message: Arc<Message>,
     pub fence: Fence,
-    /// Number of this attempt, from 1. Goes on over a redrive.
+    /// Number of this attempt, from 1. Never used twice for an attempt that was started: it goes on over a redrive, and
+    /// over attempts that were spared.
     pub attempt: u32,
-    /// Attempts made before the current budget began: 0, or what a redrive left behind.
+    /// Attempts that the current budget does not count: those before a redrive, and those that were spared (`Verdict::Spare`).
     pub attempts_before: u32,
     /// How often a claim of this message was lost with its node.
     pub losses: u32,

@@ -8,6 +8,8 @@ use crate::endpoint::whole_number;
 use crate::error::Invalid;
 
 pub const LIMIT_MAX: u64 = 1_000_000;
+/// What an even rate lets go at once is what its limit gives in this time.
+const EVEN_BURST_MICROS: i64 = 100_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RateLimit {
@@ -75,6 +77,14 @@ impl RateLimit {
             interval: interval.ok_or_else(|| missing("interval"))?,
             burst,
         })
+    }
+
+    /// The same rate without a large burst after a pause, and at the beginning: as many at once as it gives in a tenth of
+    /// a second, at least one. A burst that was asked for stays.
+    #[must_use]
+    pub fn evened(self) -> Self {
+        let tenth = EVEN_BURST_MICROS * i64::from(self.limit) / self.interval.micros();
+        Self { burst: Some(self.burst.unwrap_or(tenth.max(1) as u32)), ..self }
     }
 
     /// `position` is where the last grant left the schedule; None before the first.

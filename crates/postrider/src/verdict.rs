@@ -98,6 +98,8 @@ pub enum Outcome {
     Lost {
         alone: bool,
     },
+    /// The node stopped before the receiver answered.
+    CutOff,
 }
 
 /// What is known of a message when its attempt ends.
@@ -105,6 +107,8 @@ pub enum Outcome {
 pub struct Standing {
     /// Attempts of the current budget, this one included.
     pub budget_used: u32,
+    /// How often a claim of it was lost before this attempt.
+    pub losses: u32,
     pub expires_at: Option<Timestamp>,
     pub auto_disable_on_gone: bool,
 }
@@ -116,7 +120,8 @@ pub enum Verdict {
     Retry {
         due_at: Timestamp,
     },
-    /// Lost with others around it on its last attempt: tried again, alone, and this one is not counted.
+    /// Tried again; the number of this attempt is used, its budget is not. It was lost with others around it on its last
+    /// attempt, or cut off by a clean stop.
     Spare {
         due_at: Timestamp,
     },
@@ -150,7 +155,7 @@ impl DeadReason {
 pub fn endpoint_hold(outcome: &Outcome, retry_max_delay: Duration, now: Timestamp) -> Option<Timestamp> {
     match outcome {
         Outcome::Failed(failure) => failure.retry_after.map(|delay| now + delay.min(retry_max_delay)),
-        Outcome::Delivered(_) | Outcome::Lost { .. } => None,
+        Outcome::Delivered(_) | Outcome::Lost { .. } | Outcome::CutOff => None,
     }
 }
 
@@ -164,7 +169,7 @@ pub fn verdict(
     let failure = match outcome {
         Outcome::Delivered(_) => return Verdict::Complete,
         Outcome::Failed(failure) => Some(failure),
-        Outcome::Lost { .. } => None,
+        Outcome::Lost { .. } | Outcome::CutOff => None,
     };
     let class = failure.map_or(Class::Retryable, |failure| failure.class);
     // What a 410 says about the endpoint must not be lost with the message that heard it.
@@ -190,14 +195,27 @@ fn retry_or_dead(
     now: Timestamp,
     dice: f64,
 ) -> Verdict {
-    let asked = asked.map(|delay| delay.min(RETRY_AFTER_MAX));
-    let delay = asked.unwrap_or_else(|| policy.delay(standing.budget_used.saturating_sub(1), dice));
-    if !policy.allows_another(standing.budget_used) {
+    let delay = match (asked, outcome) {
+        (Some(delay), _) => delay.min(RETRY_AFTER_MAX),
+        // It speaks of the node, not of the message.
+        (None, Outcome::CutOff) => Duration::ZERO,
+        (None, Outcome::Lost { .. }) if standing.losses == 0 => Duration::ZERO,
+        (None, Outcome::Lost { .. } | Outcome::Failed(_) | Outcome::Delivered(_)) => {
+            policy.delay(standing.budget_used.saturating_sub(1), dice)
+        }
+    };
+    let due_at = now + delay;
+    let is_last = !policy.allows_another(standing.budget_used);
+    let may_start_once = policy.max_attempts == 1;
+    match outcome {
+        Outcome::CutOff if !may_start_once => Verdict::Spare { due_at },
         // Only a message that was alone can die of lost leases, or poison would take its neighbours along.
-        return match outcome {
-            Outcome::Lost { alone: false } => Verdict::Spare { due_at: now + delay },
-            _ => Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false },
-        };
+        Outcome::Lost { alone: false } if is_last && !may_start_once => Verdict::Spare { due_at },
+        Outcome::CutOff | Outcome::Lost { .. } | Outcome::Failed(_) | Outcome::Delivered(_) if is_last => {
+            Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false }
+        }
+        Outcome::CutOff | Outcome::Lost { .. } | Outcome::Failed(_) | Outcome::Delivered(_) => {
+            Verdict::Retry { due_at }
+        }
     }
-    Verdict::Retry { due_at: now + delay }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use jiff::Timestamp;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, mpsc};
 use tokio::time::Instant;
 
 use super::concurrency::Load;
@@ -63,6 +63,39 @@ pub(super) struct Attempt {
     pub(super) tracer: Option<Tracer>,
     /// The circuit's epoch when it began.
     pub(super) epoch: i64,
+    /// Where its claim goes when it is aborted.
+    pub(super) cut_off: mpsc::UnboundedSender<CutOff>,
+}
+
+/// An attempt that was aborted because the node stops.
+pub(super) struct CutOff {
+    pub(super) claim: Claim,
+    pub(super) started_at: Timestamp,
+}
+
+/// A claim while its attempt runs: dropped with the attempt, it comes back as [`CutOff`].
+struct InHand {
+    claim: Option<CutOff>,
+    cut_off: mpsc::UnboundedSender<CutOff>,
+}
+
+impl InHand {
+    fn claim(&self) -> &Claim {
+        &self.claim.as_ref().expect("in hand until it is taken").claim
+    }
+
+    fn take(mut self) -> Claim {
+        self.claim.take().expect("taken once").claim
+    }
+}
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        if let Some(cut) = self.claim.take() {
+            // Nobody listens when the whole process ends.
+            let _ = self.cut_off.send(cut);
+        }
+    }
 }
 
 pub(super) struct Finished {
@@ -81,24 +114,26 @@ pub(super) struct Finished {
 impl Attempt {
     pub(super) async fn run(self) -> Finished {
         let began = Instant::now();
+        let held = CutOff { claim: self.claim, started_at: self.started_at };
+        let held = InHand { claim: Some(held), cut_off: self.cut_off };
         let span = self
             .tracer
             .as_ref()
-            .map(|tracer| AttemptSpan::begin(tracer, &self.claim, &self.connection.endpoint));
+            .map(|tracer| AttemptSpan::begin(tracer, held.claim(), &self.connection.endpoint));
         let message = match &span {
-            Some(span) => span.carried(&self.claim.message),
-            None => self.claim.message.clone(),
+            Some(span) => span.carried(&held.claim().message),
+            None => held.claim().message.clone(),
         };
         let delivery = Delivery {
             message,
             store: self.store,
-            attempt: self.claim.attempt,
+            attempt: held.claim().attempt,
             capture: self.capture,
             now: self.started_at,
         };
         let (result, timed_out) = try_once(&self.connection, &delivery, self.timeout).await;
         Finished {
-            claim: self.claim,
+            claim: held.take(),
             endpoint: self.connection.endpoint.clone(),
             settling: span.map(|span| span.end(&result)),
             load: load(&result, timed_out),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::attempt::Finished;
+use super::attempt::{CutOff, Finished};
 use super::events::{Events, Happening};
 use super::journal::{self, About, Journal, Line};
 use super::lane::Lane;
@@ -47,7 +47,7 @@ impl Ended {
         now: Timestamp,
         anybody_listens: bool,
     ) -> Self {
-        let verdict = judge(&finished, lane, now);
+        let verdict = judge(&finished.claim, &finished.outcome, lane, now);
         let hold = endpoint_hold(&finished.outcome, settings.retry_max_delay, now);
         Self::judged(finished, verdict, hold, now, anybody_listens)
     }
@@ -57,7 +57,7 @@ impl Ended {
     pub(super) fn attempted_in_vain(finished: Finished, now: Timestamp, anybody_listens: bool) -> Self {
         match finished.outcome {
             Outcome::Delivered(_) => Self::judged(finished, Verdict::Complete, None, now, anybody_listens),
-            Outcome::Failed(_) | Outcome::Lost { .. } => Self::given_back(&finished.claim, now),
+            Outcome::Failed(_) | Outcome::Lost { .. } | Outcome::CutOff => Self::given_back(&finished.claim, now),
         }
     }
 
@@ -86,6 +86,13 @@ impl Ended {
             })
         });
         Self { settlement, due_at, postponed: 0, report, settling }
+    }
+
+    /// The receiver may have it, and the node waits for its answer no longer.
+    pub(super) fn cut_off(cut: &CutOff, lane: &Lane, now: Timestamp) -> Self {
+        let verdict = judge(&cut.claim, &Outcome::CutOff, lane, now);
+        let settlement = settlement::of_cut_off(cut, verdict, now);
+        Self { settlement, due_at: None, postponed: 0, report: None, settling: None }
     }
 
     /// It was not begun, and does not count.
@@ -118,7 +125,7 @@ impl Ended {
         let (class, error, status) = match report.outcome {
             Some(Outcome::Delivered(receipt)) => (None, None, receipt.status),
             Some(Outcome::Failed(failure)) => (Some(failure.class), Some(failure.tagged()), failure.status),
-            Some(Outcome::Lost { .. }) | None => (None, None, None),
+            Some(Outcome::Lost { .. } | Outcome::CutOff) | None => (None, None, None),
         };
         if events.anybody_listens()
             && let Some(duration) = report.duration
@@ -157,14 +164,15 @@ fn age(claim: &Claim, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(claim.message.created_at)).unwrap_or_default()
 }
 
-fn judge(finished: &Finished, lane: &Lane, now: Timestamp) -> Verdict {
+fn judge(claim: &Claim, outcome: &Outcome, lane: &Lane, now: Timestamp) -> Verdict {
     let standing = Standing {
-        budget_used: finished.claim.budget_used(),
-        expires_at: finished.claim.message.expires_at,
+        budget_used: claim.budget_used(),
+        losses: claim.losses,
+        expires_at: claim.message.expires_at,
         auto_disable_on_gone: lane.endpoint.protocol.auto_disable_on_gone(&lane.endpoint.config),
     };
-    let decide = |policy: &RetryPolicy| verdict(&finished.outcome, standing, policy, now, rand::random());
-    match max_attempts_option(&finished.claim.message.options) {
+    let decide = |policy: &RetryPolicy| verdict(outcome, standing, policy, now, rand::random());
+    match max_attempts_option(&claim.message.options) {
         None => decide(&lane.policy),
         own => decide(&lane.policy.limited_to(own)),
     }

@@ -18,10 +18,12 @@ use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::{LostClaim, MessageId, NodeId, State};
 use crate::protocol::max_attempts_option;
-use crate::store::{Arrival, Effect, Hello, Settlement, Snapshot, Store};
+use crate::store::{Arrival, Effect, Hello, Joined, Settlement, Snapshot, Store};
 use crate::verdict::{Class, Outcome, Standing, verdict};
 
 const HEARTBEATS_PER_LEASE: u32 = 3;
+/// Claims of a node that fell silent are found this soon after its lease.
+const JUDGE_INTERVAL: Duration = Duration::from_secs(1);
 /// A heartbeat that failed is made again sooner, so that the next ones come before the lease runs out.
 const TRIES_PER_LEASE: u32 = 15;
 
@@ -32,7 +34,8 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    pub(super) fn new(node: NodeId, began: Began, lease: Duration) -> Self {
+    pub(super) fn new(joined: Joined, began: Began) -> Self {
+        let Joined { node, lease } = joined;
         Self {
             node: AtomicI64::new(node.0),
             valid_until: Mutex::new((began.monotonic + lease, began.wall + lease)),
@@ -50,7 +53,8 @@ impl Lease {
         Instant::now() < monotonic && SystemTime::now() < wall
     }
 
-    fn confirm(&self, node: NodeId, began: Began, lease: Duration) {
+    fn confirm(&self, joined: Joined, began: Began) {
+        let Joined { node, lease } = joined;
         self.node.store(node.0, Relaxed);
         *self.valid_until.lock().expect("nobody panics while holding the lease") =
             (began.monotonic + lease, began.wall + lease);
@@ -73,6 +77,8 @@ impl Began {
 pub(super) struct LeaseKeeper {
     pub(super) store: Arc<dyn Store>,
     pub(super) lease: Arc<Lease>,
+    /// How long the store last granted it for.
+    pub(super) granted: Duration,
     pub(super) name: String,
     pub(super) arrivals: mpsc::UnboundedSender<Arrival>,
     pub(super) slots: Arc<Slots>,
@@ -86,50 +92,55 @@ pub(super) struct LeaseKeeper {
 
 impl LeaseKeeper {
     pub(super) async fn run(mut self, stop: CancellationToken) {
+        let mut heartbeat_at = Instant::now();
         loop {
             let began = Instant::now();
-            let lease = self.snapshot.settings.node_lease;
-            let pause = match self.turn(began + lease / HEARTBEATS_PER_LEASE).await {
-                Ok(()) => lease / HEARTBEATS_PER_LEASE,
+            let wake_at = match self.turn(&mut heartbeat_at).await {
+                Ok(()) => heartbeat_at.min(began + JUDGE_INTERVAL),
                 Err(error) => {
                     tracing::warn!(%error, "the store did not confirm the lease; trying again");
-                    lease / TRIES_PER_LEASE
+                    heartbeat_at = began + self.granted / TRIES_PER_LEASE;
+                    heartbeat_at
                 }
             };
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep_until(began + pause) => {}
+                () = tokio::time::sleep_until(wake_at) => {}
             }
         }
     }
 
-    async fn turn(&mut self, next_heartbeat: Instant) -> Result<(), StoreError> {
-        if let Some(snapshot) = self.store.snapshot(Some(self.snapshot.version)).await? {
-            self.snapshot = snapshot;
+    async fn turn(&mut self, heartbeat_at: &mut Instant) -> Result<(), StoreError> {
+        let began = Instant::now();
+        if *heartbeat_at <= began {
+            self.granted = self.heartbeat().await?;
+            *heartbeat_at = began + self.granted / HEARTBEATS_PER_LEASE;
         }
-        self.heartbeat().await?;
-        self.judge_lost_claims(next_heartbeat).await
+        self.judge_lost_claims(*heartbeat_at).await
     }
 
-    async fn heartbeat(&self) -> Result<(), StoreError> {
+    /// For how long the store granted the lease: the setting may have changed since anybody looked at it.
+    async fn heartbeat(&self) -> Result<Duration, StoreError> {
         let began = Began::now();
         let node = self.lease.node();
-        let lease = self.snapshot.settings.node_lease;
         match self.store.heartbeat(node).await {
-            Ok(()) => self.lease.confirm(node, began, lease),
+            Ok(lease) => {
+                self.lease.confirm(Joined { node, lease }, began);
+                Ok(lease)
+            }
             Err(StoreError::Conflict(_)) => {
                 tracing::warn!(node = node.0, "this node lost its lease and joins anew");
                 let began = Began::now();
-                let new = self.store.join(self.hello()).await?;
-                self.lease.confirm(new, began, lease);
+                let joined = self.store.join(self.hello()).await?;
+                self.lease.confirm(joined, began);
                 // Only now: somebody listens to the store all the time.
                 self.store.leave(node).await?;
                 let _ = self.arrivals.send(Arrival::Reconfigured);
                 let _ = self.arrivals.send(Arrival::Outside);
+                Ok(joined.lease)
             }
-            Err(error) => return Err(error),
+            Err(error) => Err(error),
         }
-        Ok(())
     }
 
     fn hello(&self) -> Hello {
@@ -138,11 +149,14 @@ impl LeaseKeeper {
 
     /// A lost claim goes through the same decision as a failed attempt. However many there are, the node's own
     /// lease comes first.
-    async fn judge_lost_claims(&self, until: Instant) -> Result<(), StoreError> {
+    async fn judge_lost_claims(&mut self, until: Instant) -> Result<(), StoreError> {
         loop {
             let lost = self.store.lost_claims(LOST_CLAIMS_MAX).await?;
             if lost.is_empty() {
                 return Ok(());
+            }
+            if let Some(snapshot) = self.store.snapshot(Some(self.snapshot.version)).await? {
+                self.snapshot = snapshot;
             }
             let more = lost.len() == LOST_CLAIMS_MAX;
             let settlements = lost.iter().filter_map(|claim| self.judge(claim)).collect();
@@ -195,6 +209,7 @@ impl LeaseKeeper {
         let outcome = Outcome::Lost { alone: claim.alone };
         let standing = Standing {
             budget_used: claim.attempt.saturating_sub(claim.attempts_before),
+            losses: claim.losses,
             expires_at: claim.expires_at,
             auto_disable_on_gone: false,
         };
@@ -215,7 +230,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_lease_ends_by_whichever_clock_comes_first() {
         let (began, length) = (Began::now(), Duration::from_secs(15));
-        let lease = |began| Lease::new(NodeId(1), began, length);
+        let lease = |began| Lease::new(Joined { node: NodeId(1), lease: length }, began);
         let confirmed = lease(began);
         assert!(confirmed.is_valid());
         let before_the_machine_slept = Began { wall: began.wall - length, ..began };

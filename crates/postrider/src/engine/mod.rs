@@ -106,16 +106,16 @@ impl Engine {
         let hello =
             Hello { name: options.node_name.clone(), arrivals: arrivals.clone(), direct: slots.clone() };
         let began = Began::now();
-        let node = store.join(hello).await?;
+        let joined = store.join(hello).await?;
         let snapshot = match store.snapshot(None).await {
             Ok(snapshot) => snapshot.expect("a snapshot of no known version is always given"),
             Err(error) => {
                 // Nobody listens under its name: the store must not claim for it.
-                let _ = store.leave(node).await;
+                let _ = store.leave(joined.node).await;
                 return Err(error);
             }
         };
-        let lease = Arc::new(Lease::new(node, began, snapshot.settings.node_lease));
+        let lease = Arc::new(Lease::new(joined, began));
         let (events, pulse, suspects) = (Events::new(), Arc::new(Pulse::new()), Arc::new(Notify::new()));
         let measures = Measures { tally: Arc::new(Tally::new()), slots: slots.clone() };
         let (journal, written) = Journal::open();
@@ -124,6 +124,7 @@ impl Engine {
         let keeper = LeaseKeeper {
             store: store.clone(),
             lease: lease.clone(),
+            granted: joined.lease,
             name: options.node_name,
             arrivals,
             slots: slots.clone(),

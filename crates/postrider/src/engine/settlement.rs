@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::attempt::Finished;
-use crate::message::{Claim, LostClaim};
+use super::attempt::{CutOff, Finished};
+use crate::message::{Claim, LostClaim, NodeId};
 use crate::store::{AttemptOutcome, AttemptRecord, End, Settlement};
 use crate::verdict::{Class, Outcome, Verdict};
 
 pub(super) const LEASE_EXPIRED: &str = "lease expired";
+const CUT_OFF: &str = "the node stopped before the receiver answered";
 
 pub(super) fn of_attempt(
     finished: &Finished,
@@ -39,23 +40,22 @@ pub(super) fn of_attempt(
             record.status = failure.status;
             record.body = failure.body.clone();
         }
-        Outcome::Lost { .. } => unreachable!("an attempt that ran was not lost"),
+        Outcome::Lost { .. } | Outcome::CutOff => unreachable!("an attempt that ended has a result"),
     }
     Settlement { hold_endpoint_until, ..with_end(&finished.claim, End::Attempted { verdict, record }) }
 }
 
-pub(super) fn of_lost(claim: &LostClaim, verdict: Verdict, now: Timestamp) -> Settlement {
+pub(super) fn of_cut_off(cut: &CutOff, verdict: Verdict, now: Timestamp) -> Settlement {
+    let CutOff { claim, started_at } = cut;
     let record = AttemptRecord {
-        number: claim.attempt,
-        node: claim.fence.node,
-        started_at: claim.started_at,
-        duration: Duration::try_from(now.duration_since(claim.started_at)).unwrap_or_default(),
-        outcome: AttemptOutcome::Lost,
-        class: Some(Class::Retryable),
-        error: Some(format!("{} {LEASE_EXPIRED}", Class::Retryable.tag())),
-        status: None,
-        body: None,
+        outcome: AttemptOutcome::Failed,
+        ..without_answer(claim.attempt, claim.fence.node, *started_at, now, CUT_OFF)
     };
+    with_end(claim, End::Attempted { verdict, record })
+}
+
+pub(super) fn of_lost(claim: &LostClaim, verdict: Verdict, now: Timestamp) -> Settlement {
+    let record = without_answer(claim.attempt, claim.fence.node, claim.started_at, now, LEASE_EXPIRED);
     Settlement {
         id: claim.id,
         endpoint: claim.endpoint,
@@ -65,7 +65,26 @@ pub(super) fn of_lost(claim: &LostClaim, verdict: Verdict, now: Timestamp) -> Se
     }
 }
 
-/// No attempt was made.
+fn without_answer(
+    number: u32,
+    node: NodeId,
+    started_at: Timestamp,
+    now: Timestamp,
+    why: &str,
+) -> AttemptRecord {
+    AttemptRecord {
+        number,
+        node,
+        started_at,
+        duration: Duration::try_from(now.duration_since(started_at)).unwrap_or_default(),
+        outcome: AttemptOutcome::Lost,
+        class: Some(Class::Retryable),
+        error: Some(format!("{} {why}", Class::Retryable.tag())),
+        status: None,
+        body: None,
+    }
+}
+
 pub(super) fn with_end(claim: &Claim, end: End) -> Settlement {
     let (id, endpoint) = (claim.message.id, claim.message.endpoint);
     Settlement { id, endpoint, fence: claim.fence, end, hold_endpoint_until: None }

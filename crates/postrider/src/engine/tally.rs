@@ -159,7 +159,8 @@ impl Line {
                 Class::Permanent => 2,
                 Class::Gone => 3,
             },
-            Outcome::Lost { .. } => 4,
+            // A node that stops counts no more.
+            Outcome::Lost { .. } | Outcome::CutOff => 4,
         };
         self.attempts[end].fetch_add(1, Relaxed);
         self.durations.observe(duration);

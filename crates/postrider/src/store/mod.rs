@@ -48,10 +48,10 @@ pub trait Store: Send + Sync + 'static {
     fn now(&self) -> Timestamp;
 
     /// A node starts. From now on the store tells it about work through `hello.arrivals`.
-    async fn join(&self, hello: Hello) -> Result<NodeId>;
+    async fn join(&self, hello: Hello) -> Result<Joined>;
 
-    /// Confirms the node's lease for another `node_lease`. Err(Conflict) once the lease was lost.
-    async fn heartbeat(&self, node: NodeId) -> Result<()>;
+    /// Confirms the node's lease; for how long. Err(Conflict) once the lease was lost.
+    async fn heartbeat(&self, node: NodeId) -> Result<Duration>;
 
     /// A clean stop: claims still held are given back without consuming their attempt.
     async fn leave(&self, node: NodeId) -> Result<()>;
@@ -150,6 +150,13 @@ pub struct Hello {
     pub name: String,
     pub arrivals: mpsc::UnboundedSender<Arrival>,
     pub direct: Arc<dyn DirectClaims>,
+}
+
+/// A node that joined, and for how long its first lease is granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Joined {
+    pub node: NodeId,
+    pub lease: Duration,
 }
 
 /// What a store tells a node without being asked.

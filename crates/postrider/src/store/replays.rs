@@ -94,12 +94,13 @@ pub struct NewReplay {
     pub selection: ReplaySelection,
     /// The endpoint that all of them go to; each to its own unless said.
     pub to: Option<String>,
-    /// Of this replay alone; the endpoint's own holds as well.
+    /// Of this replay alone; the endpoint's own holds as well. Without a burst it is even: see [`RateLimit::evened`].
     pub rate_limit: Option<RateLimit>,
 }
 
 impl NewReplay {
-    /// What can be said of it without looking anywhere. Times are as exact as stores keep them afterwards.
+    /// What can be said of it without looking anywhere, as it is kept: with times as exact as stores keep them, and an even
+    /// rate.
     pub(crate) fn checked(mut self) -> Result<Self, StoreError> {
         let selection = &mut self.selection;
         selection.from = selection.from.map(truncated);
@@ -121,6 +122,7 @@ impl NewReplay {
             let value = serde_json::to_value(limit).expect("numbers become JSON");
             RateLimit::check("rate_limit", &value)?;
         }
+        self.rate_limit = self.rate_limit.map(RateLimit::evened);
         Ok(self)
     }
 }

@@ -94,6 +94,7 @@ impl Dispatcher {
             started_at: now,
             tracer: self.parts.tracer.clone(),
             epoch: lane.circuit.epoch,
+            cut_off: self.cut_off.0.clone(),
             claim,
         };
         self.attempts.spawn(attempt.run());

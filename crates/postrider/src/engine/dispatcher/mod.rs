@@ -16,7 +16,7 @@ mod attempting;
 mod claiming;
 mod switching;
 
-use super::attempt::Finished;
+use super::attempt::{CutOff, Finished};
 use super::circuits::Circuits;
 use super::ended::Ended;
 use super::errand::{Errand, answer};
@@ -96,6 +96,8 @@ pub(super) struct Dispatcher {
     probation: Probation,
     suspects_had_their_turn: bool,
     attempts: JoinSet<Finished>,
+    /// Attempts that were aborted come back here.
+    cut_off: (mpsc::UnboundedSender<CutOff>, mpsc::UnboundedReceiver<CutOff>),
     next_batch: i64,
 
     settling: Option<Settling>,
@@ -124,6 +126,7 @@ impl Dispatcher {
             probation: Probation::default(),
             suspects_had_their_turn: false,
             attempts: JoinSet::new(),
+            cut_off: mpsc::unbounded_channel(),
             next_batch: 1,
             settling: None,
             claiming: None,
@@ -460,7 +463,7 @@ impl Dispatcher {
             && self.postponed.is_empty()
     }
 
-    /// What is still running is cut off: leaving the store gives its claims back.
+    /// What is still running is cut off. It was started, so its number is used. What was not goes back when the node leaves.
     async fn finish(mut self) {
         self.attempts.abort_all();
         while let Some(finished) = self.attempts.join_next().await {
@@ -468,6 +471,10 @@ impl Dispatcher {
             if finished.is_ok() {
                 self.attempt_ended(finished);
             }
+        }
+        while let Ok(cut) = self.cut_off.1.try_recv() {
+            let lane = self.lanes.get(cut.claim.message.endpoint);
+            self.unsettled.extend(lane.map(|lane| Ended::cut_off(&cut, lane, self.parts.store.now())));
         }
         if self.settling.is_some() {
             let (ended, settled) = answer(&mut self.settling).await;

@@ -7,6 +7,7 @@
 use std::io::Read;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -27,8 +28,8 @@ use self::time::StoreClock;
 use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Hello, Operate, Redrive,
-    ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Hello, Joined, Operate,
+    Redrive, ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::Clock;
@@ -237,20 +238,20 @@ impl Store for PostgresStore {
         self.shared.clock.now()
     }
 
-    async fn join(&self, hello: Hello) -> Result<NodeId> {
+    async fn join(&self, hello: Hello) -> Result<Joined> {
         let mut ear = self.ear.lock().await;
         if ear.is_none() {
             *ear = Some(listen::begin(&self.shared).await?);
         }
-        let node = nodes::join(&self.shared, &hello.name).await?;
+        let joined = nodes::join(&self.shared, &hello.name).await?;
         // Another store may have been imported since this one was opened; from now on none is.
         let name = self.shared.own.with(async |client| migrate::name(client).await).await?;
         *self.shared.name.lock().expect("nobody panics while naming") = name.into();
-        self.shared.listeners.add(node, hello.arrivals);
-        Ok(node)
+        self.shared.listeners.add(joined.node, hello.arrivals);
+        Ok(joined)
     }
 
-    async fn heartbeat(&self, node: NodeId) -> Result<()> {
+    async fn heartbeat(&self, node: NodeId) -> Result<Duration> {
         self.shared.in_time(nodes::heartbeat(&self.shared, node)).await
     }
 

@@ -1,15 +1,16 @@
 //! Nodes: registry, leases, and whom the store tells about work.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_postgres::Row;
 
-use super::row::{count, object, optional_time};
+use super::row::{Span, count, object, optional_time};
 use super::{Shared, claim};
 use crate::endpoint::EndpointId;
 use crate::message::{Fence, LostClaim, MessageId, NodeId};
-use crate::store::{Arrival, Result};
+use crate::store::{Arrival, Joined, Result};
 
 /// The nodes of this process.
 #[derive(Default)]
@@ -36,14 +37,17 @@ impl Listeners {
     }
 }
 
-pub(super) async fn join(shared: &Shared, name: &str) -> Result<NodeId> {
-    Ok(NodeId(shared.own.query_one("SELECT postrider._join($1)", &[&name]).await?.get(0)))
+pub(super) async fn join(shared: &Shared, name: &str) -> Result<Joined> {
+    let joined = shared.own.query_one("SELECT node, lease FROM postrider._join($1)", &[&name]).await?;
+    Ok(Joined { node: NodeId(joined.get(0)), lease: joined.get::<_, Span>(1).0 })
 }
 
-pub(super) async fn heartbeat(shared: &Shared, node: NodeId) -> Result<()> {
-    shared.own.query("SELECT postrider._heartbeat($1)", &[&node.0]).await?;
+/// For how long the lease is granted.
+pub(super) async fn heartbeat(shared: &Shared, node: NodeId) -> Result<Duration> {
+    let lease: Span = shared.own.query_one("SELECT postrider._heartbeat($1)", &[&node.0]).await?.get(0);
     shared.own.with(async |client| shared.clock.set(client).await).await?;
-    claim::give_back_forgotten(shared, node).await
+    claim::give_back_forgotten(shared, node).await?;
+    Ok(lease.0)
 }
 
 pub(super) async fn leave(shared: &Shared, node: NodeId) -> Result<()> {

@@ -176,8 +176,7 @@ pub(super) struct Leaving {
 pub(super) fn finish(write: &mut Write<'_>, id: MessageId, state: State) -> Result<()> {
     let leaving = super::settle::pending(write, id)?;
     let unblocked = leave(write, &leaving, state, None)?;
-    write.tell_pending(unblocked);
-    Ok(())
+    write.tell_freed(unblocked)
 }
 
 /// Queue to archive. `uncounted` attempts were claimed and never begun. Returns the endpoint whose next

@@ -68,7 +68,7 @@ pub(super) fn queue(write: &mut Write<'_>, chunk: &[Outgoing]) -> Result<()> {
     write.newest = write.newest.max(insert(write, rows).map_err(storage_error)?);
     for one in chunk {
         write.counts.queued(one.endpoint.id, 1);
-        write.tell_pending(Some(one.endpoint.id));
+        write.tell_pending(one.endpoint.id);
     }
     Ok(())
 }

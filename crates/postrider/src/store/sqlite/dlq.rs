@@ -123,7 +123,7 @@ fn end_by_discarding(write: &mut Write<'_>, dlq_id: i64, endpoint: EndpointId) -
     end_dead_letter(write, dlq_id, endpoint, DlqStatus::Discarded)?;
     if let Some(key) = key {
         let unblocked = keys::advance_if_idle(write, &key)?;
-        write.tell_pending(unblocked);
+        write.tell_freed(unblocked)?;
     }
     Ok(())
 }
@@ -182,7 +182,7 @@ pub(super) fn release_key(write: &mut Write<'_>, key: &str, endpoint: Option<&st
     for (dlq_id, scope) in &held {
         stop_holding(write, *dlq_id)?;
         let unblocked = keys::advance_if_idle(write, &Key { scope: *scope, key: key.to_owned().into() })?;
-        write.tell_pending(unblocked);
+        write.tell_freed(unblocked)?;
     }
     if !held.is_empty() {
         events::log(write, "key.released", Some(key), &json!({ "heads": held.len() }))?;
@@ -206,7 +206,7 @@ pub(super) fn release_all(write: &mut Write<'_>, endpoint: EndpointId) -> Result
         .map_err(storage_error)?;
     for key in held {
         let unblocked = keys::advance_if_idle(write, &key)?;
-        write.tell_pending(unblocked);
+        write.tell_freed(unblocked)?;
     }
     Ok(())
 }

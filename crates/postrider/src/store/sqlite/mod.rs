@@ -24,8 +24,8 @@ use self::writer::{Write, Writer};
 use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Hello, Operate, Redrive,
-    ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Hello, Joined, Operate,
+    Redrive, ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::{Clock, SystemClock, truncated};
@@ -180,7 +180,9 @@ impl SqliteStore {
             months: archive::Months::default(),
             listeners: listeners.clone(),
             syncer: Syncer::spawn(&options.path, options.sync, listeners.clone(), commands.clone())?,
+            owns: options.own,
             data_version: -1,
+            freed: 0,
             newest_message,
             unsynced_outside: true,
             stored_events: StoredEvents::of_file(options.own),
@@ -342,11 +344,11 @@ impl Store for SqliteStore {
         truncated(self.clock.now())
     }
 
-    async fn join(&self, hello: Hello) -> Result<NodeId> {
+    async fn join(&self, hello: Hello) -> Result<Joined> {
         self.owner_only()?;
         let name = hello.name.clone();
         let first = self.listeners.is_empty();
-        let node = self
+        let joined = self
             .write(Commit::Durable, move |write| {
                 export::refuse_if_closed(write.conn)?;
                 if first {
@@ -356,11 +358,11 @@ impl Store for SqliteStore {
                 nodes::join(write, &name)
             })
             .await?;
-        self.listeners.add(node, &hello);
-        Ok(node)
+        self.listeners.add(joined.node, &hello);
+        Ok(joined)
     }
 
-    async fn heartbeat(&self, node: NodeId) -> Result<()> {
+    async fn heartbeat(&self, node: NodeId) -> Result<Duration> {
         // Durable, so that a node whose disk fails loses its lease and stops.
         self.write(Commit::Durable, move |write| nodes::heartbeat(write, node)).await
     }

@@ -15,7 +15,7 @@ use super::{events, keys, settle, storage_error};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::{Fence, LostClaim, MessageId, NodeId};
-use crate::store::{Arrival, DirectClaims, Hello, Result};
+use crate::store::{Arrival, DirectClaims, Hello, Joined, Result};
 
 /// The nodes of this process that listen for news.
 #[derive(Default)]
@@ -110,19 +110,19 @@ impl Listeners {
     }
 }
 
-pub(super) fn join(write: &mut Write<'_>, name: &str) -> Result<NodeId> {
-    let now = micros_of(write.now);
+pub(super) fn join(write: &mut Write<'_>, name: &str) -> Result<Joined> {
+    let (now, lease) = (micros_of(write.now), write.known.settings().node_lease);
     write
         .conn
         .prepare_cached(
             "INSERT INTO _postrider_nodes (name, state, joined_at, heartbeat_at, lease_until)
              VALUES (?1, 'live', ?2, ?2, ?3)",
         )
-        .and_then(|mut statement| statement.execute(params![name, now, lease_until(write)]))
+        .and_then(|mut statement| statement.execute(params![name, now, micros_of(write.now + lease)]))
         .map_err(storage_error)?;
     let node = NodeId(write.conn.last_insert_rowid());
     events::log(write, "node.joined", Some(name), &json!({ "node": node }))?;
-    Ok(node)
+    Ok(Joined { node, lease })
 }
 
 /// Of the latest node, dead or alive.
@@ -134,20 +134,22 @@ pub(super) fn last_heartbeat(conn: &Connection) -> rusqlite::Result<Option<Times
     .map(Option::flatten)
 }
 
-pub(super) fn heartbeat(write: &mut Write<'_>, node: NodeId) -> Result<()> {
+/// For how long the lease is granted.
+pub(super) fn heartbeat(write: &mut Write<'_>, node: NodeId) -> Result<Duration> {
+    let lease = write.known.settings().node_lease;
     let confirmed = write
         .conn
         .prepare_cached(
             "UPDATE _postrider_nodes SET heartbeat_at = ?2, lease_until = ?3 WHERE id = ?1 AND state = 'live'",
         )
         .and_then(|mut statement| {
-            statement.execute(params![node.0, micros_of(write.now), lease_until(write)])
+            statement.execute(params![node.0, micros_of(write.now), micros_of(write.now + lease)])
         })
         .map_err(storage_error)?;
     if confirmed == 0 {
         return Err(StoreError::Conflict(format!("node {} lost its lease", node.0)));
     }
-    Ok(())
+    Ok(lease)
 }
 
 /// What a node claims after it was judged would be lost at once, so it gets nothing.
@@ -247,9 +249,4 @@ fn end_node(write: &mut Write<'_>, node: NodeId, state: &str) -> Result<Option<S
         )
         .and_then(|mut statement| statement.query_row(params![node.0, state], |row| row.get(0)).optional())
         .map_err(storage_error)
-}
-
-fn lease_until(write: &Write<'_>) -> i64 {
-    let lease: Duration = write.known.settings().node_lease;
-    micros_of(write.now + lease)
 }

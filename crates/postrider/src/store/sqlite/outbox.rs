@@ -115,6 +115,7 @@ fn within_savepoint<T>(
         listeners: &listeners,
         counts: Counts::default(),
         months: &mut months,
+        owns: false,
         newest: 0,
         news: Vec::new(),
     };

@@ -237,7 +237,7 @@ fn requeue(write: &mut Write<'_>, dlq_id: i64, endpoint: EndpointId, due_at: Tim
         .map_err(storage_error)?;
     dlq::end_dead_letter(write, dlq_id, endpoint, DlqStatus::Redriven)?;
     write.counts.queued(endpoint, 1);
-    write.tell_pending(Some(endpoint));
+    write.tell_freed(Some(endpoint))?;
     Ok(true)
 }
 
@@ -261,7 +261,7 @@ fn place_at(write: &mut Write<'_>, key: &Key, position: i64) -> Result<Place> {
     if head.position < position {
         // It may have waited for this very letter.
         let unblocked = keys::advance_if_idle(write, key)?;
-        write.tell_pending(unblocked);
+        write.tell_freed(unblocked)?;
         return Ok(Place::Blocked);
     }
     Ok(match head.place {

@@ -213,7 +213,7 @@ fn insert(write: &mut Write<'_>, message: &NewMessage, endpoint: &Arc<Endpoint>)
             attempts_before: 0,
             losses: 0,
         })),
-        None if place == Place::Ready => write.tell_pending(Some(endpoint.id)),
+        None if place == Place::Ready => write.tell_pending(endpoint.id),
         None => {}
     }
     Ok(id)

@@ -215,7 +215,7 @@ fn mend_messages(write: &mut Write<'_>, after: i64, until: Instant) -> Result<Op
 }
 
 fn tell(write: &mut Write<'_>, endpoints: BTreeSet<EndpointId>, next: Option<Mending>) -> Option<Mending> {
-    endpoints.into_iter().for_each(|endpoint| write.tell_pending(Some(endpoint)));
+    endpoints.into_iter().for_each(|endpoint| write.tell_pending(endpoint));
     next
 }
 

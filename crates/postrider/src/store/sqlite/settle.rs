@@ -138,10 +138,12 @@ fn end_claim(
                 Ok((State::Expired, unblocked))
             }
             Verdict::Retry { due_at } => {
-                Ok((State::Pending, back_to_pending(write, id, standing, record, *due_at, 0)?))
+                Ok((State::Pending, back_to_pending(write, id, standing, record, *due_at)?))
             }
             Verdict::Spare { due_at } => {
-                Ok((State::Pending, back_to_pending(write, id, standing, record, *due_at, 1)?))
+                let unblocked = back_to_pending(write, id, standing, record, *due_at)?;
+                spare(write, id)?;
+                Ok((State::Pending, unblocked))
             }
             Verdict::Dead { reason, disable_endpoint } => {
                 let losses = u32::from(record.outcome == AttemptOutcome::Lost);
@@ -163,24 +165,17 @@ fn back_to_pending(
     standing: &Standing,
     record: &AttemptRecord,
     due_at: Timestamp,
-    uncounted: u32,
 ) -> Result<Option<EndpointId>> {
     let losses = standing.losses + u32::from(record.outcome == AttemptOutcome::Lost);
     write
         .conn
         .prepare_cached(
             "UPDATE _postrider_queue SET place = ?2, due_at = ?3, losses = ?4, last_error = ?5,
-               attempts = attempts - ?6, node_id = 0, batch = 0, alone = 0, started_at = 0 WHERE id = ?1",
+               node_id = 0, batch = 0, alone = 0, started_at = 0 WHERE id = ?1",
         )
         .and_then(|mut statement| {
-            statement.execute(params![
-                id.0,
-                Place::free(losses) as i64,
-                micros_of(due_at),
-                losses,
-                record.error,
-                uncounted
-            ])
+            let place = Place::free(losses) as i64;
+            statement.execute(params![id.0, place, micros_of(due_at), losses, record.error])
         })
         .map_err(storage_error)?;
     match &standing.key {
@@ -200,8 +195,17 @@ fn set_aside(write: &mut Write<'_>, standing: &Standing, error: &str) -> Result<
 pub(super) fn set_aside_pending(write: &mut Write<'_>, id: MessageId, error: &str) -> Result<()> {
     let Some(standing) = standing(write, id)? else { return Ok(()) };
     let unblocked = set_aside(write, &standing, error)?;
-    write.tell_pending(unblocked);
-    Ok(())
+    write.tell_freed(unblocked)
+}
+
+/// Its last attempt keeps its number and costs no budget.
+fn spare(write: &Write<'_>, id: MessageId) -> Result<()> {
+    write
+        .conn
+        .prepare_cached("UPDATE _postrider_queue SET attempts_before = attempts_before + 1 WHERE id = ?1")
+        .and_then(|mut statement| statement.execute([id.0]))
+        .map(|_| ())
+        .map_err(storage_error)
 }
 
 /// Gives a claim back as if it had not been made.
@@ -329,8 +333,7 @@ pub(super) fn pending(write: &Write<'_>, id: MessageId) -> Result<Leaving> {
 pub(super) fn cancel(write: &mut Write<'_>, id: MessageId) -> Result<()> {
     let leaving = pending(write, id)?;
     let unblocked = archive::leave(write, &leaving, State::Cancelled, None)?;
-    write.tell_pending(unblocked);
-    Ok(())
+    write.tell_freed(unblocked)
 }
 
 /// Its endpoint goes away, so even one in flight is given back and cancelled. It was tried all the same, and is completed
@@ -340,8 +343,7 @@ pub(super) fn cancel_by_force(write: &mut Write<'_>, id: MessageId) -> Result<()
     let state = if standing.delivered_late { State::Completed } else { State::Cancelled };
     give_back(write, id, standing.losses, 0)?;
     let unblocked = archive::leave(write, &standing.leaving, state, None)?;
-    write.tell_pending(unblocked);
-    Ok(())
+    write.tell_freed(unblocked)
 }
 
 pub(super) fn reschedule(write: &mut Write<'_>, id: MessageId, due_at: Timestamp) -> Result<()> {
@@ -358,8 +360,7 @@ pub(super) fn reschedule(write: &mut Write<'_>, id: MessageId, due_at: Timestamp
     if changed == 0 {
         return Err(Invalid::new("at", "must be before the message expires").into());
     }
-    write.tell_pending(Some(leaving.endpoint));
-    Ok(())
+    write.tell_freed(Some(leaving.endpoint))
 }
 
 /// A pending message without its payload cannot be delivered, so it is cancelled as well.
@@ -367,7 +368,7 @@ pub(super) fn erase(write: &mut Write<'_>, id: MessageId) -> Result<()> {
     match pending(write, id) {
         Ok(leaving) => {
             let unblocked = archive::leave(write, &leaving, State::Cancelled, None)?;
-            write.tell_pending(unblocked);
+            write.tell_freed(unblocked)?;
         }
         Err(StoreError::Conflict(_)) if standing(write, id)?.is_none() => {}
         Err(error) => return Err(error),

@@ -22,7 +22,7 @@ use super::syncer::{Syncer, Unsynced};
 use crate::clock::Clock;
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
-use crate::store::Arrival;
+use crate::store::{Arrival, Result};
 
 /// How often an idle writer looks whether another process committed: well within the promised 20 ms.
 const LOOK_OUTSIDE: Duration = Duration::from_millis(15);
@@ -42,6 +42,8 @@ pub(super) struct Write<'a> {
     pub(super) listeners: &'a Listeners,
     pub(super) counts: Counts,
     pub(super) months: &'a mut Months,
+    /// This process is the file's node.
+    pub(super) owns: bool,
     /// The highest id inserted.
     pub(super) newest: i64,
     /// Told to the nodes after the commit.
@@ -49,12 +51,35 @@ pub(super) struct Write<'a> {
 }
 
 impl Write<'_> {
-    pub(super) fn tell_pending(&mut self, endpoint: Option<EndpointId>) {
-        let Some(endpoint) = endpoint else { return };
-        // A batch to one endpoint is one piece of news.
-        if !matches!(self.news.last(), Some(Arrival::Pending(last)) if *last == endpoint) {
+    /// A message was inserted.
+    pub(super) fn tell_pending(&mut self, endpoint: EndpointId) {
+        if !self.is_told(endpoint) {
             self.news.push(Arrival::Pending(endpoint));
         }
+    }
+
+    /// A message that was there before may be claimed now. A node in another process sees new ids by itself, and reads
+    /// what is noted here.
+    pub(super) fn tell_freed(&mut self, endpoint: Option<EndpointId>) -> Result<()> {
+        let Some(endpoint) = endpoint.filter(|endpoint| !self.is_told(*endpoint)) else { return Ok(()) };
+        self.news.push(Arrival::Pending(endpoint));
+        if self.owns {
+            return Ok(());
+        }
+        self.conn
+            .prepare_cached(
+                "INSERT INTO _postrider_freed (endpoint_id, turn)
+                 VALUES (?1, (SELECT coalesce(max(turn), 0) + 1 FROM _postrider_freed))
+                 ON CONFLICT (endpoint_id) DO UPDATE SET turn = excluded.turn",
+            )
+            .and_then(|mut statement| statement.execute([endpoint.0]))
+            .map(|_| ())
+            .map_err(storage_error)
+    }
+
+    /// A batch to one endpoint is one piece of news.
+    fn is_told(&self, endpoint: EndpointId) -> bool {
+        matches!(self.news.last(), Some(Arrival::Pending(last)) if *last == endpoint)
     }
 }
 
@@ -67,7 +92,11 @@ pub(super) struct Writer {
     pub(super) known: Known,
     pub(super) months: Months,
     pub(super) listeners: Arc<Listeners>,
+    /// This process is the file's node.
+    pub(super) owns: bool,
     pub(super) data_version: i64,
+    /// The last turn of `_postrider_freed` that was told.
+    pub(super) freed: i64,
     /// The newest message this writer knows of; a higher one came from outside.
     pub(super) newest_message: i64,
     /// Messages that another process wrote, and perhaps did not sync: before this one opened the file, or since.
@@ -213,6 +242,7 @@ impl Writer {
             listeners: &self.listeners,
             counts: Counts::default(),
             months: &mut self.months,
+            owns: self.owns,
             newest: 0,
             news: Vec::new(),
         };
@@ -305,6 +335,14 @@ impl Writer {
             self.newest_message = newest;
             self.unsynced_outside = true;
             news.extend(endpoints.into_iter().map(|id| Arrival::Pending(EndpointId(id))));
+        }
+        let mut freed =
+            self.conn.prepare_cached("SELECT endpoint_id, turn FROM _postrider_freed WHERE turn > ?1")?;
+        let mut freed = freed.query([self.freed])?;
+        while let Some(row) = freed.next()? {
+            news.push(Arrival::Pending(EndpointId(row.get(0)?)));
+            self.freed = self.freed.max(row.get(1)?);
+            self.unsynced_outside = true;
         }
         self.listeners.tell(news);
         Ok(())

@@ -43,6 +43,28 @@ fn the_burst_is_the_limit_unless_set() {
 }
 
 #[test]
+fn an_even_rate_gives_a_tenth_of_a_second_at_once() {
+    // limit, interval, burst asked for, burst
+    let table = [
+        (1, Interval::Second, None, 1),
+        (9, Interval::Second, None, 1),
+        (20, Interval::Second, None, 2),
+        (50, Interval::Second, None, 5),
+        (LIMIT_MAX as u32, Interval::Second, None, 100_000),
+        (3000, Interval::Minute, None, 5),
+        (60, Interval::Hour, None, 1),
+        (LIMIT_MAX as u32, Interval::Hour, None, 27),
+        (50, Interval::Second, Some(1), 1),
+        (50, Interval::Second, Some(500), 500),
+    ];
+    for (limit, interval, asked, burst) in table {
+        let even = RateLimit { limit, interval, burst: asked }.evened();
+        assert_eq!(even, RateLimit { limit, interval, burst: Some(burst) });
+        assert_eq!(even.grant(None, start(), u32::MAX).granted, burst, "{even:?} at the beginning");
+    }
+}
+
+#[test]
 fn no_more_is_taken_than_wanted_and_the_rest_stays() {
     let limit = RateLimit { limit: 10, interval: Interval::Second, burst: None };
     let some = limit.grant(None, start(), 4);

@@ -6,6 +6,9 @@ use postrider::settings::Settings;
 use postrider::verdict::{
     Class, DeadReason, Failure, Outcome, RETRY_AFTER_MAX, Receipt, Standing, Verdict, endpoint_hold, verdict,
 };
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// The setting `retry_max_delay`.
@@ -20,7 +23,11 @@ fn policy() -> RetryPolicy {
 }
 
 fn standing(budget_used: u32) -> Standing {
-    Standing { budget_used, expires_at: None, auto_disable_on_gone: false }
+    Standing { budget_used, losses: 0, expires_at: None, auto_disable_on_gone: false }
+}
+
+fn lost_before(losses: u32, budget_used: u32) -> Standing {
+    Standing { losses, ..standing(budget_used) }
 }
 
 fn decide(outcome: &Outcome, standing: Standing) -> Verdict {
@@ -59,8 +66,8 @@ fn each_class_has_one_consequence() {
         (&failed(Class::Retryable), 12, EXHAUSTED),
         (&failed(Class::Permanent), 1, PERMANENT),
         (&failed(Class::Gone), 1, Verdict::Dead { reason: DeadReason::Gone, disable_endpoint: false }),
-        (&Outcome::Lost { alone: true }, 1, retry_in(10)),
-        (&Outcome::Lost { alone: false }, 3, retry_in(40)),
+        (&Outcome::Lost { alone: true }, 1, retry_in(0)),
+        (&Outcome::Lost { alone: false }, 3, retry_in(0)),
         (&Outcome::Lost { alone: true }, 11, EXHAUSTED),
     ];
     for (outcome, used, expected) in table {
@@ -71,9 +78,83 @@ fn each_class_has_one_consequence() {
 #[test]
 fn only_a_message_that_was_alone_dies_of_lost_leases() {
     for used in [11, 12, 1000] {
-        let spared = decide(&Outcome::Lost { alone: false }, standing(used));
+        let spared = decide(&Outcome::Lost { alone: false }, lost_before(1, used));
         assert_eq!(spared, Verdict::Spare { due_at: now() + SECOND * 300 }, "after {used}");
-        assert_eq!(decide(&Outcome::Lost { alone: true }, standing(used)), EXHAUSTED, "after {used}");
+        assert_eq!(decide(&Outcome::Lost { alone: true }, lost_before(1, used)), EXHAUSTED, "after {used}");
+    }
+}
+
+#[test]
+fn a_first_lost_lease_is_due_at_once_and_later_ones_by_the_policy() {
+    // losses before, budget used, due in
+    let table = [(0, 1, 0), (0, 3, 0), (1, 1, 10), (1, 2, 20), (1, 3, 40), (2, 3, 40), (9, 10, 300)];
+    for (losses, used, seconds) in table {
+        for alone in [true, false] {
+            let decided = decide(&Outcome::Lost { alone }, lost_before(losses, used));
+            assert_eq!(decided, retry_in(seconds), "{losses} losses before, {used} used, alone: {alone}");
+        }
+        let (failed, later) = (failed(Class::Retryable), lost_before(losses, used));
+        assert_eq!(decide(&failed, later), decide(&failed, standing(used)), "a failure is no loss");
+    }
+    let spared = decide(&Outcome::Lost { alone: false }, standing(11));
+    assert_eq!(spared, Verdict::Spare { due_at: now() }, "the first loss on its last attempt");
+}
+
+#[test]
+fn an_attempt_that_a_stop_cut_off_costs_no_budget() {
+    for standing in [standing(1), standing(11), lost_before(3, 11), lost_before(1, 1000)] {
+        assert_eq!(decide(&Outcome::CutOff, standing), Verdict::Spare { due_at: now() }, "{standing:?}");
+    }
+}
+
+#[test]
+fn one_attempt_means_at_most_one_start() {
+    let once = policy().limited_to(Some(1));
+    let ends = [
+        Outcome::Lost { alone: false },
+        Outcome::Lost { alone: true },
+        Outcome::CutOff,
+        failed(Class::Retryable),
+    ];
+    for outcome in ends {
+        for (losses, used) in [(0, 1), (1, 1), (2, 1), (1, 2), (0, 1000)] {
+            let decided = verdict(&outcome, lost_before(losses, used), &once, now(), 0.5);
+            assert_eq!(decided, EXHAUSTED, "{outcome:?} with {losses} losses before, {used} used");
+        }
+    }
+}
+
+/// What the stores do with a verdict: a spared attempt keeps its number and costs no budget.
+fn starts_until_dead(policy: &RetryPolicy, ends: impl IntoIterator<Item = Outcome>) -> (u32, u32) {
+    let (mut starts, mut budget_used, mut losses) = (0, 0, 0);
+    for outcome in ends {
+        starts += 1;
+        budget_used += 1;
+        match verdict(&outcome, lost_before(losses, budget_used), policy, now(), 0.5) {
+            Verdict::Retry { .. } => {}
+            Verdict::Spare { .. } => budget_used -= 1,
+            Verdict::Dead { .. } => return (starts, budget_used),
+            decided @ (Verdict::Complete | Verdict::Expire) => panic!("{decided:?} after {outcome:?}"),
+        }
+        losses += u32::from(matches!(outcome, Outcome::Lost { .. }));
+    }
+    panic!("it never dies")
+}
+
+proptest! {
+    /// Whatever happens, the last of its attempts is made alone and ends it, or fails and ends it.
+    #[test]
+    fn a_message_dies_of_its_budget_and_is_started_again_only_when_spared(
+        max_attempts in 1..8u32,
+        ends in vec(select(vec![None, Some(false), Some(true)]), 0..30),
+    ) {
+        let end = |alone: Option<bool>| alone.map_or(failed(Class::Retryable), |alone| Outcome::Lost { alone });
+        let in_company = ends.iter().filter(|alone| **alone == Some(false)).count() as u32;
+        let ends = ends.iter().copied().chain(std::iter::repeat(Some(true))).map(end);
+        let (starts, budget_used) = starts_until_dead(&policy().limited_to(Some(max_attempts)), ends);
+        prop_assert_eq!(budget_used, max_attempts);
+        prop_assert!(starts <= max_attempts + in_company);
+        prop_assert!(max_attempts > 1 || starts == 1);
     }
 }
 
@@ -81,7 +162,7 @@ fn only_a_message_that_was_alone_dies_of_lost_leases() {
 fn no_limit_of_attempts_means_no_death_of_attempts() {
     let endless = RetryPolicy { max_attempts: 0, ..policy() };
     for outcome in [failed(Class::Retryable), Outcome::Lost { alone: true }] {
-        let verdict = verdict(&outcome, standing(u32::MAX), &endless, now(), 0.5);
+        let verdict = verdict(&outcome, lost_before(1, u32::MAX), &endless, now(), 0.5);
         assert_eq!(verdict, retry_in(300));
     }
 }

@@ -1,11 +1,13 @@
 //! A node that dies without a word: what it had claimed is judged, put on probation and delivered.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use postrider::engine::Happening;
-use postrider::store::Redrive;
-use postrider::{MessageId, NewMessage, Operate, State};
+use postrider::store::{ClaimRequest, Hello, NoDirectClaims, Pick, Redrive, Want};
+use postrider::{MessageId, NewMessage, Operate, State, Store};
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 
 use super::node::Node;
 use super::receiver::Answer;
@@ -55,6 +57,51 @@ async fn lost_claims_go_through_the_retry_decision_and_come_back_at_most_eight_a
         let story = world.story(id).await;
         assert_eq!(story.attempt_count, 2);
         assert_eq!(story.attempts[0].error.as_deref(), Some("[RETRYABLE] lease expired"));
+    }
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_message_that_may_be_tried_once_is_dead_when_its_node_dies() {
+    let mut world = World::new().await;
+    world.endpoint_from(json!({ "name": "once", "retry_policy": quick(1) })).await;
+    world.endpoint("a").await;
+    world.receiver.answer(Answer::ok().held());
+    let node = Node::start(&world).await;
+    let mut once = world.send_many("once", 3).await;
+    let options = json!({ "max_attempts": 1 }).as_object().unwrap().clone();
+    once.push(world.send_message(NewMessage { options, ..to("a", "its own limit") }).await);
+    let neighbour = world.send("a", "neighbour").await;
+    world.receiver.until("all to hang", |receiver| receiver.running_in_all() == 5).await;
+    node.kill(&mut world).await;
+    world.receiver.answer(Answer::ok());
+    let engine = world.engine().await;
+    for id in &once {
+        let story = world.until_state(*id, State::Dead).await;
+        assert_eq!((story.attempt_count, story.attempts.len()), (1, 1));
+        assert_eq!(story.last_error.as_deref(), Some("[RETRYABLE] lease expired"));
+    }
+    world.until_state(neighbour, State::Completed).await;
+    assert_eq!(world.receiver.count(), 5 + 1, "none of them is started again");
+    world.store.redrive(Redrive::All).await.unwrap();
+    for id in &once {
+        assert_eq!(world.until_state(*id, State::Completed).await.attempt_count, 2, "numbers go on");
+    }
+    let again = world.receiver.arrivals().split_off(6);
+    assert!(again.iter().all(|arrival| arrival.attempt == 2), "{again:?}");
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_first_lost_claim_is_tried_again_at_once() {
+    let mut world = World::new().await;
+    let slow = json!({ "backoff": "fixed", "base_delay_seconds": 3600, "max_delay_seconds": 3600 });
+    world.endpoint_from(json!({ "name": "a", "retry_policy": slow })).await;
+    let lost = lose(&mut world, &[("a", 3)]).await;
+    world.receiver.answer(Answer::ok());
+    let engine = world.engine().await;
+    for id in lost {
+        world.until_state(id, State::Completed).await;
     }
     engine.stop().await;
 }
@@ -264,8 +311,12 @@ impl FrozenTime {
 
     /// Moves it a little, after the store and the receiver had some real time.
     async fn step(&self) {
+        self.pass(Duration::from_millis(2)).await;
+    }
+
+    async fn pass(&self, time: Duration) {
         tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_millis(10))).await.unwrap();
-        tokio::time::advance(Duration::from_millis(2)).await;
+        tokio::time::advance(time).await;
     }
 }
 
@@ -273,6 +324,38 @@ impl Drop for FrozenTime {
     fn drop(&mut self) {
         tokio::time::resume();
     }
+}
+
+#[tokio::test]
+async fn claims_of_a_silent_node_are_tried_again_within_a_second_of_its_lease() {
+    let (world, clock) = World::standing_still().await;
+    world.endpoint("a").await;
+    let id = world.send("a", 1).await;
+    let (arrivals, _heard) = mpsc::unbounded_channel();
+    let hello = Hello { name: "silent".into(), arrivals, direct: Arc::new(NoDirectClaims) };
+    let node = world.store.join(hello).await.unwrap().node;
+    let endpoint = world.store.endpoint("a").await.unwrap().id;
+    let wants = vec![Want { endpoint, room: 1, pick: Pick::Due }];
+    let request = ClaimRequest { node, batch: 1, wants, alone: false };
+    assert_eq!(world.store.claim(request).await.unwrap().claims.len(), 1);
+    // Heartbeats of the other come three times a lease, and none of them just when this one's ends.
+    clock.advance(Duration::from_secs(3));
+    let time = FrozenTime::new();
+    let began = tokio::time::Instant::now();
+    let engine = world.engine().await;
+    for second in 4..=16 {
+        clock.advance(Duration::from_secs(1));
+        time.pass(Duration::from_secs(1)).await;
+        assert!(second >= 15 || world.story(id).await.state == State::Processing, "judged at {second} s");
+    }
+    while world.story(id).await.state != State::Completed {
+        let passed = began.elapsed();
+        assert!(passed < Duration::from_secs(14), "nobody looks for it: {:?}", world.story(id).await);
+        time.step().await;
+    }
+    assert_eq!(world.receiver.arrivals()[0].attempt, 2);
+    drop(time);
+    engine.stop().await;
 }
 
 #[tokio::test]

@@ -11,10 +11,10 @@ use postrider::breaker::Circuit;
 use postrider::endpoint::EndpointId;
 use postrider::message::{Fence, LostClaim, NodeId};
 use postrider::store::{
-    ClaimRequest, Claimed, Effect, Expired, Hello, ReplayTurn, Result, Settled, Settlement, Snapshot,
+    ClaimRequest, Claimed, Effect, Expired, Hello, Joined, ReplayTurn, Result, Settled, Settlement, Snapshot,
     Suspect, Waiting,
 };
-use postrider::{MessageId, SqliteStore, Store, StoreError};
+use postrider::{MessageId, Operate, SqliteStore, Store, StoreError};
 use serde_json::Map;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::Instant;
@@ -25,6 +25,8 @@ pub(super) struct Faulty {
     /// Heartbeats that are still to be refused.
     pub(super) refused_heartbeats: AtomicU32,
     pub(super) heartbeats: AtomicUsize,
+    /// Before the next heartbeat another process sets `node_lease` to so many seconds.
+    pub(super) lowers_lease: std::sync::Mutex<Option<u32>>,
     /// So many heartbeats are answered; the others wait.
     pub(super) answers: Semaphore,
     /// Settles that are still to be refused.
@@ -57,6 +59,7 @@ impl Faulty {
             failing: AtomicBool::new(false),
             refused_heartbeats: AtomicU32::new(0),
             heartbeats: AtomicUsize::new(0),
+            lowers_lease: std::sync::Mutex::default(),
             answers: Semaphore::new(Semaphore::MAX_PERMITS),
             refused_settles: AtomicU32::new(0),
             asked_to_settle: std::sync::Mutex::default(),
@@ -121,14 +124,18 @@ impl Store for Faulty {
         self.store.now()
     }
 
-    async fn join(&self, hello: Hello) -> Result<NodeId> {
+    async fn join(&self, hello: Hello) -> Result<Joined> {
         self.ask()?.join(hello).await
     }
 
-    async fn heartbeat(&self, node: NodeId) -> Result<()> {
+    async fn heartbeat(&self, node: NodeId) -> Result<Duration> {
         self.heartbeats.fetch_add(1, SeqCst);
         if one_of(&self.refused_heartbeats) {
             return Err(StoreError::Unavailable("no heartbeat today".to_owned()));
+        }
+        let lowered = self.lowers_lease.lock().unwrap().take();
+        if let Some(seconds) = lowered {
+            self.store.configure(vec![("node_lease".into(), seconds.to_string())]).await?;
         }
         let confirmed = self.ask()?.heartbeat(node).await;
         self.answers.acquire().await.expect("never closed").forget();

@@ -175,6 +175,26 @@ async fn a_lease_counts_from_the_heartbeat_and_not_from_its_answer() {
     engine.stop().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_node_trusts_the_lease_that_the_store_granted() {
+    let world = World::new().await;
+    world.configure("node_lease", "60").await;
+    let faulty = Faulty::over(&world.store);
+    *faulty.lowers_lease.lock().unwrap() = Some(5);
+    let time = stand_still();
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    until(|| faulty.heartbeats.load(SeqCst) == 1).await;
+    faulty.refused_heartbeats.store(u32::MAX, SeqCst);
+    // A third of the lease that the first one granted.
+    tokio::time::advance(Duration::from_secs(2)).await;
+    until(|| faulty.heartbeats.load(SeqCst) == 2).await;
+    assert!(engine.is_progressing());
+    tokio::time::advance(Duration::from_millis(3100)).await;
+    assert!(!engine.is_progressing(), "the store may have judged it by now");
+    drop(time);
+    engine.stop().await;
+}
+
 #[tokio::test]
 async fn a_node_that_judges_many_lost_claims_keeps_its_own_lease() {
     let world = World::new().await;

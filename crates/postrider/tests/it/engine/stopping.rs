@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use postrider::{EngineOptions, Operate as _, State};
+use postrider::{EngineOptions, Operate as _, State, Store as _};
 use serde_json::json;
 
 use super::receiver::Answer;
-use super::world::World;
+use super::world::{World, quick};
 
 #[tokio::test]
 async fn an_idle_engine_stops_at_once() {
@@ -48,7 +48,7 @@ async fn a_stop_waits_for_running_attempts_and_starts_no_more() {
 }
 
 #[tokio::test]
-async fn what_does_not_end_in_time_is_given_back_uncounted() {
+async fn what_does_not_end_in_time_is_given_back_and_costs_no_budget() {
     let world = World::new().await;
     world.endpoint("a").await;
     world.receiver.answer(Answer::ok().held());
@@ -61,18 +61,47 @@ async fn what_does_not_end_in_time_is_given_back_uncounted() {
     let began = Instant::now();
     engine.stop().await;
     assert!(began.elapsed() >= Duration::from_millis(200) && began.elapsed() < Duration::from_secs(3));
-    for id in [keyed, behind, free] {
+    for (id, started) in [(keyed, 1), (behind, 0), (free, 1)] {
         let story = world.story(id).await;
-        assert_eq!((story.state, story.attempt_count), (State::Pending, 0));
+        assert_eq!((story.state, story.attempt_count), (State::Pending, started));
+        assert!(story.due_at.is_some_and(|due_at| due_at <= world.store.now()));
     }
+    let error = world.story(free).await.last_error;
+    assert_eq!(error.as_deref(), Some("[RETRYABLE] the node stopped before the receiver answered"));
     world.receiver.until("the connections to close", |receiver| receiver.running("a") == 0).await;
     world.receiver.answer(Answer::ok());
     let engine = world.engine().await;
     world.until_empty().await;
     let second: Vec<_> = world.receiver.arrivals().split_off(2);
     assert_eq!(second.len(), 3);
-    assert!(second.iter().all(|arrival| arrival.attempt == 1), "the first try was not counted");
+    let expected = |payload: &str| if payload == "behind" { 1 } else { 2 };
+    assert!(second.iter().all(|arrival| arrival.attempt == expected(&arrival.payload)), "{second:?}");
     engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_stop_that_cuts_attempts_off_costs_no_budget_but_the_only_start() {
+    let world = World::new().await;
+    world.endpoint_from(json!({ "name": "twice", "retry_policy": quick(2) })).await;
+    world.endpoint_from(json!({ "name": "once", "retry_policy": quick(1) })).await;
+    world.receiver.answer(Answer::ok().held());
+    let (twice, once) = (world.send("twice", 0).await, world.send("once", 0).await);
+    for start in 1..=3 {
+        let options = EngineOptions { drain_timeout: Duration::from_millis(100), ..world.options() };
+        let engine = world.engine_with(options).await;
+        world.receiver.until("the start", |receiver| receiver.at("twice").len() == start).await;
+        world.receiver.until("the other's", |receiver| receiver.at("once").len() == 1).await;
+        engine.stop().await;
+        assert_eq!(world.story(twice).await.state, State::Pending);
+        assert_eq!(world.story(once).await.state, State::Dead);
+    }
+    let attempts: Vec<u32> = world.receiver.at("twice").iter().map(|arrival| arrival.attempt).collect();
+    assert_eq!(attempts, [1, 2, 3]);
+    world.receiver.answer(Answer::status(500));
+    let engine = world.engine().await;
+    assert_eq!(world.until_state(twice, State::Dead).await.attempt_count, 5, "three cut off, two failed");
+    engine.stop().await;
+    assert_eq!(world.receiver.at("once").len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -269,10 +269,14 @@ async fn a_queued_message_never_changes() {
         "idempotency_key = 'other'",
         "expires_at = 1",
         "created_at = 1",
-        "attempts_before = -7",
     ] {
         for id in [file.pending, file.waiting, file.processing.id] {
             file.refuses(&update(id, set), "a queued message never changes").await;
+        }
+    }
+    for set in ["attempts_before = -7", "attempts_before = 1", "attempts_before = attempts_before + 1"] {
+        for id in [file.pending, file.waiting, file.processing.id] {
+            file.refuses(&update(id, set), "an attempt is spared after it ended").await;
         }
     }
 }

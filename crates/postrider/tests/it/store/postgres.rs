@@ -72,6 +72,10 @@ impl Harness for Postgres {
         PostgresStore::open(options).await.expect("the store opens")
     }
 
+    async fn beside(&self) -> PostgresStore {
+        self.open().await
+    }
+
     fn advance(&self, by: Duration) {
         self.clocks.0.advance(by);
         self.clocks.1.advance(by);

@@ -69,6 +69,12 @@ impl Harness for Sqlite {
             .expect("the file opens")
     }
 
+    async fn beside(&self) -> SqliteStore {
+        let clock = self.clock.clone();
+        SqliteStore::open(SqliteOptions { clock, ..SqliteOptions::tool(self.path()) })
+            .expect("the file opens")
+    }
+
     fn advance(&self, by: Duration) {
         self.clock.advance(by);
     }

@@ -28,6 +28,8 @@ pub(crate) trait Harness: Send + Sync + Sized + 'static {
     async fn new() -> Self;
     /// Opens the same data, again after a crash: the handle before it was dropped, not left.
     async fn open(&self) -> Self::S;
+    /// Opens the same data beside the one that is open, as another process does that runs no node.
+    async fn beside(&self) -> Self::S;
     fn advance(&self, by: Duration);
     /// Another program writes into the row of a queued message what no node can read.
     async fn damage(&self, id: MessageId, damage: Damage);
@@ -395,9 +397,9 @@ pub(crate) async fn join(
     direct: Arc<dyn DirectClaims>,
 ) -> (NodeId, mpsc::UnboundedReceiver<Arrival>) {
     let (sender, arrivals) = mpsc::unbounded_channel();
-    let node =
+    let joined =
         store.join(Hello { name: "test".into(), arrivals: sender, direct }).await.expect("a node joins");
-    (node, arrivals)
+    (joined.node, arrivals)
 }
 
 /// A node's free room, counted.

@@ -24,14 +24,15 @@ DECLARE
   v_interval bigint := CASE p_limit->>'interval' WHEN 'second' THEN 1000000 WHEN 'minute' THEN 60000000
                        ELSE 3600000000 END;
   v_burst bigint := coalesce((p_limit->>'burst')::bigint, v_limit);
-  v_span bigint := v_burst * v_interval / v_limit;
+  -- Rounded up, so that the burst fits in.
+  v_span bigint := (v_burst * v_interval + v_limit - 1) / v_limit;
   v_ahead bigint := least(greatest(extract(epoch FROM p_position - p_now) * 1000000, 0), v_span);
 BEGIN
   v_ahead := coalesce(v_ahead, 0);
   granted := least(greatest((v_span - v_ahead) * v_limit / v_interval, 0), p_wanted);
-  v_ahead := v_ahead + granted * v_interval / v_limit;
+  v_ahead := v_ahead + (granted * v_interval + v_limit - 1) / v_limit;
   new_position := p_now + v_ahead * interval '1 microsecond';
-  next_at := p_now + greatest(v_ahead + v_interval / v_limit - v_span, 0) * interval '1 microsecond';
+  next_at := p_now + greatest(v_ahead + (v_interval + v_limit - 1) / v_limit - v_span, 0) * interval '1 microsecond';
 END $$;
 
 CREATE TYPE postrider._claim_answer AS (

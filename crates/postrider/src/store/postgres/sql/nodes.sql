@@ -26,21 +26,19 @@ BEGIN
     SET earliest_at = excluded.earliest_at, server_started_at = excluded.server_started_at;
 END $$;
 
-CREATE FUNCTION postrider._join(p_name text) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._join(p_name text, OUT node bigint, OUT lease interval) LANGUAGE plpgsql AS $$
 DECLARE
   v_now timestamptz := postrider._now();
-  v_lease interval := postrider._node_lease();
-  v_node bigint;
 BEGIN
-  PERFORM postrider._note_sign_of_life(v_now, v_lease);
+  lease := postrider._node_lease();
+  PERFORM postrider._note_sign_of_life(v_now, lease);
   INSERT INTO postrider.nodes (name, joined_at, heartbeat_at, lease_until)
-  VALUES (p_name, v_now, v_now, v_now + v_lease) RETURNING id INTO v_node;
-  PERFORM postrider._log_event('node.joined', p_name, jsonb_build_object('node', v_node));
-  RETURN v_node;
+  VALUES (p_name, v_now, v_now, v_now + lease) RETURNING id INTO node;
+  PERFORM postrider._log_event('node.joined', p_name, jsonb_build_object('node', node));
 END $$;
 
--- Confirms the lease for another node_lease; 55000 once it was lost.
-CREATE FUNCTION postrider._heartbeat(p_node bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- Confirms the lease and returns for how long; 55000 once it was lost.
+CREATE FUNCTION postrider._heartbeat(p_node bigint) RETURNS interval LANGUAGE plpgsql AS $$
 DECLARE
   v_now timestamptz := postrider._now();
   v_lease interval := postrider._node_lease();
@@ -50,6 +48,7 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM postrider._conflict(format('node %s lost its lease', p_node));
   END IF;
+  RETURN v_lease;
 END $$;
 
 CREATE FUNCTION postrider._end_node(p_node bigint, p_state text) RETURNS void LANGUAGE plpgsql AS $$

@@ -5,10 +5,14 @@ BEGIN
   RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = TG_ARGV[0];
 END $$;
 
-CREATE TRIGGER queue_immutable BEFORE UPDATE OF id, endpoint_id, attempts_before, priority, key_scope, key_position,
-  ordering_key, created_at, expires_at, idempotency_key, correlation_id, event_type, content_type, headers, options, payload
+CREATE TRIGGER queue_immutable BEFORE UPDATE OF id, endpoint_id, priority, key_scope, key_position, ordering_key,
+  created_at, expires_at, idempotency_key, correlation_id, event_type, content_type, headers, options, payload
 ON postrider.queue FOR EACH STATEMENT
 EXECUTE FUNCTION postrider._refuse_change('a queued message never changes; cancel it and send another');
+-- attempts_before: those that the budget does not count, because a redrive renewed it or because they were spared.
+CREATE TRIGGER queue_spared BEFORE UPDATE OF attempts_before ON postrider.queue FOR EACH ROW
+WHEN (NEW.attempts_before <> OLD.attempts_before + 1 OR NEW.attempts_before > NEW.attempts)
+EXECUTE FUNCTION postrider._refuse_change('an attempt is spared after it ended, and one at a time');
 CREATE TRIGGER queue_place BEFORE UPDATE OF place ON postrider.queue FOR EACH ROW WHEN (NEW.place NOT IN (0, 1, 3))
 EXECUTE FUNCTION postrider._refuse_change('a queued message is ready, behind its key or on probation');
 CREATE TRIGGER queue_time BEFORE UPDATE OF due_at ON postrider.queue FOR EACH ROW

@@ -377,7 +377,7 @@ BEGIN
     PERFORM postrider._hold_endpoint(s.endpoint_id, s.hold_until);
   END IF;
   -- What a claim counts is counted when it ends.
-  v_attempts := v.attempts + CASE WHEN v_is_claimed AND s.ended NOT IN ('released', 'expired_unstarted', 'spare', 'unreadable')
+  v_attempts := v.attempts + CASE WHEN v_is_claimed AND s.ended NOT IN ('released', 'expired_unstarted', 'unreadable')
                                   THEN 1 ELSE 0 END;
   IF v_delivered OR v.delivered_late THEN
     RETURN postrider._applied(s.id, 'completed', postrider._leave(s.id, 'completed', v_attempts));
@@ -400,6 +400,10 @@ BEGIN
         losses = losses + CASE WHEN (s.attempt).outcome = 'lost' THEN 1 ELSE 0 END,
         place = CASE WHEN place = 1 THEN 1 WHEN losses > 0 OR (s.attempt).outcome = 'lost' THEN 3 ELSE 0 END
       WHERE id = s.id;
+      IF s.ended = 'spare' THEN
+        -- It keeps its number and costs no budget.
+        UPDATE postrider.queue SET attempts_before = attempts_before + 1 WHERE id = s.id;
+      END IF;
   END CASE;
   IF v.ordering_key IS NOT NULL THEN
     v_unblocked := postrider._put_back(s.id, postrider._key(v.key_scope, v.ordering_key));

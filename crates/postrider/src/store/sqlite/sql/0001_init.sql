@@ -109,12 +109,25 @@ CREATE UNIQUE INDEX _postrider_queue_idempotency ON _postrider_queue (endpoint_i
   WHERE idempotency_key IS NOT NULL;
 CREATE INDEX _postrider_queue_expiry ON _postrider_queue (expires_at) WHERE expires_at IS NOT NULL;
 
-CREATE TRIGGER _postrider_queue_immutable BEFORE UPDATE OF id, endpoint_id, attempts_before, key_scope, key_position,
-  ordering_key, created_at, expires_at, idempotency_key, correlation_id, event_type, content_type, headers, options,
-  payload ON _postrider_queue
+CREATE TRIGGER _postrider_queue_immutable BEFORE UPDATE OF id, endpoint_id, key_scope, key_position, ordering_key,
+  created_at, expires_at, idempotency_key, correlation_id, event_type, content_type, headers, options, payload
+ON _postrider_queue
 BEGIN
   SELECT RAISE(ABORT, '55000 a queued message never changes; cancel it and send another');
 END;
+-- attempts_before: those that the budget does not count, because a redrive renewed it or because they were spared.
+CREATE TRIGGER _postrider_queue_spared BEFORE UPDATE OF attempts_before ON _postrider_queue
+WHEN NEW.attempts_before <> OLD.attempts_before + 1 OR NEW.attempts_before > NEW.attempts OR OLD.place = 2
+BEGIN
+  SELECT RAISE(ABORT, '55000 an attempt is spared after it ended, and one at a time');
+END;
+
+-- Endpoints of which another process than the node freed a message that was queued or dead before: it was redriven or
+-- rescheduled, or is next of its key. The node reads from the last turn on that it knows.
+CREATE TABLE _postrider_freed (
+  endpoint_id INTEGER PRIMARY KEY,
+  turn INTEGER NOT NULL UNIQUE
+);
 
 -- Keys of completed messages, for idempotency_retention.
 CREATE TABLE _postrider_reservations (

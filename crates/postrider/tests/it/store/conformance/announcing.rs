@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use postrider::store::{Arrival, Hello};
+use postrider::store::{Arrival, DlqFilter, Hello, Redrive, SweepAction, Sweeps};
 use postrider::{NewMessage, Operate, State, Store};
 use serde_json::json;
 
@@ -56,6 +56,73 @@ pub(crate) async fn nothing_is_claimed_directly_while_all_is_paused<H: Harness>(
     let id = world.send(to("a")).await;
     assert_eq!(world.state(id).await, State::Pending);
     assert_eq!(slots.0.load(Ordering::SeqCst), 5);
+}
+
+/// The node was told everything that happened before.
+async fn forget_news<H: Harness>(world: &mut World<H>, other: &H::S) {
+    let a = world.a;
+    other.send(to("a")).await.unwrap();
+    until_told(world, |told| matches!(told, Arrival::Pending(endpoint) if *endpoint == a)).await;
+    while world.arrivals.try_recv().is_ok() {}
+}
+
+async fn until_told<H: Harness>(world: &mut World<H>, wanted: impl Fn(&Arrival) -> bool) {
+    let told = async { while !wanted(&world.arrivals.recv().await.expect("the store lives")) {} };
+    tokio::time::timeout(Duration::from_secs(5), told).await.expect("the node is told");
+}
+
+pub(crate) async fn what_another_process_sets_free_is_told_as_a_send_is<H: Harness>(mut world: World<H>) {
+    let mut freed = Vec::new();
+    for name in ["redriven", "swept", "discarded", "released", "rescheduled", "cancelled"] {
+        freed.push(world.endpoint(name, json!({ "on_dead": "hold" })).await);
+    }
+    let redriven = world.send_to_death(to("redriven")).await.id;
+    world.send_to_death(to("swept")).await;
+    let discarded = world.send_to_death(to("discarded").ordering_key("d")).await.id;
+    world.send(to("discarded").ordering_key("d")).await;
+    world.send_to_death(to("released").ordering_key("r")).await;
+    world.send(to("released").ordering_key("r")).await;
+    let later = |endpoint| NewMessage { scheduled_at: Some(world.in_seconds(60)), ..to(endpoint) };
+    let rescheduled = world.send(later("rescheduled")).await;
+    let cancelled = world.send(later("cancelled").ordering_key("c")).await;
+    world.send(to("cancelled").ordering_key("c")).await;
+
+    let other = world.harness().beside().await;
+    forget_news(&mut world, &other).await;
+    let swept = DlqFilter { endpoint: Some("swept".into()), ..DlqFilter::default() };
+    other.redrive(Redrive::One(redriven)).await.unwrap();
+    other.sweep(SweepAction::Redrive, swept, None).await.unwrap();
+    other.discard(discarded).await.unwrap();
+    assert_eq!(other.release_key("r", None).await.unwrap(), 1);
+    other.reschedule(rescheduled, world.now()).await.unwrap();
+    other.cancel(cancelled).await.unwrap();
+    while !freed.is_empty() {
+        let told = next_work(&mut world.arrivals).await;
+        freed.retain(|endpoint| !matches!(told, Arrival::Pending(told) if told == *endpoint));
+    }
+}
+
+pub(crate) async fn what_another_process_changes_is_told<H: Harness>(mut world: World<H>) {
+    let other = world.harness().beside().await;
+    let circuit = other.endpoint("a").await.unwrap().circuit;
+    let opened = circuit.opened(world.now(), Duration::from_secs(30));
+    assert!(world.store().move_circuit(world.a, circuit.epoch, opened).await.unwrap());
+    let reconfigured = |told: &Arrival| matches!(told, Arrival::Reconfigured);
+    until_told(&mut world, reconfigured).await;
+    for enabled in [false, true] {
+        other.set_endpoint_enabled("a", enabled).await.unwrap();
+        until_told(&mut world, reconfigured).await;
+    }
+    for paused in [true, false] {
+        other.set_endpoint_paused("a", paused).await.unwrap();
+        until_told(&mut world, reconfigured).await;
+    }
+    other.pause("maintenance").await.unwrap();
+    until_told(&mut world, reconfigured).await;
+    other.resume().await.unwrap();
+    until_told(&mut world, reconfigured).await;
+    other.reset_circuit("a").await.unwrap();
+    until_told(&mut world, reconfigured).await;
 }
 
 pub(crate) async fn a_node_that_went_away_without_listening_loses_nothing<H: Harness>(mut world: World<H>) {

@@ -1,8 +1,12 @@
-use postrider::error::StoreError;
-use postrider::store::Effect;
-use postrider::{MessageId, State, Store};
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::store::world::{Harness, Ticket, World, due, to};
+use postrider::error::StoreError;
+use postrider::store::{Effect, Hello, NoDirectClaims};
+use postrider::{MessageId, State, Store};
+use tokio::sync::mpsc;
+
+use crate::store::world::{DEAD, Harness, Ticket, World, due, to};
 
 async fn lost_ids<H: Harness>(world: &World<H>) -> Vec<MessageId> {
     world.store().lost_claims(100).await.unwrap().iter().map(|lost| lost.id).collect()
@@ -41,6 +45,29 @@ pub(crate) async fn the_lease_is_as_long_as_its_setting<H: Harness>(mut world: W
     assert_eq!(lost_ids(&world).await, []);
     world.live(2).await;
     assert_eq!(lost_ids(&world).await, [id]);
+}
+
+pub(crate) async fn the_store_says_for_how_long_it_grants_a_lease<H: Harness>(mut world: World<H>) {
+    for seconds in [60, 10] {
+        world.configure("node_lease", seconds).await;
+        let lease = Duration::from_secs(seconds);
+        assert_eq!(world.store().heartbeat(world.node).await.unwrap(), lease);
+        let (sender, _arrivals) = mpsc::unbounded_channel();
+        let direct = Arc::new(NoDirectClaims);
+        let hello = Hello { name: "silent".into(), arrivals: sender, direct };
+        let silent = world.store().join(hello).await.unwrap();
+        assert_eq!(silent.lease, lease);
+        // Whatever is set meanwhile.
+        world.configure("node_lease", 30).await;
+        let id = world.send(to("a")).await;
+        world.claim_as(silent.node, world.a, 1).await;
+        world.live(seconds - 1).await;
+        assert_eq!(lost_ids(&world).await, []);
+        world.live(1).await;
+        assert_eq!(lost_ids(&world).await, [id]);
+        let lost = world.store().lost_claims(1).await.unwrap();
+        world.lose_as(&lost[0], DEAD).await;
+    }
 }
 
 pub(crate) async fn a_node_that_was_judged_is_told_so<H: Harness>(mut world: World<H>) {

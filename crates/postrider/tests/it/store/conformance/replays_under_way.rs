@@ -1,5 +1,7 @@
 //! How a replay goes on: in steps, at its own pace, past crashes, beside others.
 
+use std::time::Duration;
+
 use postrider::error::StoreError;
 use postrider::rate::{Interval, RateLimit};
 use postrider::store::{NewReplay, ReplayState, ReplayStatus, ReplayTurn, Replays, UNFINISHED_MAX};
@@ -92,24 +94,42 @@ pub(crate) async fn a_stopped_replay_goes_on_when_resumed<H: Harness>(mut world:
     );
 }
 
-pub(crate) async fn a_replay_has_a_rate_limit_of_its_own<H: Harness>(world: World<H>) {
-    for _ in 0..12 {
+pub(crate) async fn a_replay_keeps_its_rate_in_every_second<H: Harness>(world: World<H>) {
+    for _ in 0..50 {
         world.cancelled(to("a")).await;
     }
-    let limit = RateLimit { limit: 5, interval: Interval::Second, burst: None };
+    let limit = RateLimit { limit: 10, interval: Interval::Second, burst: None };
     let id = world.store().start_replay(NewReplay { rate_limit: Some(limit), ..of_a() }).await.unwrap().id;
-    for expected in [5, 10, 12] {
+    // How many were sent, from a tenth of a second to the next.
+    let mut sent = vec![0];
+    loop {
         world.advance_replays(100).await;
         let replay = world.store().replay(id).await.unwrap();
-        assert_eq!((replay.done, replay.rate_limit), (expected, Some(limit)));
-        if expected < 12 {
-            let ReplayTurn::Idle(Some(next_at)) = world.store().advance_replays(100).await.unwrap() else {
-                panic!("it says when it goes on");
-            };
-            assert!(next_at > world.now() && next_at <= world.in_seconds(1), "{next_at}");
+        sent.push(replay.done);
+        if replay.state == ReplayState::Completed {
+            break;
         }
-        world.advance(1);
+        assert!(sent.len() < 200, "it never ends: {replay:?}");
+        match world.store().advance_replays(100).await.unwrap() {
+            ReplayTurn::Idle(Some(next_at)) => {
+                assert!(next_at > world.now() && next_at <= world.in_seconds(1), "{next_at}");
+            }
+            turn => panic!("it says when it goes on, not {turn:?}"),
+        }
+        if [15, 30].contains(&sent.len()) {
+            world.store().stop_replay(id).await.unwrap();
+            if sent.len() == 30 {
+                world.advance(5);
+                sent.extend([replay.done; 50]);
+            }
+            world.store().resume_replay(id).await.unwrap();
+        }
+        world.harness().advance(Duration::from_millis(100));
     }
+    for second in sent.windows(11) {
+        assert!(second[10] - second[0] <= 10 + 1, "{second:?} of {sent:?}");
+    }
+    assert!(sent.len() <= 2 + 50 + 50, "it uses what it may: {sent:?}");
 }
 
 pub(crate) async fn a_replay_waits_for_room_and_says_so<H: Harness>(mut world: World<H>) {

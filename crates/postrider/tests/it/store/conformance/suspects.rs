@@ -1,8 +1,9 @@
-use postrider::store::Suspect;
-use postrider::{MessageId, NewMessage, State, Store};
+use postrider::store::{Effect, Redrive, Suspect};
+use postrider::verdict::Verdict;
+use postrider::{MessageId, NewMessage, Operate, State, Store};
 use serde_json::json;
 
-use crate::store::world::{DEAD, Harness, Ticket, World, to};
+use crate::store::world::{DEAD, Harness, Ticket, World, due, to};
 
 /// Messages that each lost one claim with a node, due again now.
 async fn lost_once<H: Harness>(world: &mut World<H>, count: usize) -> Vec<MessageId> {
@@ -95,20 +96,41 @@ pub(crate) async fn losses_add_up_and_being_alone_is_remembered<H: Harness>(mut 
     assert_eq!(world.letter_of(id).await.last_error.as_deref(), Some("[RETRYABLE] lease expired"));
 }
 
-pub(crate) async fn a_spared_message_keeps_its_attempt_and_stays_a_suspect<H: Harness>(mut world: World<H>) {
-    let id = world.send(to("a")).await;
+/// Every attempt has a number that no other had, and only those that are not spared cost budget.
+pub(crate) async fn a_spared_attempt_keeps_its_number_and_costs_no_budget<H: Harness>(mut world: World<H>) {
+    let id = world.send(to("a").ordering_key("k")).await;
+    let ticket = world.claim_one().await;
+    world.retry(ticket, 0).await;
     let silent = world.another_node().await;
     world.claim_as(silent, world.a, 1).await;
+    for (attempt, losses) in [(2, 1), (3, 2)] {
+        let lost = world.lost().await;
+        assert_eq!((lost[0].attempt, lost[0].attempt - lost[0].attempts_before), (attempt, 2));
+        let due_at = world.in_seconds(10);
+        let settled = world.lose_as(&lost[0], Verdict::Spare { due_at }).await;
+        assert_eq!(settled.effect, Effect::Applied(State::Pending));
+        let story = world.story(id).await;
+        assert_eq!((story.attempt_count, story.due_at), (attempt, Some(due_at)));
+        let suspect = world.store().suspects(10).await.unwrap()[0];
+        assert_eq!((suspect.losses, suspect.budget_used), (losses, 1), "it stays a suspect");
+        world.live(10).await;
+        assert_eq!(world.claim_ids().await, []);
+        let claim = &world.claim_suspects(true, &[id]).await[0];
+        assert_eq!((claim.attempt, claim.budget_used()), (attempt + 1, 2));
+        world.crash().await;
+    }
     let lost = world.lost().await;
-    let due_at = world.in_seconds(10);
-    let settled = world.lose_as(&lost[0], postrider::verdict::Verdict::Spare { due_at }).await;
-    assert_eq!(settled.effect, postrider::store::Effect::Applied(State::Pending));
-    let story = world.story(id).await;
-    assert_eq!((story.attempt_count, story.due_at), (0, Some(due_at)));
-    assert_eq!(world.store().suspects(10).await.unwrap()[0].losses, 1);
-    world.live(10).await;
-    assert_eq!(world.claim_ids().await, []);
-    assert_eq!(world.claim_suspects(true, &[id]).await[0].attempt, 1);
+    world.lose_as(&lost[0], DEAD).await;
+    let letter = world.letter_of(id).await;
+    assert_eq!(letter.attempt_count, 4);
+    assert_eq!(letter.errors.iter().map(|error| error.attempt).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    world.store().redrive(Redrive::One(letter.id)).await.unwrap();
+    let claim = &world.ask(world.node, false, vec![due(world.a, 1)]).await.claims[0];
+    assert_eq!(
+        (claim.attempt, claim.budget_used(), claim.losses),
+        (5, 1, 0),
+        "numbers go on, the budget restarts"
+    );
 }
 
 pub(crate) async fn a_failed_attempt_makes_no_suspect<H: Harness>(mut world: World<H>) {

@@ -35,7 +35,7 @@ async fn two_nodes(store: &PostgresStore) -> (NodeId, NodeId) {
 }
 
 /// Each connection may have to fail once before its end is known.
-async fn heartbeat(store: &PostgresStore, node: NodeId) -> Result<(), StoreError> {
+async fn heartbeat(store: &PostgresStore, node: NodeId) -> Result<Duration, StoreError> {
     for _ in 0..100 {
         match store.heartbeat(node).await {
             Err(StoreError::Unavailable(_)) => tokio::time::sleep(Duration::from_millis(20)).await,

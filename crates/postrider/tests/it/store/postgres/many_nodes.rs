@@ -1,14 +1,18 @@
 //! Several nodes on one database: who they are, what they agree on, and how soon they hear of it.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use postrider::breaker::CircuitName;
+use postrider::rate::{Grant, Interval, RateLimit};
 use postrider::store::Effect;
+use postrider::store::postgres::PostgresOptions;
 use postrider::{Engine, NewMessage, Operate, PostgresStore, State, Store};
 use serde_json::json;
+use tokio::runtime::Builder;
 
-use super::post::{Post, create_endpoint, node_of, until};
+use super::post::{Post, create_endpoint, node_of, node_with_files, until};
 use super::{Postgres, connect};
 use crate::engine::receiver::{Answer, Receiver};
 use crate::store::world::{Harness, World, to};
@@ -59,6 +63,36 @@ async fn a_node_that_fell_silent_is_shown_as_lost() {
     assert_eq!(status().await, ("lost".to_owned(), 1));
     world.lose(&lost[0]).await;
     assert_eq!(status().await, ("lost".to_owned(), 0));
+}
+
+#[tokio::test]
+async fn what_a_killed_node_was_delivering_another_one_tries_without_a_backoff() {
+    let post = Post::open().await;
+    post.configure("node_lease", "5").await;
+    let endpoint = json!({
+        "name": "a", "protocol": "http", "config": { "url": post.receiver.url("a") },
+        "retry_policy": { "backoff": "fixed", "base_delay_seconds": 3600, "max_delay_seconds": 3600 },
+    });
+    post.store.create_endpoint(serde_json::from_value(endpoint).unwrap()).await.unwrap();
+    post.receiver.answer(Answer::ok().held());
+    let process = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (url, files) = (post.database.url(), tempfile::tempdir().unwrap());
+    let root = files.path().to_owned();
+    let one = process.spawn(async move {
+        let store = PostgresStore::open(PostgresOptions::new(url)).await.unwrap();
+        node_with_files(Arc::new(store), "one", root).await
+    });
+    let one = one.await.unwrap();
+    let id = post.send("a", "1").await;
+    post.receiver.until("it to hang", |receiver| receiver.running("a") == 1).await;
+    let two = post.node("two").await;
+    drop(one);
+    process.shutdown_background();
+    post.receiver.answer(Answer::ok());
+    post.until_state(id, State::Completed).await;
+    let attempts: Vec<u32> = post.receiver.at("a").iter().map(|arrival| arrival.attempt).collect();
+    assert_eq!(attempts, [1, 2]);
+    two.stop().await;
 }
 
 /// Three nodes, and a circuit that their failures opened.
@@ -132,6 +166,37 @@ async fn of_many_nodes_one_probes_an_open_circuit() {
         events.iter().rev().filter_map(|event| event.kind.strip_prefix("circuit.")).collect();
     assert_eq!(moves, ["open", "half_open", "open", "half_open", "open", "half_open", "closed"]);
     stop_all(opened.nodes).await;
+}
+
+#[tokio::test]
+async fn the_database_grants_a_rate_as_the_program_does() {
+    let world = World::<Postgres>::start().await;
+    let app = connect(&world).await;
+    let grant =
+        "SELECT granted, new_position, next_at FROM postrider._rate_grant($1::text::jsonb, $2, $3, $4)";
+    let limits = [
+        (7, Interval::Second, Some(1)),
+        (50, Interval::Second, Some(5)),
+        (3, Interval::Minute, None),
+        (11, Interval::Hour, Some(4)),
+        (999_983, Interval::Hour, Some(27)),
+    ];
+    for (limit, interval, burst) in limits {
+        let rate = RateLimit { limit, interval, burst };
+        let (mut position, mut now) = (None, world.now());
+        for (gap, wanted) in
+            [(0, 1), (0, 100), (1, 5), (50_000, 1), (142_858, 3), (1_000_000, 9), (u64::MAX >> 32, 99)]
+        {
+            now += Duration::from_micros(gap);
+            let ours = rate.grant(position, now, wanted);
+            let text = serde_json::to_string(&rate).unwrap();
+            let row = app.query_one(grant, &[&text, &position, &now, &(wanted as i32)]).await.unwrap();
+            let theirs =
+                Grant { granted: row.get::<_, i32>(0) as u32, position: row.get(1), next_at: row.get(2) };
+            assert_eq!(theirs, ours, "{wanted} of {text} at {now} from {position:?}");
+            position = Some(ours.position);
+        }
+    }
 }
 
 #[tokio::test]

@@ -68,10 +68,13 @@ async fn a_queued_message_never_changes() {
         "options = '{}'",
         "expires_at = now()",
         "created_at = now()",
-        "attempts_before = 1",
     ];
     never_changes(&owner, "queue", "a queued message never changes; cancel it and send another", &changes)
         .await;
+    let spared = "an attempt is spared after it ended, and one at a time";
+    let changes =
+        ["attempts_before = -1", "attempts_before = attempts + 1", "attempts = 9, attempts_before = 2"];
+    never_changes(&owner, "queue", spared, &changes).await;
 }
 
 #[tokio::test]
