@@ -120,15 +120,24 @@ pub(super) fn alter(write: &mut Write<'_>, name: &str, change: EndpointChange) -
     let checked: CheckedEndpoint = NewEndpoint {
         name: name.to_owned(),
         protocol: current.protocol.as_str().to_owned(),
-        config: change.config_over(current.config),
-        retry_policy: Some(change.retry_policy.clone().unwrap_or_else(|| json!(current.retry))),
-        options: Some(change.options.clone().unwrap_or_else(|| json!(current.options))),
+        config: change.config_over(current.config.clone()),
+        retry_policy: Some(change.retry_policy.unwrap_or_else(|| json!(current.retry))),
+        options: Some(change.options.unwrap_or_else(|| json!(current.options))),
     }
     .check(write.known.settings())?;
     if checked.options.key_scope != current.options.key_scope && has_keyed_messages(write.conn, current.id)? {
         let rule = "cannot change while the endpoint has messages or dead letters with ordering keys";
         return Err(crate::Invalid::new("options.key_scope", rule).into());
     }
+    let fields: Vec<&str> = [
+        ("config", checked.config != current.config),
+        ("retry_policy", checked.retry != current.retry),
+        ("options", checked.options != current.options),
+    ]
+    .iter()
+    .filter(|(_, differs)| *differs)
+    .map(|(field, _)| *field)
+    .collect();
     write
         .conn
         .prepare_cached(
@@ -144,15 +153,6 @@ pub(super) fn alter(write: &mut Write<'_>, name: &str, change: EndpointChange) -
             ])
         })
         .map_err(storage_error)?;
-    let fields: Vec<&str> = [
-        ("config", change.touches_config()),
-        ("retry_policy", change.retry_policy.is_some()),
-        ("options", change.options.is_some()),
-    ]
-    .iter()
-    .filter(|(_, given)| *given)
-    .map(|(field, _)| *field)
-    .collect();
     changed(write, name, "endpoint.changed", json!({ "fields": fields }))?;
     load_by_name(write.conn, name)
 }
