@@ -259,12 +259,22 @@ pub(super) fn hold(write: &mut Write<'_>, id: EndpointId, until: Timestamp) -> R
     Ok(())
 }
 
-/// Compare-and-swap on the epoch.
 pub(super) fn move_circuit(
     write: &mut Write<'_>,
     id: EndpointId,
     from_epoch: i64,
     to: Circuit,
+) -> Result<bool> {
+    swap_circuit(write, id, from_epoch, to, &format!("circuit.{}", to.state.name().as_str()))
+}
+
+/// Compare-and-swap on the epoch; `kind` is that of the event.
+fn swap_circuit(
+    write: &mut Write<'_>,
+    id: EndpointId,
+    from_epoch: i64,
+    to: Circuit,
+    kind: &str,
 ) -> Result<bool> {
     let (until, probe) = match to.state {
         CircuitState::Closed | CircuitState::HalfOpen { probe: None } => (None, None),
@@ -290,8 +300,7 @@ pub(super) fn move_circuit(
         })
         .map_err(storage_error)?;
     let Some(name) = name else { return Ok(false) };
-    let kind = format!("circuit.{}", to.state.name().as_str());
-    changed(write, &name, &kind, json!({ "epoch": to.epoch }))?;
+    changed(write, &name, kind, json!({ "epoch": to.epoch }))?;
     Ok(true)
 }
 
@@ -301,7 +310,8 @@ pub(super) fn reset_circuit(write: &mut Write<'_>, name: &str) -> Result<()> {
         .conn
         .execute("UPDATE _postrider_endpoints SET held_until = NULL WHERE id = ?1", [endpoint.id.0])
         .map_err(storage_error)?;
-    move_circuit(write, endpoint.id, endpoint.circuit.epoch, endpoint.circuit.closed()).map(|_| ())
+    let (epoch, closed) = (endpoint.circuit.epoch, endpoint.circuit.closed());
+    swap_circuit(write, endpoint.id, epoch, closed, "circuit.reset").map(|_| ())
 }
 
 /// Logs the change, moves the version, and lets every node of this process look again.

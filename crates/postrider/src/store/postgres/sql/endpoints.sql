@@ -307,9 +307,11 @@ BEGIN
 END $$;
 
 -- Compare-and-swap on the epoch; false when somebody else was first, or is resetting it and does not commit. p_until: of
--- an open circuit when it may be probed, of a half-open one how long the probe of p_probe_node is leased.
+-- an open circuit when it may be probed, of a half-open one how long the probe of p_probe_node is leased. p_kind: of the
+-- event, circuit.<state> unless given.
 CREATE FUNCTION postrider._move_circuit(
-  p_endpoint bigint, p_from_epoch bigint, p_state text, p_epoch bigint, p_until timestamptz, p_probe_node bigint
+  p_endpoint bigint, p_from_epoch bigint, p_state text, p_epoch bigint, p_until timestamptz, p_probe_node bigint,
+  p_kind text DEFAULT NULL
 ) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
 DECLARE
   v_name text;
@@ -321,7 +323,7 @@ BEGIN
   IF NOT FOUND THEN
     RETURN false;
   END IF;
-  PERFORM postrider._log_event('circuit.' || p_state, v_name, jsonb_build_object('epoch', p_epoch));
+  PERFORM postrider._log_event(coalesce(p_kind, 'circuit.' || p_state), v_name, jsonb_build_object('epoch', p_epoch));
   PERFORM pg_notify('postrider', 'config');
   RETURN true;
 EXCEPTION WHEN lock_not_available THEN
@@ -338,7 +340,7 @@ BEGIN
   v_id := (postrider._endpoint(name)).id;
   SELECT epoch INTO v_epoch FROM postrider._circuits WHERE endpoint_id = v_id FOR UPDATE;
   DELETE FROM postrider._holds WHERE endpoint_id = v_id;
-  PERFORM postrider._move_circuit(v_id, v_epoch, 'closed', v_epoch + 1, NULL, NULL);
+  PERFORM postrider._move_circuit(v_id, v_epoch, 'closed', v_epoch + 1, NULL, NULL, 'circuit.reset');
 END $$;
 
 -- Consecutive failures reported through update_circuit_breaker; nodes count their own in memory.
@@ -348,14 +350,17 @@ CREATE TABLE postrider._reported_failures (
   consecutive integer NOT NULL
 );
 
--- For programs that deliver by themselves: reports one attempt, as a node would see it.
+-- For programs that deliver by themselves: reports one attempt, as a node would see it. Within the cooldown a report is of an
+-- attempt that began before the circuit opened, and does not count; after it a report counts like a probe.
 CREATE FUNCTION postrider.update_circuit_breaker(endpoint_id bigint, success boolean) RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
   v postrider._endpoints;
   v_consecutive integer;
-  v_until timestamptz;
+  v_now timestamptz := postrider._now();
+  v_until timestamptz := v_now + postrider._setting('circuit_breaker_cooldown')::integer * interval '1 second';
+  v_is_probe boolean;
 BEGIN
   IF success IS NULL THEN
     PERFORM postrider._invalid('success', 'must be true or false');
@@ -366,10 +371,10 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM postrider._unknown('endpoint', update_circuit_breaker.endpoint_id::text);
   END IF;
-  v_until := postrider._now() + postrider._setting('circuit_breaker_cooldown')::integer * interval '1 second';
-  IF v.circuit = 'half_open' AND success THEN
+  v_is_probe := v.circuit = 'half_open' OR (v.circuit = 'open' AND v.circuit_until <= v_now);
+  IF v_is_probe AND success THEN
     PERFORM postrider._move_circuit(v.id, v.circuit_epoch, 'closed', v.circuit_epoch + 1, NULL, NULL);
-  ELSIF v.circuit = 'half_open' THEN
+  ELSIF v_is_probe THEN
     PERFORM postrider._move_circuit(v.id, v.circuit_epoch, 'open', v.circuit_epoch + 1, v_until, NULL);
   ELSIF v.circuit = 'closed' AND success THEN
     DELETE FROM postrider._reported_failures r WHERE r.endpoint_id = v.id;

@@ -51,7 +51,7 @@ pub(crate) async fn what_people_and_receivers_do_to_an_endpoint_is_logged<H: Har
             "endpoint.enabled b",
             "circuit.open b",
             "circuit.half_open b",
-            "circuit.closed b",
+            "circuit.reset b",
             "endpoint.disabled b",
             "endpoint.dropped b",
         ]

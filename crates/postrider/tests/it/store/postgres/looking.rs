@@ -376,6 +376,25 @@ async fn whoever_delivers_by_themselves_moves_the_circuit_by_what_they_report() 
 }
 
 #[tokio::test]
+async fn a_report_after_the_cooldown_counts_like_a_probe() {
+    let (world, owner) = prompt::start().await;
+    let report = async |success: bool| {
+        owner.run(&format!("SELECT postrider.update_circuit_breaker(1, {success})")).await;
+        owner
+            .value("SELECT circuit || coalesce(' until ' || (circuit_until AT TIME ZONE 'UTC')::time, '') FROM postrider.endpoint_status")
+            .await
+    };
+    open_circuit(&world).await;
+    world.live(29).await;
+    assert_eq!(report(true).await, "open until 12:00:30", "the cooldown is not over");
+    world.live(1).await;
+    assert_eq!(report(false).await, "open until 12:01:00", "a fresh cooldown");
+    assert_eq!(report(true).await, "open until 12:01:00");
+    world.live(30).await;
+    assert_eq!(report(true).await, "closed");
+}
+
+#[tokio::test]
 async fn the_summary_of_dead_letters_counts_each_status_by_endpoint() {
     let (mut world, owner) = prompt::start().await;
     world.endpoint("b", json!({})).await;
