@@ -109,6 +109,9 @@ DECLARE
   v_held record;
   v_count bigint := 0;
 BEGIN
+  IF release_key.key IS NULL THEN
+    PERFORM postrider._invalid('key', 'is required');
+  END IF;
   IF release_key.endpoint IS NOT NULL THEN
     SELECT postrider._key(postrider._key_scope(e), release_key.key) INTO v_key
     FROM postrider.endpoints e WHERE e.name = release_key.endpoint AND e.dropped_at IS NULL;

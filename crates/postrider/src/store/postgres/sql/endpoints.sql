@@ -11,6 +11,9 @@ CREATE FUNCTION postrider._endpoint(p_name text) RETURNS postrider.endpoints LAN
 DECLARE
   v postrider.endpoints;
 BEGIN
+  IF p_name IS NULL THEN
+    PERFORM postrider._invalid('name', 'is required');
+  END IF;
   SELECT * INTO v FROM postrider.endpoints WHERE name = p_name AND dropped_at IS NULL FOR UPDATE;
   IF NOT FOUND THEN
     PERFORM postrider._unknown('endpoint', p_name);

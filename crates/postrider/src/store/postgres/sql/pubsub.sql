@@ -165,6 +165,9 @@ END $$;
 CREATE FUNCTION postrider.drop_event_type(name text) RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
+  IF drop_event_type.name IS NULL THEN
+    PERFORM postrider._invalid('name', 'is required');
+  END IF;
   DELETE FROM postrider.event_types t WHERE t.name = drop_event_type.name;
   IF NOT FOUND THEN
     PERFORM postrider._unknown('event type', drop_event_type.name);
@@ -437,7 +440,7 @@ END $$;
 
 -- One event to everybody who wants it; how many messages that made. Nobody is not an error.
 CREATE FUNCTION postrider.publish(
-  p_event_type text, p_payload jsonb, p_priority smallint DEFAULT 0, p_scheduled_at timestamptz DEFAULT NULL,
+  p_event_type text, p_payload jsonb, p_priority integer DEFAULT 0, p_scheduled_at timestamptz DEFAULT NULL,
   p_idempotency_key text DEFAULT NULL, p_correlation_id uuid DEFAULT NULL, p_expires_at timestamptz DEFAULT NULL,
   p_ordering_key text DEFAULT NULL, p_headers jsonb DEFAULT NULL, p_options jsonb DEFAULT NULL
 ) RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
@@ -494,7 +497,7 @@ BEGIN
     RETURN 0;
   END IF;
   b.payloads := p_payloads;
-  b.priorities := coalesce(p_priorities, array_fill(0::smallint, ARRAY[v_count]));
+  b.priorities := coalesce(p_priorities::integer[], array_fill(0, ARRAY[v_count]));
   b.scheduled_at := p_scheduled_at;
   b.idempotency_keys := p_idempotency_keys;
   b.correlation_ids := p_correlation_ids;

@@ -391,7 +391,7 @@ async fn a_capture_that_cannot_work_is_refused_when_it_is_made() {
         ("'postrider.queue', 'a'", "22023", "p_table: must not be one of Postrider's own"),
         ("'shop.nothing', 'a'", "42P01", "shop.nothing"),
         ("'shop.orders', 'nobody'", "42704", "there is no endpoint \"nobody\""),
-        ("'shop.orders', NULL", "42704", "there is no endpoint"),
+        ("'shop.orders', NULL", "22023", "p_endpoint: is required"),
         ("'shop.orders', 'a', '{}'", "22023", "p_operations: must be a list of insert, update and delete"),
         ("'shop.orders', 'a', NULL", "22023", "p_operations: "),
         ("'shop.orders', 'a', ARRAY['truncate']", "22023", "p_operations: "),

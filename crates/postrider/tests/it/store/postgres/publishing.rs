@@ -281,7 +281,7 @@ async fn every_option_of_send_reaches_every_message() {
     owner.run("SELECT postrider.subscribe('*', 'a'), postrider.subscribe('orders.*', 'b')").await;
     let id = "00000000-0000-0000-0000-000000000007";
     let publish = format!(
-        "SELECT postrider.publish('orders.created', '{{}}', p_priority => 4::smallint,
+        "SELECT postrider.publish('orders.created', '{{}}', p_priority => 4,
            p_scheduled_at => '2030-01-01 00:00:00+00', p_idempotency_key => 'i', p_correlation_id => '{id}',
            p_expires_at => '2031-01-01 00:00:00+00', p_ordering_key => 'k', p_headers => '{{\"x-a\": \"b\"}}',
            p_options => '{{\"max_attempts\": 2}}')"
