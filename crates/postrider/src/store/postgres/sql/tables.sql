@@ -328,7 +328,13 @@ CREATE TABLE postrider.subscriptions (
   enabled boolean NOT NULL DEFAULT true,
   created_at timestamptz NOT NULL
 );
-CREATE INDEX subscriptions_endpoint ON postrider.subscriptions (endpoint_id);
+-- The same endpoint, pattern, filter and template are one subscription. A digest, because a template may be longer than an
+-- entry of an index. The text of jsonb has no line breaks.
+CREATE FUNCTION postrider._rules_digest(p_filter jsonb, p_template jsonb) RETURNS bytea
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = postrider, pg_temp
+AS $$ SELECT sha256(convert_to(coalesce(p_filter::text, '') || E'\n' || coalesce(p_template::text, ''), 'UTF8')) $$;
+CREATE UNIQUE INDEX subscriptions_once ON postrider.subscriptions
+  (endpoint_id, pattern, postrider._rules_digest(filter, template));
 
 CREATE TABLE postrider.event_log (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

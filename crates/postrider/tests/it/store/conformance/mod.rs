@@ -285,6 +285,8 @@ macro_rules! conformance {
             pubsub {
                 event_types_are_kept_listed_and_dropped,
                 subscriptions_are_kept_listed_and_dropped,
+                subscribing_twice_is_one_subscription,
+                racing_subscribers_share_one_subscription,
                 a_bad_event_type_or_subscription_is_refused_by_field_and_leaves_nothing,
                 what_changes_is_logged,
                 an_event_is_delivered_byte_for_byte,
