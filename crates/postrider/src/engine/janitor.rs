@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::journal::{self, Journal, Line};
 use crate::error::StoreError;
 use crate::message::State;
+use crate::settings::Settings;
 use crate::store::{Expired, Store};
 
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -19,22 +21,26 @@ const BETWEEN_STEPS: Duration = Duration::from_millis(10);
 pub(super) struct Janitor {
     pub(super) store: Arc<dyn Store>,
     pub(super) journal: Journal,
+    /// As the dispatcher knows them.
+    pub(super) settings: watch::Receiver<Arc<Settings>>,
 }
 
 impl Janitor {
     pub(super) async fn run(self, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut clean_at = Instant::now();
+        let mut cleaned_at: Option<Instant> = None;
         loop {
-            tokio::select! {
+            let now = tokio::select! {
                 () = stop.cancelled() => return,
-                _ = ticks.tick() => {}
-            }
+                now = ticks.tick() => now,
+            };
             let turn = async {
                 self.expire().await?;
-                if Instant::now() >= clean_at {
-                    clean_at = Instant::now() + self.clean_up().await?;
+                let interval = self.settings.borrow().cleanup_interval;
+                if cleaned_at.is_none_or(|at| now >= at + interval) {
+                    self.clean_up().await?;
+                    cleaned_at = Some(now);
                 }
                 Ok::<(), StoreError>(())
             };
@@ -70,12 +76,10 @@ impl Janitor {
         Ok(())
     }
 
-    /// Returns when to do it again.
-    async fn clean_up(&self) -> Result<Duration, StoreError> {
+    async fn clean_up(&self) -> Result<(), StoreError> {
         while self.store.clean_up(STEP_ROWS).await? {
             tokio::time::sleep(BETWEEN_STEPS).await;
         }
-        let snapshot = self.store.snapshot(None).await?;
-        Ok(snapshot.map_or(Duration::from_secs(3600), |snapshot| snapshot.settings.cleanup_interval))
+        Ok(())
     }
 }

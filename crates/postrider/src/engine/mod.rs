@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use tokio::sync::{Notify, broadcast, mpsc};
+use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -112,6 +112,7 @@ impl Engine {
         let (events, pulse, suspects) = (Events::new(), Arc::new(Pulse::new()), Arc::new(Notify::new()));
         let measures = Measures { tally: Arc::new(Tally::new()), slots: slots.clone() };
         let (journal, written) = Journal::open();
+        let (settings, settings_now) = watch::channel(snapshot.settings.clone());
         let (stop_dispatcher, stop_upkeep) = (CancellationToken::new(), CancellationToken::new());
 
         let keeper = LeaseKeeper {
@@ -126,9 +127,10 @@ impl Engine {
             suspects: suspects.clone(),
             snapshot: snapshot.clone(),
         };
+        let janitor = Janitor { store: store.clone(), journal: journal.clone(), settings: settings_now };
         let upkeep = vec![
             tokio::spawn(keeper.run(stop_upkeep.clone())),
-            tokio::spawn(Janitor { store: store.clone(), journal: journal.clone() }.run(stop_upkeep.clone())),
+            tokio::spawn(janitor.run(stop_upkeep.clone())),
             tokio::spawn(Replayer { store: store.clone() }.run(stop_upkeep.clone())),
         ];
         let environment = Arc::new(options.environment);
@@ -143,6 +145,7 @@ impl Engine {
             tracer: options.tracer,
             pulse: pulse.clone(),
             snapshot,
+            settings,
         });
         let dispatcher =
             tokio::spawn(dispatcher.run(inbox, suspects, stop_dispatcher.clone(), options.drain_timeout));

@@ -48,6 +48,9 @@ pub(super) struct Faulty {
     /// Whoever leaves waits for this one afterwards.
     pub(super) leaving: Mutex<()>,
     pub(super) left: AtomicUsize,
+    pub(super) looked_for_expired: AtomicUsize,
+    /// When it had cleaned up everything.
+    pub(super) cleaned_up: std::sync::Mutex<Vec<Instant>>,
 }
 
 impl Faulty {
@@ -69,6 +72,8 @@ impl Faulty {
             handing_out: Mutex::default(),
             leaving: Mutex::default(),
             left: AtomicUsize::new(0),
+            looked_for_expired: AtomicUsize::new(0),
+            cleaned_up: std::sync::Mutex::default(),
         })
     }
 
@@ -191,11 +196,17 @@ impl Store for Faulty {
     }
 
     async fn expire(&self, limit: usize) -> Result<Vec<Expired>> {
-        self.ask()?.expire(limit).await
+        let expired = self.ask()?.expire(limit).await;
+        self.looked_for_expired.fetch_add(1, SeqCst);
+        expired
     }
 
     async fn clean_up(&self, limit: usize) -> Result<bool> {
-        self.ask()?.clean_up(limit).await
+        let more = self.ask()?.clean_up(limit).await?;
+        if !more {
+            self.cleaned_up.lock().unwrap().push(Instant::now());
+        }
+        Ok(more)
     }
 
     async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn> {
