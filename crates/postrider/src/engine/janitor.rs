@@ -11,7 +11,7 @@ use super::journal::{self, Journal, Line};
 use crate::error::StoreError;
 use crate::message::State;
 use crate::settings::Settings;
-use crate::store::{Expired, Store};
+use crate::store::{Evicted, Expired, Store};
 
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 /// A step of this many rows stays within a few milliseconds.
@@ -77,9 +77,15 @@ impl Janitor {
     }
 
     async fn clean_up(&self) -> Result<(), StoreError> {
-        while self.store.clean_up(STEP_ROWS).await? {
+        loop {
+            let cleaned = self.store.clean_up(STEP_ROWS).await?;
+            for Evicted { rule, count, bytes } in &cleaned.evicted {
+                tracing::info!(rule, count, bytes, "evicted dead letters");
+            }
+            if !cleaned.more {
+                return Ok(());
+            }
             tokio::time::sleep(BETWEEN_STEPS).await;
         }
-        Ok(())
     }
 }

@@ -80,8 +80,8 @@ pub trait Store: Send + Sync + 'static {
     /// Moves up to `limit` pending messages past their expiry to the archive; which they were.
     async fn expire(&self, limit: usize) -> Result<Vec<Expired>>;
 
-    /// Applies retention to at most `limit` rows; true when there is more to do.
-    async fn clean_up(&self, limit: usize) -> Result<bool>;
+    /// Applies retention to at most `limit` rows.
+    async fn clean_up(&self, limit: usize) -> Result<Cleaned>;
 
     /// Takes one replay a step further: at most `limit` messages, and its position, in one transaction.
     async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn>;
@@ -325,6 +325,24 @@ pub struct Expired {
     pub id: MessageId,
     pub endpoint: EndpointId,
     pub attempts: u32,
+}
+
+/// What one step of retention did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cleaned {
+    /// There is more to do.
+    pub more: bool,
+    /// Counted and logged in the store already.
+    pub evicted: Vec<Evicted>,
+}
+
+/// Dead letters that a rule took.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evicted {
+    /// The setting.
+    pub rule: String,
+    pub count: u64,
+    pub bytes: u64,
 }
 
 /// A pending message that lost a claim with its node.

@@ -27,8 +27,8 @@ use self::time::StoreClock;
 use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Hello, Operate, Redrive,
-    ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, Cleaned, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Hello, Operate,
+    Redrive, ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::Clock;
@@ -291,7 +291,7 @@ impl Store for PostgresStore {
         upkeep::expire(&self.shared, limit).await
     }
 
-    async fn clean_up(&self, limit: usize) -> Result<bool> {
+    async fn clean_up(&self, limit: usize) -> Result<Cleaned> {
         upkeep::clean_up(&self.shared, limit).await
     }
 

@@ -23,8 +23,8 @@ use self::writer::{Write, Writer};
 use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Hello, Operate, Redrive,
-    ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, Cleaned, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Hello, Operate,
+    Redrive, ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::{Clock, SystemClock, truncated};
@@ -396,7 +396,7 @@ impl Store for SqliteStore {
         self.write(Commit::Soon, move |write| retention::expire(write, limit)).await
     }
 
-    async fn clean_up(&self, limit: usize) -> Result<bool> {
+    async fn clean_up(&self, limit: usize) -> Result<Cleaned> {
         self.write(Commit::Soon, move |write| retention::clean_up(write, limit)).await
     }
 

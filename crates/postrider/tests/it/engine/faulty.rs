@@ -11,8 +11,8 @@ use postrider::breaker::Circuit;
 use postrider::endpoint::EndpointId;
 use postrider::message::{Fence, LostClaim, NodeId};
 use postrider::store::{
-    ClaimRequest, Claimed, Effect, Expired, Hello, ReplayTurn, Result, Settled, Settlement, Snapshot,
-    Suspect, Waiting,
+    ClaimRequest, Claimed, Cleaned, Effect, Expired, Hello, ReplayTurn, Result, Settled, Settlement,
+    Snapshot, Suspect, Waiting,
 };
 use postrider::{MessageId, SqliteStore, Store, StoreError};
 use serde_json::Map;
@@ -201,12 +201,12 @@ impl Store for Faulty {
         expired
     }
 
-    async fn clean_up(&self, limit: usize) -> Result<bool> {
-        let more = self.ask()?.clean_up(limit).await?;
-        if !more {
+    async fn clean_up(&self, limit: usize) -> Result<Cleaned> {
+        let cleaned = self.ask()?.clean_up(limit).await?;
+        if !cleaned.more {
             self.cleaned_up.lock().unwrap().push(Instant::now());
         }
-        Ok(more)
+        Ok(cleaned)
     }
 
     async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn> {

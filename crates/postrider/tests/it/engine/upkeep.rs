@@ -3,10 +3,14 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use postrider::Engine;
+use postrider::{Engine, State};
+use serde_json::json;
 
+use super::PATIENCE;
 use super::faulty::Faulty;
-use super::world::{World, stand_still, until};
+use super::receiver::Answer;
+use super::world::{World, quick, stand_still, until};
+use crate::log_lines::LogLines;
 
 #[tokio::test(start_paused = true)]
 async fn a_running_node_cleans_up_as_often_as_it_is_told_now() {
@@ -31,4 +35,29 @@ async fn a_running_node_cleans_up_as_often_as_it_is_told_now() {
     assert!(apart.len() >= 2 && apart.iter().all(|seconds| (10..=12).contains(seconds)), "{apart:?}");
     drop(time);
     engine.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_node_evicts_is_in_its_log() {
+    let world = World::new().await;
+    world.endpoint_from(json!({ "name": "a", "retry_policy": quick(1) })).await;
+    world.receiver.answer(Answer::status(500));
+    let engine = world.engine().await;
+    let id = world.send("a", 1).await;
+    world.until_state(id, State::Dead).await;
+    engine.stop().await;
+    world.configure("dlq_max_bytes", "1").await;
+    let (logged, _guard) = LogLines::gather();
+    let engine = world.engine().await;
+    let is_evicted = async {
+        while !world.dead_letters().await.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, is_evicted).await.expect("the letter goes");
+    engine.stop().await;
+    let mut lines = logged.read();
+    lines.retain(|line| line["message"] == "evicted dead letters");
+    let told = ["level", "rule", "count"].map(|field| lines[0][field].clone());
+    assert_eq!((told, lines.len()), ([json!("INFO"), json!("dlq_max_bytes"), json!(1)], 1));
 }

@@ -367,21 +367,25 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
   GROUP BY e.id ORDER BY e.name
 $$;
 
--- Deletes these letters, counts and logs them; how many.
-CREATE FUNCTION postrider._evict(p_ids bigint[], p_rule text) RETURNS integer LANGUAGE plpgsql AS $$
+-- Deletes these letters, counts and logs them. What was evicted, as the log has it: null when nothing was.
+CREATE FUNCTION postrider._evict(p_ids bigint[], p_rule text) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
   v_count bigint;
   v_bytes bigint;
+  v_evicted jsonb;
 BEGIN
   WITH gone AS (DELETE FROM postrider.dlq WHERE id = ANY (p_ids) RETURNING bytes)
   SELECT count(*), coalesce(sum(bytes), 0) INTO v_count, v_bytes FROM gone;
   IF v_count > 0 THEN
-    PERFORM postrider._log_event('dlq.evicted', NULL,
-      jsonb_build_object('rule', p_rule, 'count', v_count, 'bytes', v_bytes));
+    v_evicted := jsonb_build_object('rule', p_rule, 'count', v_count, 'bytes', v_bytes);
+    PERFORM postrider._log_event('dlq.evicted', NULL, v_evicted);
     PERFORM postrider._count('evictions', v_count);
   END IF;
-  RETURN v_count;
+  RETURN v_evicted;
 END $$;
+
+CREATE FUNCTION postrider._evicted_count(p_evicted jsonb) RETURNS integer LANGUAGE sql IMMUTABLE
+AS $$ SELECT coalesce((p_evicted->>'count')::integer, 0) $$;
 
 -- Letters past their days. Heads that hold their key stay.
 CREATE FUNCTION postrider._clean_dlq(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
@@ -394,13 +398,13 @@ BEGIN
 END $$;
 
 -- Oldest letters first, once there are more than dlq_max_bytes, until nine tenths of it are left.
-CREATE FUNCTION postrider._evict_dlq(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._evict_dlq(p_limit integer) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
   v_max bigint := postrider._setting('dlq_max_bytes')::bigint;
   v_left bigint;
   v_ids bigint[];
   v_bytes bigint;
-  v_count integer;
+  v_evicted jsonb;
 BEGIN
   SELECT bytes_left INTO v_left FROM postrider._eviction;
   IF v_max = 0 THEN
@@ -417,17 +421,18 @@ BEGIN
         FROM (SELECT id, bytes, died_at FROM postrider.dlq WHERE NOT holds_key
               ORDER BY died_at, id LIMIT p_limit FOR UPDATE SKIP LOCKED) AS oldest) AS o
   WHERE v_left - gone_before > v_max / 10 * 9 + v_max % 10 * 9 / 10;
-  v_count := postrider._evict(v_ids, 'dlq_max_bytes');
+  v_evicted := postrider._evict(v_ids, 'dlq_max_bytes');
   DELETE FROM postrider._eviction;
-  IF v_count = p_limit THEN
+  IF postrider._evicted_count(v_evicted) = p_limit THEN
     INSERT INTO postrider._eviction (bytes_left) VALUES (v_left - v_bytes);
   END IF;
-  RETURN v_count;
+  RETURN v_evicted;
 END $$;
 
 -- Everything past dlq_retention_days, and what is more than dlq_max_bytes; how many went.
 CREATE FUNCTION postrider.cleanup_dlq() RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
-  RETURN postrider._clean_dlq(2147483647)::bigint + postrider._evict_dlq(2147483647);
+  RETURN postrider._evicted_count(postrider._clean_dlq(2147483647))::bigint
+    + postrider._evicted_count(postrider._evict_dlq(2147483647));
 END $$;
