@@ -119,6 +119,7 @@ impl Operate for Remote {
                 .query("error", filter.error.as_ref())
                 .query("event_type", filter.event_type.as_ref())
                 .query("ordering_key", filter.ordering_key.as_ref())
+                .query("correlation_id", filter.correlation_id)
                 .query("message_id", filter.message)
                 .query("from", filter.from)
                 .query("until", filter.until)

@@ -358,12 +358,20 @@ BEGIN
   RETURN postrider._redrive(postrider._redrivable(NULL), '"all"');
 END $$;
 
+-- Times and reasons are those of the failed ones.
 CREATE FUNCTION postrider.dlq_summary()
-RETURNS TABLE (endpoint text, failed bigint, redriven bigint, discarded bigint, oldest_failed timestamptz)
+RETURNS TABLE (endpoint text, failed bigint, redriven bigint, discarded bigint, oldest_failed timestamptz,
+               newest_failed timestamptz, reasons jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
-  SELECT e.name, count(*) FILTER (WHERE d.status = 'failed'), count(*) FILTER (WHERE d.status = 'redriven'),
-         count(*) FILTER (WHERE d.status = 'discarded'), min(d.died_at) FILTER (WHERE d.status = 'failed')
-  FROM postrider.dlq d JOIN postrider.endpoints e ON e.id = d.endpoint_id
+  SELECT e.name, coalesce(sum(d.count) FILTER (WHERE d.status = 'failed'), 0)::bigint,
+         coalesce(sum(d.count) FILTER (WHERE d.status = 'redriven'), 0)::bigint,
+         coalesce(sum(d.count) FILTER (WHERE d.status = 'discarded'), 0)::bigint,
+         min(d.oldest) FILTER (WHERE d.status = 'failed'),
+         max(d.newest) FILTER (WHERE d.status = 'failed'),
+         coalesce(jsonb_object_agg(d.reason, d.count) FILTER (WHERE d.status = 'failed'), '{}')
+  FROM (SELECT endpoint_id, status, reason, count(*) AS count, min(died_at) AS oldest, max(died_at) AS newest
+        FROM postrider.dlq GROUP BY endpoint_id, status, reason) AS d
+    JOIN postrider.endpoints e ON e.id = d.endpoint_id
   GROUP BY e.id ORDER BY e.name
 $$;
 
@@ -388,7 +396,7 @@ CREATE FUNCTION postrider._evicted_count(p_evicted jsonb) RETURNS integer LANGUA
 AS $$ SELECT coalesce((p_evicted->>'count')::integer, 0) $$;
 
 -- Letters past their days. Heads that hold their key stay.
-CREATE FUNCTION postrider._clean_dlq(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._clean_dlq(p_limit integer) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
   v_before timestamptz := postrider._now() - postrider._setting('dlq_retention_days')::integer * interval '24 hours';
 BEGIN
@@ -409,11 +417,11 @@ BEGIN
   SELECT bytes_left INTO v_left FROM postrider._eviction;
   IF v_max = 0 THEN
     DELETE FROM postrider._eviction;
-    RETURN 0;
+    RETURN NULL;
   ELSIF NOT FOUND THEN
     SELECT coalesce(sum(bytes), 0) INTO v_left FROM postrider.dlq;
     IF v_left <= v_max THEN
-      RETURN 0;
+      RETURN NULL;
     END IF;
   END IF;
   SELECT coalesce(array_agg(id), '{}'), coalesce(sum(bytes), 0) INTO v_ids, v_bytes

@@ -400,14 +400,16 @@ async fn the_summary_of_dead_letters_counts_each_status_by_endpoint() {
     world.endpoint("b", json!({})).await;
     world.send_to_death(to("b")).await;
     one_in_each_state(&mut world).await;
-    let rows = "SELECT endpoint, failed, redriven, discarded, oldest_failed AT TIME ZONE 'UTC'
-                FROM postrider.dlq_summary()";
-    let text = |fields: [&str; 5]| fields.map(|field| Some(field.to_owned())).to_vec();
+    let rows =
+        "SELECT endpoint, failed, redriven, discarded, oldest_failed AT TIME ZONE 'UTC', newest_failed = oldest_failed,
+           reasons
+         FROM postrider.dlq_summary()";
+    let text = |fields: [&str; 7]| fields.map(|field| Some(field.to_owned())).to_vec();
     assert_eq!(
         owner.rows(rows).await,
         [
-            text(["a", "2", "2", "1", "2026-01-15 12:00:00"]),
-            text(["b", "1", "0", "0", "2026-01-15 12:00:00"])
+            text(["a", "2", "2", "1", "2026-01-15 12:00:00", "f", r#"{"attempts_exhausted": 2}"#]),
+            text(["b", "1", "0", "0", "2026-01-15 12:00:00", "t", r#"{"attempts_exhausted": 1}"#])
         ]
     );
 }
