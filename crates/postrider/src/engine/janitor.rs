@@ -8,6 +8,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::journal::{self, Journal, Line};
+use super::tally::Tally;
 use crate::error::StoreError;
 use crate::message::State;
 use crate::settings::Settings;
@@ -21,6 +22,7 @@ const BETWEEN_STEPS: Duration = Duration::from_millis(10);
 pub(super) struct Janitor {
     pub(super) store: Arc<dyn Store>,
     pub(super) journal: Journal,
+    pub(super) tally: Arc<Tally>,
     /// As the dispatcher knows them.
     pub(super) settings: watch::Receiver<Arc<Settings>>,
 }
@@ -49,6 +51,10 @@ impl Janitor {
                 result = turn => if let Err(error) = result {
                     tracing::warn!(%error, "upkeep failed; trying again");
                 }
+            }
+            // Not broken off by a stop: what was told and not heard of would be told twice.
+            if let Err(error) = self.tally.tell(&*self.store).await {
+                tracing::warn!(%error, "could not note what attempts came to; trying again");
             }
         }
     }

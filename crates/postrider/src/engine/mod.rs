@@ -127,7 +127,12 @@ impl Engine {
             suspects: suspects.clone(),
             snapshot: snapshot.clone(),
         };
-        let janitor = Janitor { store: store.clone(), journal: journal.clone(), settings: settings_now };
+        let janitor = Janitor {
+            store: store.clone(),
+            journal: journal.clone(),
+            tally: measures.tally.clone(),
+            settings: settings_now,
+        };
         let upkeep = vec![
             tokio::spawn(keeper.run(stop_upkeep.clone())),
             tokio::spawn(janitor.run(stop_upkeep.clone())),
@@ -193,6 +198,9 @@ impl Engine {
         self.stop_upkeep.cancel();
         for task in self.upkeep {
             let _ = task.await;
+        }
+        if let Err(error) = self.measures.tally.tell(&*self.store).await {
+            tracing::warn!(%error, "could not note what the last attempts came to");
         }
         if let Err(error) = self.store.leave(self.lease.node()).await {
             tracing::warn!(%error, "could not leave the store; its claims are taken over after the lease");

@@ -21,6 +21,7 @@ pub use listing::*;
 pub use pubsub::PubSub;
 pub use records::*;
 pub use replays::*;
+pub use results::{EndpointHealth, Results};
 pub use sweeps::*;
 pub use tokens::*;
 
@@ -30,6 +31,7 @@ mod pubsub;
 mod records;
 mod refusals;
 mod replays;
+mod results;
 mod sweeps;
 mod tokens;
 pub mod moving;
@@ -83,6 +85,9 @@ pub trait Store: Send + Sync + 'static {
     /// Applies retention to at most `limit` rows.
     async fn clean_up(&self, limit: usize) -> Result<Cleaned>;
 
+    /// Adds to what is told of endpoints, and says of which: the others are to be told again.
+    async fn note_results(&self, results: Vec<(EndpointId, Results)>) -> Result<Vec<EndpointId>>;
+
     /// Takes one replay a step further: at most `limit` messages, and its position, in one transaction.
     async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn>;
 }
@@ -106,6 +111,8 @@ pub trait Operate: Figures + Listing + PubSub + Replays + Sweeps + Tokens {
     /// Refused while it has messages, unless forced: then they are cancelled.
     async fn drop_endpoint(&self, name: &str, force: bool) -> Result<()>;
     async fn endpoint(&self, name: &str) -> Result<Endpoint>;
+    /// How attempts at it went, but for those of the last second or so.
+    async fn endpoint_health(&self, name: &str) -> Result<EndpointHealth>;
     /// By name, after `after`.
     async fn endpoints(&self, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>>;
     async fn set_endpoint_enabled(&self, name: &str, enabled: bool) -> Result<()>;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use super::AttemptRecord;
+use super::{AttemptRecord, EndpointHealth};
 use crate::message::{MessageId, State};
 use crate::verdict::{Class, DeadReason};
 
@@ -227,4 +227,6 @@ pub struct EndpointStatus {
     pub processing: u64,
     pub dead: u64,
     pub oldest_pending: Option<Timestamp>,
+    #[serde(flatten)]
+    pub health: EndpointHealth,
 }

@@ -23,8 +23,9 @@ use self::writer::{Write, Writer};
 use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
 use super::{
-    ClaimRequest, Claimed, Cleaned, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Hello, Operate,
-    Redrive, ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, Cleaned, DeadLetter, DlqFilter, DlqSummary, EndpointHealth, EventRecord, Expired,
+    Hello, Operate, Redrive, ReplayTurn, Result, Results, Settled, Settlement, Snapshot, Store, StoreStatus,
+    Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::{Clock, SystemClock, truncated};
@@ -59,6 +60,7 @@ mod publish;
 mod redrive;
 mod replaying;
 mod replays;
+mod results;
 mod retention;
 mod row;
 mod schema;
@@ -400,6 +402,10 @@ impl Store for SqliteStore {
         self.write(Commit::Soon, move |write| retention::clean_up(write, limit)).await
     }
 
+    async fn note_results(&self, results: Vec<(EndpointId, Results)>) -> Result<Vec<EndpointId>> {
+        self.write(Commit::Soon, move |write| results::note(write, &results)).await
+    }
+
     async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn> {
         self.owner_only()?;
         replaying::advance(self, limit).await
@@ -445,6 +451,15 @@ impl Operate for SqliteStore {
     async fn endpoint(&self, name: &str) -> Result<Endpoint> {
         let name = name.to_owned();
         self.read(move |conn| endpoints::load_by_name(conn, &name)).await
+    }
+
+    async fn endpoint_health(&self, name: &str) -> Result<EndpointHealth> {
+        let name = name.to_owned();
+        self.read(move |conn| {
+            let endpoint = endpoints::load_by_name(conn, &name)?;
+            results::health(conn, endpoint.id).map_err(storage_error)
+        })
+        .await
     }
 
     async fn endpoints(&self, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {

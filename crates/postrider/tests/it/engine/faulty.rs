@@ -11,7 +11,7 @@ use postrider::breaker::Circuit;
 use postrider::endpoint::EndpointId;
 use postrider::message::{Fence, LostClaim, NodeId};
 use postrider::store::{
-    ClaimRequest, Claimed, Cleaned, Effect, Expired, Hello, ReplayTurn, Result, Settled, Settlement,
+    ClaimRequest, Claimed, Cleaned, Effect, Expired, Hello, ReplayTurn, Result, Results, Settled, Settlement,
     Snapshot, Suspect, Waiting,
 };
 use postrider::{MessageId, SqliteStore, Store, StoreError};
@@ -48,6 +48,8 @@ pub(super) struct Faulty {
     /// Whoever leaves waits for this one afterwards.
     pub(super) leaving: Mutex<()>,
     pub(super) left: AtomicUsize,
+    /// Notes of results that are still to be refused.
+    pub(super) refused_notes: AtomicU32,
     pub(super) looked_for_expired: AtomicUsize,
     /// When it had cleaned up everything.
     pub(super) cleaned_up: std::sync::Mutex<Vec<Instant>>,
@@ -72,6 +74,7 @@ impl Faulty {
             handing_out: Mutex::default(),
             leaving: Mutex::default(),
             left: AtomicUsize::new(0),
+            refused_notes: AtomicU32::new(0),
             looked_for_expired: AtomicUsize::new(0),
             cleaned_up: std::sync::Mutex::default(),
         })
@@ -207,6 +210,13 @@ impl Store for Faulty {
             self.cleaned_up.lock().unwrap().push(Instant::now());
         }
         Ok(cleaned)
+    }
+
+    async fn note_results(&self, results: Vec<(EndpointId, Results)>) -> Result<Vec<EndpointId>> {
+        if one_of(&self.refused_notes) {
+            return Err(StoreError::Unavailable("no notes today".to_owned()));
+        }
+        self.ask()?.note_results(results).await
     }
 
     async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn> {

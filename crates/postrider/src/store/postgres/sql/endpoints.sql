@@ -55,6 +55,7 @@ BEGIN
     postrider._now())
   RETURNING id INTO v_id;
   INSERT INTO postrider._circuits (endpoint_id) VALUES (v_id);
+  INSERT INTO postrider._results (endpoint_id) VALUES (v_id);
   PERFORM postrider._changed('endpoint.created', create_endpoint.name,
     jsonb_build_object('protocol', create_endpoint.protocol));
   RETURN v_id;
@@ -374,6 +375,13 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM postrider._unknown('endpoint', update_circuit_breaker.endpoint_id::text);
   END IF;
+  UPDATE postrider._results r SET delivered = r.delivered + success::integer,
+    retryable = r.retryable + (NOT success)::integer,
+    consecutive_failures = CASE WHEN success THEN 0 ELSE r.consecutive_failures + 1 END,
+    last_success_at = CASE WHEN success THEN v_now ELSE r.last_success_at END,
+    last_failure_at = CASE WHEN success THEN r.last_failure_at ELSE v_now END,
+    last_error = CASE WHEN success THEN r.last_error ELSE '[RETRYABLE] reported by update_circuit_breaker()' END
+  WHERE r.endpoint_id = v.id;
   v_is_probe := v.circuit = 'half_open' OR (v.circuit = 'open' AND v.circuit_until <= v_now);
   IF v_is_probe AND success THEN
     PERFORM postrider._move_circuit(v.id, v.circuit_epoch, 'closed', v.circuit_epoch + 1, NULL, NULL);

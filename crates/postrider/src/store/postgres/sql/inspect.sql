@@ -333,7 +333,8 @@ END $$;
 CREATE FUNCTION postrider._endpoint_statuses()
 RETURNS TABLE (endpoint_id bigint, name text, protocol text, enabled boolean, disabled_by text, paused boolean,
                circuit text, circuit_until timestamptz, held_until timestamptz, pending bigint, processing bigint,
-               dead bigint, oldest_pending timestamptz)
+               dead bigint, oldest_pending timestamptz, delivered bigint, failed bigint, consecutive_failures bigint,
+               last_success_at timestamptz, last_failure_at timestamptz, last_error text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -363,8 +364,11 @@ BEGIN
     )
     SELECT e.id, e.name, e.protocol, e.disabled_by IS NULL, e.disabled_by, e.paused, e.circuit, e.circuit_until,
            e.held_until, f.pending, f.processing, f.dead,
-           CASE WHEN f.pending > 0 OR NOT v_small THEN postrider._waits_longest(e.id, v_claimed, v_now) END
-    FROM figures f JOIN postrider._endpoints e ON e.id = f.id ORDER BY e.name COLLATE "C";
+           CASE WHEN f.pending > 0 OR NOT v_small THEN postrider._waits_longest(e.id, v_claimed, v_now) END,
+           r.delivered, r.retryable + r.permanent + r.gone + r.lost, r.consecutive_failures, r.last_success_at,
+           r.last_failure_at, r.last_error
+    FROM figures f JOIN postrider._endpoints e ON e.id = f.id JOIN postrider._results r ON r.endpoint_id = f.id
+    ORDER BY e.name COLLATE "C";
 END $$;
 
 -- How many there are in all.
@@ -396,13 +400,15 @@ $$;
 -- No secrets: neither config nor policies.
 CREATE VIEW postrider.endpoint_status AS
   SELECT name, protocol, enabled, disabled_by, paused, circuit, circuit_until, held_until, pending, processing, dead,
-         oldest_pending
+         oldest_pending, delivered, failed, consecutive_failures, last_success_at, last_failure_at, last_error
   FROM postrider._endpoint_statuses();
 
 CREATE FUNCTION postrider.get_endpoint_health(name text DEFAULT NULL)
 RETURNS TABLE (endpoint text, healthy boolean, protocol text, enabled boolean, disabled_by text, paused boolean,
                circuit text, circuit_until timestamptz, held_until timestamptz, mode text, pending bigint,
-               processing bigint, dead bigint, oldest_pending timestamptz, oldest_pending_seconds numeric)
+               processing bigint, dead bigint, oldest_pending timestamptz, oldest_pending_seconds numeric,
+               delivered bigint, failed bigint, consecutive_failures bigint, last_success_at timestamptz,
+               last_failure_at timestamptz, last_error text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -417,7 +423,8 @@ BEGIN
            s.circuit, s.circuit_until, CASE WHEN s.held_until > v_now THEN s.held_until END, 'cold', s.pending,
            s.processing, s.dead, s.oldest_pending,
            CASE WHEN s.oldest_pending IS NOT NULL
-                THEN round(greatest(extract(epoch FROM v_now - s.oldest_pending), 0)::numeric, 3) END
+                THEN round(greatest(extract(epoch FROM v_now - s.oldest_pending), 0)::numeric, 3) END,
+           s.delivered, s.failed, s.consecutive_failures, s.last_success_at, s.last_failure_at, s.last_error
     FROM postrider._endpoint_statuses() s
     WHERE get_endpoint_health.name IS NULL OR s.name = get_endpoint_health.name;
 END $$;

@@ -318,6 +318,7 @@ macro_rules! conformance {
                 switches_are_remembered_and_logged,
                 a_snapshot_is_news_only_when_something_changed,
                 a_node_is_told_of_every_change,
+                what_nodes_tell_of_attempts_adds_up,
             }
             circuits {
                 of_two_nodes_one_moves_a_circuit,

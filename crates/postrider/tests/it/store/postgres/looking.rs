@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use postrider::store::Results;
 use postrider::{MessageId, NewMessage, Operate, Store};
 use serde_json::{Value, json};
 
@@ -392,6 +393,48 @@ async fn a_report_after_the_cooldown_counts_like_a_probe() {
     assert_eq!(report(true).await, "open until 12:01:00");
     world.live(30).await;
     assert_eq!(report(true).await, "closed");
+}
+
+#[tokio::test]
+async fn the_health_of_an_endpoint_says_how_attempts_went() {
+    let (world, owner) = prompt::start().await;
+    let at = Some(world.now());
+    let failure = at.map(|at| (at, "[RETRYABLE] answered 500".to_owned()));
+    let results = Results {
+        delivered: 5,
+        retryable: 2,
+        failed_since: 2,
+        last_success_at: at,
+        last_failure: failure,
+        ..Results::default()
+    };
+    world.store().note_results(vec![(world.a, results)]).await.unwrap();
+    let told = "delivered || ' ' || failed || ' ' || consecutive_failures || ' ' || (last_success_at AT TIME ZONE 'UTC')::time
+                  || ' ' || (last_failure_at AT TIME ZONE 'UTC')::time || ' ' || last_error";
+    for from in ["postrider.get_endpoint_health('a')", "postrider.endpoint_status"] {
+        let health = owner.value(&format!("SELECT {told} FROM {from}")).await;
+        assert_eq!(health, "5 2 2 12:00:00 12:00:00 [RETRYABLE] answered 500", "{from}");
+    }
+}
+
+#[tokio::test]
+async fn no_node_waits_for_who_reports_an_attempt() {
+    let (world, owner) = prompt::start().await;
+    let b = world.endpoint("b", json!({})).await;
+    owner.run("BEGIN; SELECT postrider.update_circuit_breaker(1, false)").await;
+    let one = || Results { delivered: 1, last_success_at: Some(world.now()), ..Results::default() };
+    let noted = world.store().note_results(vec![(world.a, one()), (b, one())]).await.unwrap();
+    assert_eq!(noted, [b], "the other one is told again");
+    owner.run("COMMIT").await;
+    let health = world.store().endpoint_health("a").await.unwrap();
+    assert_eq!(
+        (health.failed, health.consecutive_failures, health.delivered),
+        (1, 1, 0),
+        "reports count, too"
+    );
+    assert_eq!(world.store().note_results(vec![(world.a, one())]).await.unwrap(), [world.a]);
+    let health = world.store().endpoint_health("a").await.unwrap();
+    assert_eq!((health.failed, health.consecutive_failures, health.delivered), (1, 0, 1));
 }
 
 #[tokio::test]
