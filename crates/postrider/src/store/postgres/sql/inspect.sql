@@ -463,8 +463,9 @@ BEGIN
 END $$;
 
 -- Figures under the names that /metrics has. The oldest hundred endpoints have their own, so that a series stays with
--- its endpoint however busy the others get; the rest is summed, and of what cannot be summed the worst is told.
-CREATE FUNCTION postrider.metrics() RETURNS TABLE (name text, labels jsonb, value double precision)
+-- its endpoint however busy the others get; the rest is summed, and of what cannot be summed the worst is told. Attempts are
+-- those of all nodes, as far as they told of them; /metrics of a node has its own. kind: counter or gauge.
+CREATE FUNCTION postrider.metrics() RETURNS TABLE (name text, labels jsonb, value double precision, kind text)
 -- The planner takes it for a long list, which would be worth compiling for.
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp SET jit = off AS $$
 #variable_conflict use_column
@@ -480,6 +481,11 @@ BEGIN
              min(oldest_pending) AS oldest_pending,
              max(CASE circuit WHEN 'closed' THEN 0 WHEN 'half_open' THEN 1 ELSE 2 END) AS circuit
       FROM every GROUP BY 1
+    ), attempted AS (
+      -- What dropped endpoints did stays among the others, so that no sum ever shrinks.
+      SELECT coalesce(e.name, '(others)') AS endpoint, coalesce(min(e.place), 101) AS place, sum(r.delivered) AS delivered,
+             sum(r.retryable) AS retryable, sum(r.permanent) AS permanent, sum(r.gone) AS gone, sum(r.lost) AS lost
+      FROM postrider._results r LEFT JOIN every e ON e.endpoint_id = r.endpoint_id AND e.place <= 100 GROUP BY 1
     ), figures (place, line, name, labels, value) AS (
       SELECT 0, f.* FROM postrider._totals() t, postrider._store s, LATERAL (VALUES
         (1, 'postrider_messages', '{"state": "pending"}'::jsonb, t.pending::double precision),
@@ -521,6 +527,14 @@ BEGIN
         -- Nothing is hot yet.
         (6, 'postrider_endpoint_mode', jsonb_build_object('endpoint', b.endpoint), 0)
       ) AS f
+      UNION ALL
+      SELECT a.place, 6 + f.line, 'postrider_attempts_total',
+             jsonb_build_object('endpoint', a.endpoint, 'outcome', f.outcome, 'class', f.class), f.value
+      FROM attempted a, LATERAL (VALUES
+        (1, 'delivered', 'none', a.delivered), (2, 'failed', 'retryable', a.retryable),
+        (3, 'failed', 'permanent', a.permanent), (4, 'failed', 'gone', a.gone), (5, 'lost', 'retryable', a.lost)
+      ) AS f (line, outcome, class, value)
     )
-    SELECT f.name, f.labels, f.value FROM figures f ORDER BY f.place, f.line, f.name;
+    SELECT f.name, f.labels, f.value, CASE WHEN f.name ~ '_total$' THEN 'counter' ELSE 'gauge' END
+    FROM figures f ORDER BY f.place, f.line, f.name;
 END $$;

@@ -272,7 +272,26 @@ async fn metrics_are_the_figures_of_the_store() {
     world.live(7).await;
     world.store().pause("upgrade").await.unwrap();
     open_circuit(&world).await;
-    let rows = owner.rows("SELECT name || labels::text, value FROM postrider.metrics()").await;
+    let (failed, lost) = (Some((world.now(), "[RETRYABLE] no".to_owned())), 4);
+    let results = Results {
+        delivered: 9,
+        retryable: 1,
+        permanent: 2,
+        gone: 3,
+        lost,
+        last_failure: failed,
+        ..Results::default()
+    };
+    world.store().note_results(vec![(world.a, results)]).await.unwrap();
+    let of_kind = async |kind: &str| {
+        let names = format!("SELECT DISTINCT name FROM postrider.metrics() WHERE kind = '{kind}'");
+        owner.column(&names).await
+    };
+    assert!(of_kind("counter").await.iter().all(|name| name.ends_with("_total")));
+    assert!(of_kind("gauge").await.iter().all(|name| !name.ends_with("_total")));
+    let rows = owner
+        .rows("SELECT name || labels::text, value FROM postrider.metrics() WHERE kind IS NOT NULL")
+        .await;
     let metrics: BTreeMap<String, f64> = rows
         .into_iter()
         .map(|row| match &row[..] {
@@ -302,6 +321,11 @@ async fn metrics_are_the_figures_of_the_store() {
         (r#"postrider_endpoint_oldest_pending_age_seconds{"endpoint": "a"}"#, 7.0),
         (r#"postrider_endpoint_circuit_state{"endpoint": "a"}"#, 2.0),
         (r#"postrider_endpoint_mode{"endpoint": "a"}"#, 0.0),
+        (r#"postrider_attempts_total{"class": "none", "outcome": "delivered", "endpoint": "a"}"#, 9.0),
+        (r#"postrider_attempts_total{"class": "retryable", "outcome": "failed", "endpoint": "a"}"#, 1.0),
+        (r#"postrider_attempts_total{"class": "permanent", "outcome": "failed", "endpoint": "a"}"#, 2.0),
+        (r#"postrider_attempts_total{"class": "gone", "outcome": "failed", "endpoint": "a"}"#, 3.0),
+        (r#"postrider_attempts_total{"class": "retryable", "outcome": "lost", "endpoint": "a"}"#, 4.0),
     ];
     let expected: BTreeMap<String, f64> =
         expected.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
