@@ -207,6 +207,14 @@ pub struct Subscription {
     pub created_at: Timestamp,
 }
 
+/// The subscription that was asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Subscribed {
+    pub subscription: Subscription,
+    /// The same endpoint was subscribed to the same pattern with the same filter and template before.
+    pub existed: bool,
+}
+
 fn check_nul(field: &str, json: Option<&Json>) -> Result<(), Invalid> {
     match json {
         Some(json) if json.has_nul() => Err(Invalid::new(field, NUL)),

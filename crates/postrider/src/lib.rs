@@ -27,7 +27,7 @@ pub mod engine;
 pub use endpoint::{Endpoint, NewEndpoint};
 pub use engine::{Engine, EngineOptions};
 pub use error::{Invalid, StoreError};
-pub use event::{EventType, NewEvent, NewEventType, NewSubscription, Subscription};
+pub use event::{EventType, NewEvent, NewEventType, NewSubscription, Subscribed, Subscription};
 pub use json::Json;
 pub use message::{Message, MessageId, NewMessage, Sent, State};
 pub use store::postgres::PostgresStore;

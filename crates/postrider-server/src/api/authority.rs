@@ -63,6 +63,7 @@ impl Viewer {
         if !self.sees_content() {
             letter.payload = None;
             letter.headers = BTreeMap::new();
+            letter.options = Map::new();
         }
         DeadLetterView::of(&letter)
     }

@@ -23,9 +23,9 @@ use crate::send_values;
 use crate::view::{DeadLetterView, DlqSummaryView, ListedDeadLetterView, Redriven, Released, schemas};
 
 #[rustfmt::skip]
-const FILTERS: [&str; 12] = [
-    "endpoint", "status", "reason", "class", "error", "event_type", "ordering_key", "message_id", "from", "until",
-    "limit", "cursor",
+const FILTERS: [&str; 13] = [
+    "endpoint", "status", "reason", "class", "error", "event_type", "ordering_key", "correlation_id", "message_id",
+    "from", "until", "limit", "cursor",
 ];
 const STATUSES: [DlqStatus; 3] = [DlqStatus::Failed, DlqStatus::Redriven, DlqStatus::Discarded];
 
@@ -39,6 +39,7 @@ const STATUSES: [DlqStatus; 3] = [DlqStatus::Failed, DlqStatus::Redriven, DlqSta
         ("error" = Option<String>, Query, description = "Its last error has this text in it"),
         ("event_type" = Option<String>, Query),
         ("ordering_key" = Option<String>, Query),
+        ("correlation_id" = Option<Uuid>, Query),
         ("message_id" = Option<i64>, Query),
         ("from" = Option<Timestamp>, Query, description = "Died from then on"),
         ("until" = Option<Timestamp>, Query, description = "Died before"),
@@ -67,6 +68,7 @@ fn filter(uri: &Uri) -> Result<DlqFilter, Problem> {
         error: params.text("error"),
         event_type: params.text("event_type"),
         ordering_key: params.text("ordering_key"),
+        correlation_id: params.value("correlation_id", "must be a UUID")?,
         from: params.time("from")?,
         until: params.time("until")?,
         after: params.cursor()?,

@@ -64,7 +64,7 @@ pub(super) async fn list(
     Ok(page.into_response())
 }
 
-/// Show an endpoint, without its secrets.
+/// Show an endpoint, without its secrets, and how attempts at it went.
 #[utoipa::path(get, path = "/v1/endpoints/{name}", operation_id = "show_endpoint", tag = "endpoints",
     params(("name" = String, Path)),
     responses((status = 200, description = "The endpoint", body = EndpointView), Common, Named))]
@@ -74,7 +74,8 @@ pub(super) async fn show(
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response<Body>, Problem> {
     let endpoint = api.operate.endpoint(&endpoint_name(name)?).await?;
-    Ok(to_response(StatusCode::OK, &viewer.endpoint(&endpoint)))
+    let health = api.operate.endpoint_health(&endpoint.name).await?;
+    Ok(to_response(StatusCode::OK, &viewer.endpoint(&endpoint).with_health(health)))
 }
 
 /// Change an endpoint: what is given is replaced as a whole, the rest stays. `config_changes` replaces single keys of the

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{Request, Response, StatusCode, Uri};
-use postrider::{Invalid, NewSubscription, StoreError};
+use postrider::{Invalid, NewSubscription, StoreError, Subscribed};
 use serde_json::value::RawValue;
 
 use super::answers::{self, Common, Named};
@@ -21,10 +21,13 @@ use crate::view::SubscriptionView;
 
 type Id = Result<Path<String>, PathRejection>;
 
-/// Subscribe an endpoint to an event type or a pattern.
+/// Subscribe an endpoint to an event type or a pattern. The same again, with the same filter and template, finds the
+/// subscription that exists.
 #[utoipa::path(post, path = "/v1/subscriptions", operation_id = "subscribe", tag = "events",
     request_body = WantedSubscription,
-    responses((status = 201, description = "The subscription", body = SubscriptionView, headers(("location" = String))), Common, Named, answers::Body))]
+    responses((status = 201, description = "The subscription", body = SubscriptionView, headers(("location" = String))),
+        (status = 200, description = "The subscription that exists, as it is", body = SubscriptionView, headers(("location" = String))),
+        Common, Named, answers::Body))]
 pub(super) async fn create(
     State(api): State<Arc<Api>>,
     request: Request<Body>,
@@ -32,9 +35,13 @@ pub(super) async fn create(
     let (parts, body) = request.into_parts();
     let body = body::read(&parts.headers, body, body::SMALL_MAX).await?;
     let new = wanted(&Fields::raw(&body)?).map_err(StoreError::from)?;
-    let made = api.operate.subscribe(new).await?;
-    let location = format!("/v1/subscriptions/{}", made.id);
-    Ok(created(&location, &SubscriptionView::from(made)))
+    let Subscribed { subscription, existed } = api.operate.subscribe(new).await?;
+    let location = format!("/v1/subscriptions/{}", subscription.id);
+    let mut response = created(&location, &SubscriptionView::from(subscription));
+    if existed {
+        *response.status_mut() = StatusCode::OK;
+    }
+    Ok(response)
 }
 
 fn wanted(given: &BTreeMap<String, &RawValue>) -> Result<NewSubscription, Invalid> {

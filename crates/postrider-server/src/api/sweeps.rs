@@ -22,8 +22,8 @@ use crate::{cursor, send_values};
 /// A request that goes on for longer is answered with a cursor.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
 #[rustfmt::skip]
-const FIELDS: [&str; 11] = [
-    "endpoint", "reason", "class", "error", "event_type", "ordering_key", "message_id", "from", "until", "all", "cursor",
+const FIELDS: [&str; 12] = [
+    "endpoint", "reason", "class", "error", "event_type", "ordering_key", "correlation_id", "message_id", "from", "until", "all", "cursor",
 ];
 
 /// Put dead letters back by filter, in the order in which they were sent. What dies meanwhile is not touched.
@@ -88,6 +88,7 @@ fn wanted(mut body: BTreeMap<String, Value>) -> Result<(DlqFilter, Option<SweepC
         error: optional(body, "error", string)?,
         event_type: optional(body, "event_type", string)?,
         ordering_key: optional(body, "ordering_key", string)?,
+        correlation_id: optional(body, "correlation_id", text_of(send_values::correlation_id))?,
         message: optional(body, "message_id", fields::whole)?.map(MessageId),
         from: optional(body, "from", text_of(send_values::timestamp))?,
         until: optional(body, "until", text_of(send_values::timestamp))?,

@@ -140,6 +140,7 @@ pub(super) struct SweptLetters {
     error: Option<String>,
     event_type: Option<String>,
     ordering_key: Option<String>,
+    correlation_id: Option<Uuid>,
     message_id: Option<i64>,
     /// Died from then on.
     from: Option<Timestamp>,

@@ -68,14 +68,14 @@ pub(crate) struct ListArgs {
 #[derive(Args)]
 pub(crate) struct SweepArgs {
     /// These, by their ids
-    #[arg(value_name = "ID", value_parser = super::id, conflicts_with_all = ["endpoint", "reason", "class", "error", "event_type", "ordering_key", "from", "until", "all"])]
+    #[arg(value_name = "ID", value_parser = super::id, conflicts_with_all = ["endpoint", "reason", "class", "error", "event_type", "ordering_key", "correlation_id", "from", "until", "all"])]
     ids: Vec<i64>,
 
     #[command(flatten)]
     filter: FilterArgs,
 
     /// All there are
-    #[arg(long, conflicts_with_all = ["endpoint", "reason", "class", "error", "event_type", "ordering_key", "from", "until"])]
+    #[arg(long, conflicts_with_all = ["endpoint", "reason", "class", "error", "event_type", "ordering_key", "correlation_id", "from", "until"])]
     all: bool,
 }
 
@@ -157,16 +157,22 @@ async fn show(store: &dyn Operate, id: i64, place: &Place, output: Output) -> Re
 fn shown(letter: &DeadLetter, payload: String) -> String {
     let mut lines = vec![format!("dead letter {} is {}", letter.id, letter.status.as_str())];
     let mut put = |name: &str, value: Option<String>| {
-        lines.extend(value.map(|value| format!("  {name:<14}{value}")));
+        lines.extend(value.map(|value| format!("  {name:<16}{value}")));
     };
     put("message", Some(letter.message.to_string()));
     put("endpoint", Some(letter.endpoint.clone()));
     put("reason", Some(letter.reason.clone()));
     put("died at", Some(letter.died_at.to_string()));
     put("created at", Some(letter.created_at.to_string()));
+    put("scheduled at", letter.scheduled_at.map(|at| at.to_string()));
+    put("expires at", letter.expires_at.map(|at| at.to_string()));
     put("attempts", Some(letter.attempt_count.to_string()));
+    put("priority", (letter.priority > 0).then(|| letter.priority.to_string()));
     put("event type", letter.event_type.clone());
     put("ordering key", letter.ordering_key.clone());
+    put("idempotency key", letter.idempotency_key.clone());
+    put("correlation id", letter.correlation_id.map(|id| id.to_string()));
+    put("options", (!letter.options.is_empty()).then(|| json!(letter.options).to_string()));
     put("content type", Some(letter.content_type.clone()));
     for (name, value) in &letter.headers {
         put("header", Some(format!("{name}: {value}")));
@@ -268,15 +274,20 @@ fn summarized(summary: &[DlqSummary], now: Timestamp, output: Output) -> String 
     if summary.is_empty() {
         return "no dead letters".to_owned();
     }
+    let age = |at: Option<Timestamp>| at.map_or("-".to_owned(), |at| view::age(at, now));
     let row = |of: &DlqSummary| {
+        let reasons: Vec<String> =
+            of.reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
         vec![
             of.endpoint.clone(),
             of.failed.to_string(),
             of.redriven.to_string(),
             of.discarded.to_string(),
-            of.oldest_failed.map_or("-".to_owned(), |at| view::age(at, now)),
+            age(of.oldest_failed),
+            age(of.newest_failed),
+            if reasons.is_empty() { "-".to_owned() } else { reasons.join(", ") },
         ]
     };
-    let header = ["endpoint", "failed", "redriven", "discarded", "oldest failed"];
+    let header = ["endpoint", "failed", "redriven", "discarded", "oldest failed", "newest failed", "reasons"];
     output.table(&header, summary.iter().map(row).collect())
 }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::place::Place;
+use crate::view::EndpointView;
 use crate::{fields, send_values, view};
 
 type Config = Option<Map<String, Value>>;
@@ -101,8 +102,10 @@ pub(super) async fn run(command: EndpointCommand, place: &Place, output: Output)
         EndpointCommand::List => list(&*store, output).await?,
         EndpointCommand::Show { name } => {
             let endpoint = store.endpoint(&name).await?;
-            let text = serde_json::to_string_pretty(&view::endpoint(&endpoint)).expect("JSON");
-            show(&endpoint, &text, output)?;
+            let health = store.endpoint_health(&name).await?;
+            let shown = json!(EndpointView::of(&endpoint).with_health(health));
+            let text = || serde_json::to_string_pretty(&shown).expect("JSON");
+            output.document(|| shown.to_string(), text)?;
         }
         EndpointCommand::Alter(arguments) => {
             let (config, config_changes) = arguments.policy.config_change()?;

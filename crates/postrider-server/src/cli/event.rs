@@ -1,7 +1,7 @@
 //! `postrider event …`: event types, and who subscribes to them.
 
 use clap::{Args, Subcommand};
-use postrider::{EventType, Invalid, Json, NewEventType, NewSubscription, Operate, Subscription};
+use postrider::{EventType, Invalid, Json, NewEventType, NewSubscription, Operate, Subscribed, Subscription};
 use serde::Serialize;
 use serde_json::json;
 
@@ -90,9 +90,15 @@ pub(super) async fn run(command: EventCommand, place: &Place, output: Output) ->
             let SubscribeArgs { pattern, endpoint, filter, template } = arguments;
             let filter = filter.map(|text| rule("filter", &text)).transpose()?;
             let template = template.map(|text| rule("template", &text)).transpose()?;
-            let made = store.subscribe(NewSubscription { pattern, endpoint, filter, template }).await?;
-            let text = || format!("subscription {}: {} gets {}", made.id, made.endpoint, made.pattern);
-            show(&made, output, text)?;
+            let new = NewSubscription { pattern, endpoint, filter, template };
+            let Subscribed { subscription: one, existed } = store.subscribe(new).await?;
+            let note = match (existed, one.enabled) {
+                (false, _) => "",
+                (true, true) => " (it existed already)",
+                (true, false) => " (it existed already, and is disabled)",
+            };
+            let text = || format!("subscription {}: {} gets {}{note}", one.id, one.endpoint, one.pattern);
+            show(&one, output, text)?;
         }
         EventCommand::Subscriptions => list_subscriptions(&*store, output).await?,
         EventCommand::Unsubscribe { id } => {

@@ -31,6 +31,10 @@ pub(crate) struct FilterArgs {
     #[arg(long, value_name = "KEY")]
     ordering_key: Option<String>,
 
+    /// With this correlation id
+    #[arg(long, value_name = "UUID")]
+    correlation_id: Option<String>,
+
     /// Died from then on: 2030-01-31T08:00:00Z, or -2h for two hours ago
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     from: Option<String>,
@@ -45,6 +49,7 @@ impl FilterArgs {
         let time = |field: &str, text: Option<String>| {
             text.map(|text| send_values::timestamp_or_ago(field, &text, now)).transpose()
         };
+        let correlation_id = |text: String| send_values::correlation_id("correlation_id", &text);
         Ok(DlqFilter {
             endpoint: self.endpoint,
             reason: self.reason.map(|text| send_values::dead_reason("reason", &text)).transpose()?,
@@ -52,6 +57,7 @@ impl FilterArgs {
             error: self.error,
             event_type: self.event_type,
             ordering_key: self.ordering_key,
+            correlation_id: self.correlation_id.map(correlation_id).transpose()?,
             from: time("from", self.from)?,
             until: time("until", self.until)?,
             ..DlqFilter::default()

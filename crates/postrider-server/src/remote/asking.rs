@@ -123,8 +123,16 @@ pub(super) struct Page<T> {
 impl Remote {
     /// What is asked for, as the node has it.
     pub(super) async fn answer<T: DeserializeOwned>(&self, asked: Asked) -> Result<T> {
+        Ok(self.answer_and_status(asked).await?.0)
+    }
+
+    pub(super) async fn answer_and_status<T: DeserializeOwned>(
+        &self,
+        asked: Asked,
+    ) -> Result<(T, StatusCode)> {
         let (status, body) = self.ask(asked).await?;
-        serde_json::from_slice(&body).map_err(|_| self.foreign(status))
+        let answer = serde_json::from_slice(&body).map_err(|_| self.foreign(status))?;
+        Ok((answer, status))
     }
 
     /// Something is done, and there is nothing more to say.

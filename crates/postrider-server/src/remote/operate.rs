@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use postrider::endpoint::EndpointChange;
 use postrider::settings::Settings;
 use postrider::store::{
-    DeadLetter, DlqFilter, DlqSummary, EventRecord, Redrive, Result, StoreStatus, Story, Sweep, SweepAction,
-    Sweeps,
+    DeadLetter, DlqFilter, DlqSummary, EndpointHealth, EventRecord, Redrive, Result, StoreStatus, Story,
+    Sweep, SweepAction, Sweeps,
 };
 use postrider::{Endpoint, MessageId, NewEndpoint, NewMessage, Operate, Sent, StoreError};
 use serde_json::{Value, json};
@@ -55,6 +55,11 @@ impl Operate for Remote {
 
     async fn endpoint(&self, name: &str) -> Result<Endpoint> {
         self.endpoint_of(Asked::get(endpoint_path(name)?)).await
+    }
+
+    async fn endpoint_health(&self, name: &str) -> Result<EndpointHealth> {
+        let view: EndpointView = self.answer(Asked::get(endpoint_path(name)?)).await?;
+        Ok(view.health().unwrap_or_default())
     }
 
     async fn endpoints(&self, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {
@@ -119,6 +124,7 @@ impl Operate for Remote {
                 .query("error", filter.error.as_ref())
                 .query("event_type", filter.event_type.as_ref())
                 .query("ordering_key", filter.ordering_key.as_ref())
+                .query("correlation_id", filter.correlation_id)
                 .query("message_id", filter.message)
                 .query("from", filter.from)
                 .query("until", filter.until)

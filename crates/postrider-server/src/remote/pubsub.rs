@@ -1,9 +1,11 @@
 //! Events and who wants them, asked of a node.
 
 use async_trait::async_trait;
+use http::StatusCode;
 use postrider::store::{Figures, Result};
 use postrider::{
-    EventType, Invalid, Json, NewEvent, NewEventType, NewSubscription, PubSub, StoreError, Subscription,
+    EventType, Invalid, Json, NewEvent, NewEventType, NewSubscription, PubSub, StoreError, Subscribed,
+    Subscription,
 };
 
 use super::Remote;
@@ -29,10 +31,12 @@ impl PubSub for Remote {
         self.list(|| Asked::get("/v1/event-types"), after.map(cursor::written), limit).await
     }
 
-    async fn subscribe(&self, new: NewSubscription) -> Result<Subscription> {
+    async fn subscribe(&self, new: NewSubscription) -> Result<Subscribed> {
         check_given("filter", new.filter.as_ref())?;
         check_given("template", new.template.as_ref())?;
-        self.answer(Asked::post("/v1/subscriptions").json(&new)).await
+        let asked = Asked::post("/v1/subscriptions").json(&new).repeatable(true);
+        let (subscription, status) = self.answer_and_status(asked).await?;
+        Ok(Subscribed { subscription, existed: status == StatusCode::OK })
     }
 
     async fn unsubscribe(&self, id: i64) -> Result<()> {

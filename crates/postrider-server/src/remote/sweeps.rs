@@ -23,7 +23,7 @@ impl Sweeps for Remote {
             "all": (filter == DlqFilter::default()).then_some(true),
             "endpoint": filter.endpoint, "reason": filter.reason, "class": filter.class,
             "error": filter.error, "event_type": filter.event_type, "ordering_key": filter.ordering_key,
-            "message_id": filter.message, "from": filter.from, "until": filter.until,
+            "correlation_id": filter.correlation_id, "message_id": filter.message, "from": filter.from, "until": filter.until,
             "cursor": from.map(|from| cursor::written_json(&from)),
         });
         let swept: Swept =

@@ -121,8 +121,12 @@ async fn what_is_looked_at_is_the_same() {
 async fn events_are_published_one_at_a_time() {
     let World { remote, .. } = &World::new().await;
     remote.create_event_type(NewEventType::new("paid")).await.expect("a type");
-    let made = remote.subscribe(NewSubscription::new("*", "shop")).await.expect("a subscription");
-    assert_eq!(remote.subscription(made.id).await.expect("the same"), made);
+    let subscribe =
+        async || remote.subscribe(NewSubscription::new("*", "shop")).await.expect("a subscription");
+    let (made, again) = (subscribe().await, subscribe().await);
+    assert_eq!((made.existed, again.existed), (false, true));
+    assert_eq!(again.subscription, made.subscription);
+    assert_eq!(remote.subscription(made.subscription.id).await.expect("the same"), made.subscription);
     let paid = || NewEvent::new("paid", "1");
     assert_eq!(remote.publish_batch(vec![paid()]).await.expect("one"), 1);
     assert_eq!(remote.publish_batch(Vec::new()).await.expect("none"), 0);

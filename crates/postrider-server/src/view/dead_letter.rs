@@ -7,7 +7,9 @@ use postrider::MessageId;
 use postrider::store::{AttemptError, DeadLetter, DlqStatus, DlqSummary};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
+use uuid::Uuid;
 
 use super::{content, schemas};
 
@@ -27,12 +29,21 @@ pub(crate) struct ListedDeadLetterView {
     attempt_count: u32,
     #[schema(required)]
     last_error: Option<String>,
+    priority: u8,
     content_type: String,
+    #[schema(required)]
+    idempotency_key: Option<String>,
+    #[schema(required)]
+    correlation_id: Option<Uuid>,
     #[schema(required)]
     ordering_key: Option<String>,
     #[schema(required)]
     event_type: Option<String>,
     created_at: Timestamp,
+    #[schema(required)]
+    scheduled_at: Option<Timestamp>,
+    #[schema(required)]
+    expires_at: Option<Timestamp>,
 }
 
 /// A dead letter with what it held.
@@ -49,6 +60,9 @@ pub(crate) struct DeadLetterView {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     payload_base64: Option<String>,
     headers: BTreeMap<String, String>,
+    /// What it overrides of its endpoint.
+    #[schema(value_type = Object)]
+    options: Map<String, Value>,
     /// Up to the last 100, oldest first.
     errors: Vec<AttemptErrorView>,
 }
@@ -72,10 +86,15 @@ impl ListedDeadLetterView {
             died_at: letter.died_at,
             attempt_count: letter.attempt_count,
             last_error: letter.last_error.clone(),
+            priority: letter.priority,
             content_type: letter.content_type.clone(),
+            idempotency_key: letter.idempotency_key.clone(),
+            correlation_id: letter.correlation_id,
             ordering_key: letter.ordering_key.clone(),
             event_type: letter.event_type.clone(),
             created_at: letter.created_at,
+            scheduled_at: letter.scheduled_at,
+            expires_at: letter.expires_at,
         }
     }
 }
@@ -93,6 +112,7 @@ impl DeadLetterView {
             payload,
             payload_base64,
             headers: letter.headers.clone(),
+            options: letter.options.clone(),
             errors: letter.errors.iter().map(error).collect(),
         }
     }
@@ -111,12 +131,18 @@ impl From<ListedDeadLetterView> for DeadLetter {
             attempt_count: listed.attempt_count,
             last_error: listed.last_error,
             errors: Vec::new(),
+            priority: listed.priority,
             payload: None,
             content_type: listed.content_type,
             headers: BTreeMap::new(),
+            options: Map::new(),
+            idempotency_key: listed.idempotency_key,
+            correlation_id: listed.correlation_id,
             ordering_key: listed.ordering_key,
             event_type: listed.event_type,
             created_at: listed.created_at,
+            scheduled_at: listed.scheduled_at,
+            expires_at: listed.expires_at,
         }
     }
 }
@@ -132,6 +158,7 @@ impl From<DeadLetterView> for DeadLetter {
             errors: view.errors.into_iter().map(error).collect(),
             payload: content::read(view.payload, view.payload_base64.as_deref()),
             headers: view.headers,
+            options: view.options,
             ..view.listed.into()
         }
     }
@@ -145,8 +172,14 @@ pub(crate) struct DlqSummaryView {
     failed: u64,
     redriven: u64,
     discarded: u64,
+    /// When the first of the failed ones died.
     #[schema(required)]
     oldest_failed: Option<Timestamp>,
+    /// When the last of them died.
+    #[schema(required)]
+    newest_failed: Option<Timestamp>,
+    /// How many of the failed ones died for each reason.
+    reasons: BTreeMap<String, u64>,
 }
 
 impl From<DlqSummary> for DlqSummaryView {
@@ -157,6 +190,8 @@ impl From<DlqSummary> for DlqSummaryView {
             redriven: summary.redriven,
             discarded: summary.discarded,
             oldest_failed: summary.oldest_failed,
+            newest_failed: summary.newest_failed,
+            reasons: summary.reasons,
         }
     }
 }

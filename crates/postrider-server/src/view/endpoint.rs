@@ -9,6 +9,7 @@ use postrider::endpoint::{DisabledBy, Endpoint, EndpointId, EndpointOptions};
 use postrider::message::NodeId;
 use postrider::protocol::Protocol;
 use postrider::retry::RetryOverrides;
+use postrider::store::EndpointHealth;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -39,6 +40,53 @@ pub(crate) struct EndpointView {
     #[schema(required)]
     held_until: Option<Timestamp>,
     created_at: Timestamp,
+    /// How attempts at it went; where one endpoint is shown, not in lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    health: Option<HealthView>,
+}
+
+/// How attempts at an endpoint went, but for those of the last second or so.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[schema(as = EndpointHealth)]
+pub(crate) struct HealthView {
+    /// Attempts since the endpoint was created.
+    delivered: u64,
+    failed: u64,
+    /// Failed attempts since the last success.
+    consecutive_failures: u64,
+    #[schema(required)]
+    last_success_at: Option<Timestamp>,
+    #[schema(required)]
+    last_failure_at: Option<Timestamp>,
+    /// Of the last failure.
+    #[schema(required)]
+    last_error: Option<String>,
+}
+
+impl From<EndpointHealth> for HealthView {
+    fn from(health: EndpointHealth) -> Self {
+        Self {
+            delivered: health.delivered,
+            failed: health.failed,
+            consecutive_failures: health.consecutive_failures,
+            last_success_at: health.last_success_at,
+            last_failure_at: health.last_failure_at,
+            last_error: health.last_error,
+        }
+    }
+}
+
+impl From<HealthView> for EndpointHealth {
+    fn from(view: HealthView) -> Self {
+        Self {
+            delivered: view.delivered,
+            failed: view.failed,
+            consecutive_failures: view.consecutive_failures,
+            last_success_at: view.last_success_at,
+            last_failure_at: view.last_failure_at,
+            last_error: view.last_error,
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize, ToSchema)]
@@ -70,7 +118,17 @@ impl EndpointView {
             mode: "cold".into(),
             held_until: endpoint.held_until,
             created_at: endpoint.created_at,
+            health: None,
         }
+    }
+
+    pub(crate) fn with_health(self, health: EndpointHealth) -> Self {
+        Self { health: Some(health.into()), ..self }
+    }
+
+    /// None where the node does not tell.
+    pub(crate) fn health(self) -> Option<EndpointHealth> {
+        self.health.map(Into::into)
     }
 
     /// For those who may see states and figures only.

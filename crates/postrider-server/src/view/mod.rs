@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub(crate) use content::{ResponseBody, is_json, payload_text};
 pub(crate) use dead_letter::{DeadLetterView, DlqSummaryView, ListedDeadLetterView};
 pub(crate) use done::{Published, Redriven, Released, Replayed, Swept};
-pub(crate) use endpoint::EndpointView;
+pub(crate) use endpoint::{EndpointView, HealthView};
 pub(crate) use event::{EventTypeView, SubscriptionView};
 pub(crate) use message::{ListedMessageView, MessageView};
 pub(crate) use problem::ProblemView;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::schemas;
+use super::{HealthView, schemas};
 
 /// Figures of the whole store.
 #[derive(Serialize, ToSchema)]
@@ -50,6 +50,8 @@ struct EndpointStatusView {
     dead: u64,
     #[schema(required)]
     oldest_pending: Option<Timestamp>,
+    #[serde(flatten)]
+    health: HealthView,
 }
 
 impl From<StoreStatus> for StatusView {
@@ -82,6 +84,7 @@ impl From<EndpointStatus> for EndpointStatusView {
             processing: status.processing,
             dead: status.dead,
             oldest_pending: status.oldest_pending,
+            health: status.health.into(),
         }
     }
 }

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::journal::{self, Journal, Line};
+use super::tally::Tally;
 use crate::error::StoreError;
 use crate::message::State;
-use crate::store::{Expired, Store};
+use crate::settings::Settings;
+use crate::store::{Evicted, Expired, Store};
 
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 /// A step of this many rows stays within a few milliseconds.
@@ -19,22 +22,27 @@ const BETWEEN_STEPS: Duration = Duration::from_millis(10);
 pub(super) struct Janitor {
     pub(super) store: Arc<dyn Store>,
     pub(super) journal: Journal,
+    pub(super) tally: Arc<Tally>,
+    /// As the dispatcher knows them.
+    pub(super) settings: watch::Receiver<Arc<Settings>>,
 }
 
 impl Janitor {
     pub(super) async fn run(self, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut clean_at = Instant::now();
+        let mut cleaned_at: Option<Instant> = None;
         loop {
-            tokio::select! {
+            let now = tokio::select! {
                 () = stop.cancelled() => return,
-                _ = ticks.tick() => {}
-            }
+                now = ticks.tick() => now,
+            };
             let turn = async {
                 self.expire().await?;
-                if Instant::now() >= clean_at {
-                    clean_at = Instant::now() + self.clean_up().await?;
+                let interval = self.settings.borrow().cleanup_interval;
+                if cleaned_at.is_none_or(|at| now >= at + interval) {
+                    self.clean_up().await?;
+                    cleaned_at = Some(now);
                 }
                 Ok::<(), StoreError>(())
             };
@@ -43,6 +51,10 @@ impl Janitor {
                 result = turn => if let Err(error) = result {
                     tracing::warn!(%error, "upkeep failed; trying again");
                 }
+            }
+            // Not broken off by a stop: what was told and not heard of would be told twice.
+            if let Err(error) = self.tally.tell(&*self.store).await {
+                tracing::warn!(%error, "could not note what attempts came to; trying again");
             }
         }
     }
@@ -70,12 +82,16 @@ impl Janitor {
         Ok(())
     }
 
-    /// Returns when to do it again.
-    async fn clean_up(&self) -> Result<Duration, StoreError> {
-        while self.store.clean_up(STEP_ROWS).await? {
+    async fn clean_up(&self) -> Result<(), StoreError> {
+        loop {
+            let cleaned = self.store.clean_up(STEP_ROWS).await?;
+            for Evicted { rule, count, bytes } in &cleaned.evicted {
+                tracing::info!(rule, count, bytes, "evicted dead letters");
+            }
+            if !cleaned.more {
+                return Ok(());
+            }
             tokio::time::sleep(BETWEEN_STEPS).await;
         }
-        let snapshot = self.store.snapshot(None).await?;
-        Ok(snapshot.map_or(Duration::from_secs(3600), |snapshot| snapshot.settings.cleanup_interval))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use tokio::sync::{Notify, broadcast, mpsc};
+use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -119,6 +119,7 @@ impl Engine {
         let (events, pulse, suspects) = (Events::new(), Arc::new(Pulse::new()), Arc::new(Notify::new()));
         let measures = Measures { tally: Arc::new(Tally::new()), slots: slots.clone() };
         let (journal, written) = Journal::open();
+        let (settings, settings_now) = watch::channel(snapshot.settings.clone());
         let (stop_dispatcher, stop_upkeep) = (CancellationToken::new(), CancellationToken::new());
 
         let keeper = LeaseKeeper {
@@ -134,9 +135,15 @@ impl Engine {
             suspects: suspects.clone(),
             snapshot: snapshot.clone(),
         };
+        let janitor = Janitor {
+            store: store.clone(),
+            journal: journal.clone(),
+            tally: measures.tally.clone(),
+            settings: settings_now,
+        };
         let upkeep = vec![
             tokio::spawn(keeper.run(stop_upkeep.clone())),
-            tokio::spawn(Janitor { store: store.clone(), journal: journal.clone() }.run(stop_upkeep.clone())),
+            tokio::spawn(janitor.run(stop_upkeep.clone())),
             tokio::spawn(Replayer { store: store.clone() }.run(stop_upkeep.clone())),
         ];
         let environment = Arc::new(options.environment);
@@ -151,6 +158,7 @@ impl Engine {
             tracer: options.tracer,
             pulse: pulse.clone(),
             snapshot,
+            settings,
         });
         let dispatcher =
             tokio::spawn(dispatcher.run(inbox, suspects, stop_dispatcher.clone(), options.drain_timeout));
@@ -198,6 +206,9 @@ impl Engine {
         self.stop_upkeep.cancel();
         for task in self.upkeep {
             let _ = task.await;
+        }
+        if let Err(error) = self.measures.tally.tell(&*self.store).await {
+            tracing::warn!(%error, "could not note what the last attempts came to");
         }
         if let Err(error) = self.store.leave(self.lease.node()).await {
             tracing::warn!(%error, "could not leave the store; its claims are taken over after the lease");

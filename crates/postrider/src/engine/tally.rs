@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
+
+use jiff::Timestamp;
 
 use super::histogram::{Buckets, Histogram};
 use super::slots::Slots;
 use crate::endpoint::{Endpoint, EndpointId};
-use crate::store::AttemptOutcome;
+use crate::error::StoreError;
 use crate::store::figures::{ENDPOINTS_MAX, OTHERS};
+use crate::store::{AttemptOutcome, Results, Store};
 use crate::verdict::{Class, Outcome};
 
 /// Upper bounds in seconds: from a receiver in the same room to the longest timeout people set.
@@ -126,6 +129,33 @@ impl Tally {
         let lines = self.lines.read().expect("nobody panics while holding the tally");
         let line = lines.of.get(&endpoint).map_or(&self.dropped, |line| &**line);
         line.attempts[4].fetch_add(1, Relaxed);
+        line.untold().lost += 1;
+    }
+
+    /// Tells the store what attempts came to. What it does not note is told with what comes next.
+    pub(super) async fn tell(&self, store: &dyn Store) -> Result<(), StoreError> {
+        let mut untold = self.take_untold();
+        if untold.is_empty() {
+            return Ok(());
+        }
+        let noted = store.note_results(untold.clone()).await;
+        if let Ok(noted) = &noted {
+            untold.retain(|(endpoint, _)| !noted.contains(endpoint));
+        }
+        let lines = self.lines.read().expect("nobody panics while holding the tally");
+        for (endpoint, earlier) in untold {
+            if let Some(line) = lines.of.get(&endpoint) {
+                let mut since = line.untold();
+                *since = earlier.then(std::mem::take(&mut *since));
+            }
+        }
+        noted.map(drop)
+    }
+
+    fn take_untold(&self) -> Vec<(EndpointId, Results)> {
+        let lines = self.lines.read().expect("nobody panics while holding the tally");
+        let taken = lines.of.iter().map(|(endpoint, line)| (*endpoint, std::mem::take(&mut *line.untold())));
+        taken.filter(|(_, results)| *results != Results::default()).collect()
     }
 }
 
@@ -137,6 +167,8 @@ pub(super) struct Line {
     attempts: [AtomicU64; ENDS.len()],
     durations: Histogram,
     delays: Histogram,
+    /// What the store has not heard yet.
+    untold: Mutex<Results>,
 }
 
 impl Line {
@@ -147,11 +179,23 @@ impl Line {
             attempts: Default::default(),
             durations: Histogram::new(DURATION_BOUNDS),
             delays: Histogram::new(DELAY_BOUNDS),
+            untold: Mutex::default(),
         }
     }
 
+    fn untold(&self) -> MutexGuard<'_, Results> {
+        self.untold.lock().expect("nobody panics while holding results")
+    }
+
     /// `age`: since the message was created.
-    pub(super) fn attempted(&self, outcome: &Outcome, duration: Duration, age: Duration) {
+    pub(super) fn attempted(
+        &self,
+        outcome: &Outcome,
+        ended_at: Timestamp,
+        duration: Duration,
+        age: Duration,
+    ) {
+        self.untold().add(outcome, ended_at);
         let end = match outcome {
             Outcome::Delivered(_) => 0,
             Outcome::Failed(failure) => match failure.class {

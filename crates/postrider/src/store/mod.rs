@@ -21,6 +21,7 @@ pub use listing::*;
 pub use pubsub::PubSub;
 pub use records::*;
 pub use replays::*;
+pub use results::{EndpointHealth, Results};
 pub use sweeps::*;
 pub use tokens::*;
 
@@ -30,6 +31,7 @@ mod pubsub;
 mod records;
 mod refusals;
 mod replays;
+mod results;
 mod sweeps;
 mod tokens;
 pub mod moving;
@@ -80,8 +82,11 @@ pub trait Store: Send + Sync + 'static {
     /// Moves up to `limit` pending messages past their expiry to the archive; which they were.
     async fn expire(&self, limit: usize) -> Result<Vec<Expired>>;
 
-    /// Applies retention to at most `limit` rows; true when there is more to do.
-    async fn clean_up(&self, limit: usize) -> Result<bool>;
+    /// Applies retention to at most `limit` rows.
+    async fn clean_up(&self, limit: usize) -> Result<Cleaned>;
+
+    /// Adds to what is told of endpoints, and says of which: the others are to be told again.
+    async fn note_results(&self, results: Vec<(EndpointId, Results)>) -> Result<Vec<EndpointId>>;
 
     /// Takes one replay a step further: at most `limit` messages, and its position, in one transaction.
     async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn>;
@@ -106,6 +111,8 @@ pub trait Operate: Figures + Listing + PubSub + Replays + Sweeps + Tokens {
     /// Refused while it has messages, unless forced: then they are cancelled.
     async fn drop_endpoint(&self, name: &str, force: bool) -> Result<()>;
     async fn endpoint(&self, name: &str) -> Result<Endpoint>;
+    /// How attempts at it went, but for those of the last second or so.
+    async fn endpoint_health(&self, name: &str) -> Result<EndpointHealth>;
     /// By name, after `after`.
     async fn endpoints(&self, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>>;
     async fn set_endpoint_enabled(&self, name: &str, enabled: bool) -> Result<()>;
@@ -352,6 +359,24 @@ impl Unreadable {
     pub(crate) fn new(id: MessageId, endpoint: EndpointId, attempts: u32, what: &Invalid) -> Self {
         Self { id, endpoint, attempts, error: format!("{} {what}", Class::Permanent.tag()) }
     }
+}
+
+/// What one step of retention did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cleaned {
+    /// There is more to do.
+    pub more: bool,
+    /// Counted and logged in the store already.
+    pub evicted: Vec<Evicted>,
+}
+
+/// Dead letters that a rule took.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evicted {
+    /// The setting.
+    pub rule: String,
+    pub count: u64,
+    pub bytes: u64,
 }
 
 /// A pending message that lost a claim with its node.

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use super::Result;
-use crate::event::{EventType, NewEvent, NewEventType, NewSubscription, Subscription};
+use crate::event::{EventType, NewEvent, NewEventType, NewSubscription, Subscribed, Subscription};
 
 #[async_trait]
 pub trait PubSub: Send + Sync + 'static {
@@ -14,7 +14,8 @@ pub trait PubSub: Send + Sync + 'static {
     /// By name, after `after`.
     async fn event_types(&self, after: Option<&str>, limit: usize) -> Result<Vec<EventType>>;
 
-    async fn subscribe(&self, new: NewSubscription) -> Result<Subscription>;
+    /// The same again finds the subscription that exists, and leaves it as it is: a disabled one stays disabled.
+    async fn subscribe(&self, new: NewSubscription) -> Result<Subscribed>;
     async fn unsubscribe(&self, id: i64) -> Result<()>;
     async fn subscription(&self, id: i64) -> Result<Subscription>;
     /// By id, after `after`.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use super::AttemptRecord;
+use super::{AttemptRecord, EndpointHealth};
 use crate::message::{MessageId, State};
 use crate::verdict::{Class, DeadReason};
 
@@ -76,6 +76,8 @@ pub struct DlqFilter {
     pub event_type: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ordering_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub correlation_id: Option<Uuid>,
     /// Died from then on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Timestamp>,
@@ -147,12 +149,18 @@ pub struct DeadLetter {
     pub last_error: Option<String>,
     /// Up to the last 100, oldest first.
     pub errors: Vec<AttemptError>,
+    pub priority: u8,
     pub payload: Option<Bytes>,
     pub content_type: String,
     pub headers: BTreeMap<String, String>,
+    pub options: Map<String, Value>,
+    pub idempotency_key: Option<String>,
+    pub correlation_id: Option<Uuid>,
     pub ordering_key: Option<String>,
     pub event_type: Option<String>,
     pub created_at: Timestamp,
+    pub scheduled_at: Option<Timestamp>,
+    pub expires_at: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -180,7 +188,11 @@ pub struct DlqSummary {
     pub failed: u64,
     pub redriven: u64,
     pub discarded: u64,
+    /// When the first of the failed ones died, and the last.
     pub oldest_failed: Option<Timestamp>,
+    pub newest_failed: Option<Timestamp>,
+    /// How many of the failed ones died for each reason.
+    pub reasons: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -221,4 +233,6 @@ pub struct EndpointStatus {
     pub processing: u64,
     pub dead: u64,
     pub oldest_pending: Option<Timestamp>,
+    #[serde(flatten)]
+    pub health: EndpointHealth,
 }

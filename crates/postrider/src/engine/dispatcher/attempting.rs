@@ -123,7 +123,7 @@ impl Dispatcher {
         lane.running -= 1;
         let age = now.duration_since(finished.claim.message.created_at);
         let age = Duration::try_from(age).unwrap_or_default();
-        lane.tally.attempted(&finished.outcome, finished.duration, age);
+        lane.tally.attempted(&finished.outcome, now, finished.duration, age);
         lane.stock.observe(finished.load, finished.duration);
         lane.concurrency.observe(finished.load, finished.started_at, now);
         lane.publish_room(accepts);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -32,6 +32,7 @@ use crate::breaker::Permission;
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::MessageId;
+use crate::settings::Settings;
 use crate::sink::Environment;
 use crate::store::{Arrival, Claimed, Effect, Settled, Settlement, Snapshot, Store, Suspect, Waiting, Want};
 use crate::trace::Tracer;
@@ -82,6 +83,8 @@ pub(super) struct Parts {
     pub(super) tracer: Option<Tracer>,
     pub(super) pulse: Arc<Pulse>,
     pub(super) snapshot: Arc<Snapshot>,
+    /// Of the snapshot, for those who follow them.
+    pub(super) settings: watch::Sender<Arc<Settings>>,
 }
 
 /// What ended went to the store.
@@ -331,6 +334,7 @@ impl Dispatcher {
 
     fn take_snapshot(&mut self, snapshot: Arc<Snapshot>) {
         self.parts.snapshot = snapshot;
+        self.parts.settings.send_replace(self.parts.snapshot.settings.clone());
         for id in self.lanes.with_stock() {
             if !self.parts.snapshot.endpoints.iter().any(|endpoint| endpoint.id == id) {
                 self.give_back_stock(id);

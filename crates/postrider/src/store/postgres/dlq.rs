@@ -1,5 +1,7 @@
 //! The dead letter queue: look, and put back in steps.
 
+use std::collections::BTreeMap;
+
 use deadpool_postgres::{ClientWrapper, Transaction};
 use jiff::Timestamp;
 use postgres_types::{Json, ToSql};
@@ -8,7 +10,7 @@ use tokio_postgres::Row;
 
 use super::Shared;
 use super::errors::store_error;
-use super::row::{big_count, count, headers, optional_text, payload, text, time};
+use super::row::{big_count, count, headers, object, optional_text, optional_time, payload, text, time};
 use crate::clock::truncated;
 use crate::error::StoreError;
 use crate::message::MessageId;
@@ -28,7 +30,8 @@ pub(super) async fn list(shared: &Shared, filter: &DlqFilter) -> Result<Vec<Dead
     let limit = matching.parameter(if filter.limit == 0 { LIST_DEFAULT } else { filter.limit } as i64);
     let list = format!(
         "SELECT d.id, message_id, e.name, status, reason, died_at, attempts, last_error, errors, payload,
-           content_type, headers, ordering_key, event_type, d.created_at
+           content_type, headers, ordering_key, event_type, d.created_at, priority, d.options, idempotency_key,
+           correlation_id, scheduled_at, expires_at
          FROM postrider.dlq d JOIN postrider.endpoints e ON e.id = d.endpoint_id
          WHERE {} ORDER BY d.id LIMIT {limit}",
         matching.conditions
@@ -59,6 +62,7 @@ impl Matching {
         matching.and("strpos(d.last_error, {}) > 0", filter.error.clone());
         matching.and("d.event_type = {}", filter.event_type.clone());
         matching.and("d.ordering_key = {}", filter.ordering_key.clone());
+        matching.and("d.correlation_id = {}", filter.correlation_id);
         matching.and("d.died_at >= {}", filter.from.map(truncated));
         matching.and("d.died_at < {}", filter.until.map(truncated));
         Ok(matching)
@@ -112,11 +116,18 @@ fn dead_letter(row: &Row) -> DeadLetter {
         ordering_key: optional_text(row, 12),
         event_type: optional_text(row, 13),
         created_at: time(row, 14),
+        priority: row.get::<_, i16>(15) as u8,
+        options: object(row, 16),
+        idempotency_key: optional_text(row, 17),
+        correlation_id: row.get(18),
+        scheduled_at: optional_time(row, 19),
+        expires_at: optional_time(row, 20),
     }
 }
 
 pub(super) async fn summary(shared: &Shared) -> Result<Vec<DlqSummary>> {
-    let summary = "SELECT endpoint, failed, redriven, discarded, oldest_failed FROM postrider.dlq_summary()";
+    let summary = "SELECT endpoint, failed, redriven, discarded, oldest_failed, newest_failed, reasons
+                   FROM postrider.dlq_summary()";
     let rows = shared.prompt.query(summary, &[]).await?;
     let of_endpoint = |row: &Row| DlqSummary {
         endpoint: row.get(0),
@@ -124,6 +135,8 @@ pub(super) async fn summary(shared: &Shared) -> Result<Vec<DlqSummary>> {
         redriven: big_count(row, 2),
         discarded: big_count(row, 3),
         oldest_failed: row.get(4),
+        newest_failed: row.get(5),
+        reasons: row.get::<_, Json<BTreeMap<String, u64>>>(6).0,
     };
     Ok(rows.iter().map(of_endpoint).collect())
 }

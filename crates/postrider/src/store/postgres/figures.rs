@@ -19,7 +19,10 @@ impl Figures for PostgresStore {
 }
 
 pub(super) async fn figures(shared: &Shared) -> Result<Vec<Figure>> {
-    let rows = shared.prompt.query("SELECT name, labels, value FROM postrider.metrics()", &[]).await?;
+    // Of attempts every node has its own figures, under the same name.
+    let figures =
+        "SELECT name, labels, value FROM postrider.metrics() WHERE name <> 'postrider_attempts_total'";
+    let rows = shared.prompt.query(figures, &[]).await?;
     let figure = |row: &Row| Figure {
         name: row.get(0),
         labels: row.get::<_, Json<BTreeMap<String, String>>>(1).0,

@@ -2,11 +2,11 @@
 
 use tokio_postgres::Row;
 
-use super::Shared;
 use super::row::{
     Span, big_count, count, headers, object, optional_text, optional_time, payload, text, time,
 };
 use super::settle::state_named;
+use super::{Shared, results};
 use crate::breaker::CircuitName;
 use crate::message::{MessageId, NodeId};
 use crate::store::{
@@ -101,7 +101,8 @@ pub(super) async fn status(shared: &Shared) -> Result<StoreStatus> {
 
 async fn endpoint_statuses(shared: &Shared) -> Result<Vec<EndpointStatus>> {
     let statuses =
-        "SELECT name, protocol, enabled, paused, circuit, pending, processing, dead, oldest_pending
+        "SELECT name, protocol, enabled, paused, circuit, pending, processing, dead, oldest_pending, delivered, failed,
+                      consecutive_failures, last_success_at, last_failure_at, last_error
                     FROM postrider._endpoint_statuses()";
     let rows = shared.prompt.query(statuses, &[]).await?;
     let status = |row: &Row| EndpointStatus {
@@ -118,6 +119,7 @@ async fn endpoint_statuses(shared: &Shared) -> Result<Vec<EndpointStatus>> {
         processing: big_count(row, 6),
         dead: big_count(row, 7),
         oldest_pending: optional_time(row, 8),
+        health: results::told(row, 9),
     };
     Ok(rows.iter().map(status).collect())
 }

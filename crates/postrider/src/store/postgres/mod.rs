@@ -28,8 +28,9 @@ use self::time::StoreClock;
 use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Hello, Joined, Operate,
-    Redrive, ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, Cleaned, DeadLetter, DlqFilter, DlqSummary, EndpointHealth, EventRecord, Expired,
+    Hello, Joined, Operate, Redrive, ReplayTurn, Result, Results, Settled, Settlement, Snapshot, Store,
+    StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::Clock;
@@ -65,6 +66,7 @@ mod publish;
 mod dlq;
 mod sweep;
 mod replays;
+mod results;
 mod inspect;
 mod figures;
 mod listing;
@@ -292,8 +294,12 @@ impl Store for PostgresStore {
         upkeep::expire(&self.shared, limit).await
     }
 
-    async fn clean_up(&self, limit: usize) -> Result<bool> {
+    async fn clean_up(&self, limit: usize) -> Result<Cleaned> {
         upkeep::clean_up(&self.shared, limit).await
+    }
+
+    async fn note_results(&self, results: Vec<(EndpointId, Results)>) -> Result<Vec<EndpointId>> {
+        self.shared.in_time(results::note(&self.shared, &results)).await
     }
 
     async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn> {
@@ -333,6 +339,10 @@ impl Operate for PostgresStore {
 
     async fn endpoint(&self, name: &str) -> Result<Endpoint> {
         endpoints::by_name(&self.shared, name).await
+    }
+
+    async fn endpoint_health(&self, name: &str) -> Result<EndpointHealth> {
+        results::health(&self.shared, name).await
     }
 
     async fn endpoints(&self, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {

@@ -9,7 +9,7 @@ use super::event_types::check_name;
 use super::row::big_count;
 use super::send::Columns;
 use super::{PostgresStore, Shared, event_types, subscriptions};
-use crate::event::{EventType, NewEvent, NewEventType, NewSubscription, Subscription, within};
+use crate::event::{EventType, NewEvent, NewEventType, NewSubscription, Subscribed, Subscription, within};
 use crate::message::NewMessage;
 use crate::store::{PubSub, Result};
 
@@ -31,7 +31,7 @@ impl PubSub for PostgresStore {
         event_types::list(&self.shared, after, limit).await
     }
 
-    async fn subscribe(&self, new: NewSubscription) -> Result<Subscription> {
+    async fn subscribe(&self, new: NewSubscription) -> Result<Subscribed> {
         subscriptions::create(&self.shared, new).await
     }
 

@@ -311,6 +311,6 @@ impl<'a> Attempt<'a> {
 }
 
 /// PostgreSQL keeps every character but U+0000. What a receiver says must never keep a message from being settled.
-fn without_nul(text: &str) -> Cow<'_, str> {
+pub(super) fn without_nul(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { text.replace('\0', "\u{fffd}").into() } else { text.into() }
 }

@@ -6,18 +6,18 @@ use tokio_postgres::Row;
 use super::Shared;
 use super::row::json;
 use crate::error::StoreError;
-use crate::event::{NewSubscription, Subscription};
+use crate::event::{NewSubscription, Subscribed, Subscription};
 use crate::store::Result;
 
-pub(super) async fn create(shared: &Shared, new: NewSubscription) -> Result<Subscription> {
+pub(super) async fn create(shared: &Shared, new: NewSubscription) -> Result<Subscribed> {
     new.check()?;
     if new.endpoint.contains('\0') {
         return Err(StoreError::unknown_endpoint(new.endpoint));
     }
-    let subscribe = "SELECT postrider.subscribe($1, $2, $3, $4)";
+    let subscribe = "SELECT id, existed FROM postrider._subscribe($1, $2, $3, $4)";
     let (filter, template) = (new.filter.as_ref().map(Json), new.template.as_ref().map(Json));
     let made = shared.pool.query_one(subscribe, &[&new.pattern, &new.endpoint, &filter, &template]).await?;
-    by_id(shared, made.get(0)).await
+    Ok(Subscribed { subscription: by_id(shared, made.get(0)).await?, existed: made.get(1) })
 }
 
 pub(super) async fn by_id(shared: &Shared, id: i64) -> Result<Subscription> {

@@ -2,10 +2,12 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use postgres_types::Json;
+
 use super::Shared;
 use crate::endpoint::EndpointId;
 use crate::message::MessageId;
-use crate::store::{Arrival, Expired, Result};
+use crate::store::{Arrival, Cleaned, Evicted, Expired, Result};
 
 /// Keys that are let go in one step: with what expires in it, fewer than a transaction may lock.
 const STALLED_KEYS_MAX: i32 = 400;
@@ -36,7 +38,10 @@ pub(super) async fn expire(shared: &Shared, limit: usize) -> Result<Vec<Expired>
     Ok(row.get::<_, Vec<i64>>(0).chunks_exact(3).map(expired).collect())
 }
 
-/// One bounded step; true when there is more to do.
-pub(super) async fn clean_up(shared: &Shared, limit: usize) -> Result<bool> {
-    Ok(shared.own.query_one("SELECT postrider._clean_up($1)", &[&(limit as i32)]).await?.get(0))
+/// One bounded step.
+pub(super) async fn clean_up(shared: &Shared, limit: usize) -> Result<Cleaned> {
+    let clean_up = "SELECT more, evicted FROM postrider._clean_up($1)";
+    let row = shared.own.query_one(clean_up, &[&(limit as i32)]).await?;
+    let evicted: Vec<Json<Evicted>> = row.get(1);
+    Ok(Cleaned { more: row.get(0), evicted: evicted.into_iter().map(|Json(evicted)| evicted).collect() })
 }

@@ -234,7 +234,8 @@ pub(super) fn list(conn: &Connection, filter: &DlqFilter) -> Result<Vec<DeadLett
     values.push(if filter.limit == 0 { LIST_DEFAULT as i64 } else { filter.limit as i64 }.into());
     conn.prepare_cached(&format!(
         "SELECT d.id, message_id, e.name, status, reason, died_at, attempts, last_error, errors, payload,
-                content_type, headers, ordering_key, event_type, d.created_at
+                content_type, headers, ordering_key, event_type, d.created_at, priority, d.options,
+                idempotency_key, correlation_id, scheduled_at, expires_at
          FROM _postrider_dlq d JOIN _postrider_endpoints e ON e.id = d.endpoint_id
          WHERE {conditions} ORDER BY d.id LIMIT ?"
     ))
@@ -255,6 +256,7 @@ pub(super) fn conditions(conn: &Connection, filter: &DlqFilter) -> Result<(Strin
         ("instr(d.last_error, ?) > 0", text(&filter.error)),
         ("d.event_type = ?", text(&filter.event_type)),
         ("d.ordering_key = ?", text(&filter.ordering_key)),
+        ("d.correlation_id = ?", filter.correlation_id.map(|id| id.to_string().into())),
         ("d.died_at >= ?", filter.from.map(|at| micros_of(at).into())),
         ("d.died_at < ?", filter.until.map(|at| micros_of(at).into())),
     ];
@@ -299,14 +301,24 @@ fn dead_letter(row: &rusqlite::Row<'_>) -> rusqlite::Result<DeadLetter> {
         ordering_key: shown.text(12),
         event_type: shown.text(13),
         created_at: shown.time(14).unwrap_or_default(),
+        priority: shown.priority(15),
+        options: shown.object(16),
+        idempotency_key: shown.text(17),
+        correlation_id: shown.uuid(18),
+        scheduled_at: shown.time(19),
+        expires_at: shown.time(20),
     })
 }
 
 pub(super) fn summary(conn: &Connection) -> rusqlite::Result<Vec<DlqSummary>> {
     conn.prepare_cached(
-        "SELECT e.name, sum(status = 'failed'), sum(status = 'redriven'), sum(status = 'discarded'),
-                min(CASE WHEN status = 'failed' THEN died_at END)
-         FROM _postrider_dlq d JOIN _postrider_endpoints e ON e.id = d.endpoint_id
+        "SELECT e.name, sum(iif(status = 'failed', n, 0)), sum(iif(status = 'redriven', n, 0)),
+                sum(iif(status = 'discarded', n, 0)), min(iif(status = 'failed', oldest, NULL)),
+                max(iif(status = 'failed', newest, NULL)),
+                json_group_object(reason, n) FILTER (WHERE status = 'failed')
+         FROM (SELECT endpoint_id, status, reason, count(*) AS n, min(died_at) AS oldest, max(died_at) AS newest
+               FROM _postrider_dlq GROUP BY endpoint_id, status, reason) d
+         JOIN _postrider_endpoints e ON e.id = d.endpoint_id
          GROUP BY e.id ORDER BY e.name",
     )?
     .query_map([], |row| {
@@ -316,6 +328,8 @@ pub(super) fn summary(conn: &Connection) -> rusqlite::Result<Vec<DlqSummary>> {
             redriven: row.get(2)?,
             discarded: row.get(3)?,
             oldest_failed: row::optional_at(row.get(4)?),
+            newest_failed: row::optional_at(row.get(5)?),
+            reasons: serde_json::from_str(row.get_ref(6)?.as_str()?).unwrap_or_default(),
         })
     })?
     .collect()

@@ -120,15 +120,24 @@ pub(super) fn alter(write: &mut Write<'_>, name: &str, change: EndpointChange) -
     let checked: CheckedEndpoint = NewEndpoint {
         name: name.to_owned(),
         protocol: current.protocol.as_str().to_owned(),
-        config: change.config_over(current.config),
-        retry_policy: Some(change.retry_policy.clone().unwrap_or_else(|| json!(current.retry))),
-        options: Some(change.options.clone().unwrap_or_else(|| json!(current.options))),
+        config: change.config_over(current.config.clone()),
+        retry_policy: Some(change.retry_policy.unwrap_or_else(|| json!(current.retry))),
+        options: Some(change.options.unwrap_or_else(|| json!(current.options))),
     }
     .check(write.known.settings())?;
     if checked.options.key_scope != current.options.key_scope && has_keyed_messages(write.conn, current.id)? {
         let rule = "cannot change while the endpoint has messages or dead letters with ordering keys";
         return Err(crate::Invalid::new("options.key_scope", rule).into());
     }
+    let fields: Vec<&str> = [
+        ("config", checked.config != current.config),
+        ("retry_policy", checked.retry != current.retry),
+        ("options", checked.options != current.options),
+    ]
+    .iter()
+    .filter(|(_, differs)| *differs)
+    .map(|(field, _)| *field)
+    .collect();
     write
         .conn
         .prepare_cached(
@@ -144,15 +153,6 @@ pub(super) fn alter(write: &mut Write<'_>, name: &str, change: EndpointChange) -
             ])
         })
         .map_err(storage_error)?;
-    let fields: Vec<&str> = [
-        ("config", change.touches_config()),
-        ("retry_policy", change.retry_policy.is_some()),
-        ("options", change.options.is_some()),
-    ]
-    .iter()
-    .filter(|(_, given)| *given)
-    .map(|(field, _)| *field)
-    .collect();
     changed(write, name, "endpoint.changed", json!({ "fields": fields }))?;
     load_by_name(write.conn, name)
 }
@@ -259,12 +259,22 @@ pub(super) fn hold(write: &mut Write<'_>, id: EndpointId, until: Timestamp) -> R
     Ok(())
 }
 
-/// Compare-and-swap on the epoch.
 pub(super) fn move_circuit(
     write: &mut Write<'_>,
     id: EndpointId,
     from_epoch: i64,
     to: Circuit,
+) -> Result<bool> {
+    swap_circuit(write, id, from_epoch, to, &format!("circuit.{}", to.state.name().as_str()))
+}
+
+/// Compare-and-swap on the epoch; `kind` is that of the event.
+fn swap_circuit(
+    write: &mut Write<'_>,
+    id: EndpointId,
+    from_epoch: i64,
+    to: Circuit,
+    kind: &str,
 ) -> Result<bool> {
     let (until, probe) = match to.state {
         CircuitState::Closed | CircuitState::HalfOpen { probe: None } => (None, None),
@@ -290,8 +300,7 @@ pub(super) fn move_circuit(
         })
         .map_err(storage_error)?;
     let Some(name) = name else { return Ok(false) };
-    let kind = format!("circuit.{}", to.state.name().as_str());
-    changed(write, &name, &kind, json!({ "epoch": to.epoch }))?;
+    changed(write, &name, kind, json!({ "epoch": to.epoch }))?;
     Ok(true)
 }
 
@@ -301,7 +310,8 @@ pub(super) fn reset_circuit(write: &mut Write<'_>, name: &str) -> Result<()> {
         .conn
         .execute("UPDATE _postrider_endpoints SET held_until = NULL WHERE id = ?1", [endpoint.id.0])
         .map_err(storage_error)?;
-    move_circuit(write, endpoint.id, endpoint.circuit.epoch, endpoint.circuit.closed()).map(|_| ())
+    let (epoch, closed) = (endpoint.circuit.epoch, endpoint.circuit.closed());
+    swap_circuit(write, endpoint.id, epoch, closed, "circuit.reset").map(|_| ())
 }
 
 /// Logs the change, moves the version, and lets every node of this process look again.

@@ -7,7 +7,7 @@ use super::archive::{self, Month};
 use super::keys::{GLOBAL_SCOPE, Place};
 use super::row::{at, micros_of};
 use super::shown::Shown;
-use super::{claim, endpoints, export, known, schema, storage_error, stored_events};
+use super::{claim, endpoints, export, known, results, schema, storage_error, stored_events};
 use crate::breaker::CircuitState;
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::error::StoreError;
@@ -325,6 +325,7 @@ fn endpoint_statuses(conn: &Connection, now: Timestamp) -> Result<Vec<EndpointSt
                 } else {
                     waits_longest(conn, endpoint.id, now).map_err(storage_error)?
                 },
+                health: results::health(conn, endpoint.id).map_err(storage_error)?,
             })
         })
         .collect()

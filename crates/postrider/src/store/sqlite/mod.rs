@@ -24,8 +24,9 @@ use self::writer::{Write, Writer};
 use super::moving::{MoveError, Moved};
 use super::refusals::Refusals;
 use super::{
-    ClaimRequest, Claimed, DeadLetter, DlqFilter, DlqSummary, EventRecord, Expired, Hello, Joined, Operate,
-    Redrive, ReplayTurn, Result, Settled, Settlement, Snapshot, Store, StoreStatus, Story, Suspect, Waiting,
+    ClaimRequest, Claimed, Cleaned, DeadLetter, DlqFilter, DlqSummary, EndpointHealth, EventRecord, Expired,
+    Hello, Joined, Operate, Redrive, ReplayTurn, Result, Results, Settled, Settlement, Snapshot, Store,
+    StoreStatus, Story, Suspect, Waiting,
 };
 use crate::breaker::Circuit;
 use crate::clock::{Clock, SystemClock, truncated};
@@ -60,6 +61,7 @@ mod publish;
 mod redrive;
 mod replaying;
 mod replays;
+mod results;
 mod retention;
 mod row;
 mod schema;
@@ -416,8 +418,12 @@ impl Store for SqliteStore {
         self.write(Commit::Soon, move |write| retention::expire(write, limit)).await
     }
 
-    async fn clean_up(&self, limit: usize) -> Result<bool> {
+    async fn clean_up(&self, limit: usize) -> Result<Cleaned> {
         self.write(Commit::Soon, move |write| retention::clean_up(write, limit)).await
+    }
+
+    async fn note_results(&self, results: Vec<(EndpointId, Results)>) -> Result<Vec<EndpointId>> {
+        self.write(Commit::Soon, move |write| results::note(write, &results)).await
     }
 
     async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn> {
@@ -465,6 +471,15 @@ impl Operate for SqliteStore {
     async fn endpoint(&self, name: &str) -> Result<Endpoint> {
         let name = name.to_owned();
         self.read(move |conn| endpoints::load_by_name(conn, &name)).await
+    }
+
+    async fn endpoint_health(&self, name: &str) -> Result<EndpointHealth> {
+        let name = name.to_owned();
+        self.read(move |conn| {
+            let endpoint = endpoints::load_by_name(conn, &name)?;
+            results::health(conn, endpoint.id).map_err(storage_error)
+        })
+        .await
     }
 
     async fn endpoints(&self, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {

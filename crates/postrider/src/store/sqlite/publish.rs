@@ -13,8 +13,8 @@ use super::{SqliteStore, bulk, event_types, figures, send, storage_error};
 use crate::endpoint::{DisabledBy, Endpoint, EndpointId};
 use crate::error::{Invalid, StoreError};
 use crate::event::{
-    EventType, NewEvent, NewEventType, NewSubscription, Subscription, key_of_subscription, longest_key,
-    within,
+    EventType, NewEvent, NewEventType, NewSubscription, Subscribed, Subscription, key_of_subscription,
+    longest_key, within,
 };
 use crate::json::Json;
 use crate::message::NewMessage;
@@ -42,7 +42,7 @@ impl PubSub for SqliteStore {
         self.read(move |conn| event_types::list(conn, after.as_deref(), limit).map_err(storage_error)).await
     }
 
-    async fn subscribe(&self, new: NewSubscription) -> Result<Subscription> {
+    async fn subscribe(&self, new: NewSubscription) -> Result<Subscribed> {
         self.write(Commit::Durable, move |write| subscriptions::create(write, &new)).await
     }
 

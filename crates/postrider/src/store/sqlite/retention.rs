@@ -11,7 +11,7 @@ use super::writer::Write;
 use super::{events, figures, replays, storage_error, surface};
 use crate::endpoint::EndpointId;
 use crate::message::{MessageId, State};
-use crate::store::{Expired, Result};
+use crate::store::{Cleaned, Evicted, Expired, Result};
 
 /// Attempts of queued messages stay however old they are; no more than this many are passed over.
 const ATTEMPTS_LOOKED_AT: i64 = 2500;
@@ -40,33 +40,35 @@ pub(super) fn expire(write: &mut Write<'_>, limit: usize) -> Result<Vec<Expired>
     Ok(expired)
 }
 
-/// One bounded step; true when there is more to do.
-pub(super) fn clean_up(write: &mut Write<'_>, limit: usize) -> Result<bool> {
+/// One bounded step.
+pub(super) fn clean_up(write: &mut Write<'_>, limit: usize) -> Result<Cleaned> {
     archive::make_months_ahead(write)?;
-    let steps = [
-        clean_dlq,
-        evict_dlq,
-        clean_archive,
-        clean_attempts,
-        clean_event_log,
-        clean_reservations,
-        clean_replays,
-        clean_replayed,
-    ];
+    let mut evicted = Vec::new();
     let mut left = limit;
+    for evict in [clean_dlq, evict_dlq] {
+        if let Some(taken) = evict(write, left)? {
+            left -= (taken.count as usize).min(left);
+            evicted.push(taken);
+        }
+        if left == 0 {
+            return Ok(Cleaned { more: true, evicted });
+        }
+    }
+    let steps =
+        [clean_archive, clean_attempts, clean_event_log, clean_reservations, clean_replays, clean_replayed];
     for step in steps {
         left -= step(write, left)?.min(left);
         if left == 0 {
-            return Ok(true);
+            return Ok(Cleaned { more: true, evicted });
         }
     }
-    Ok(false)
+    Ok(Cleaned { more: false, evicted })
 }
 
 /// Dead letters past their days. Heads that hold their key stay.
-fn clean_dlq(write: &mut Write<'_>, limit: usize) -> Result<usize> {
+fn clean_dlq(write: &mut Write<'_>, limit: usize) -> Result<Option<Evicted>> {
     let before = days_ago(write.now, write.known.settings().dlq_retention_days);
-    let evicted = evict(
+    let (count, bytes) = evict(
         write,
         "SELECT id, endpoint_id, status, bytes FROM _postrider_dlq
          WHERE died_at <= ?1 AND holds_key = 0 ORDER BY died_at LIMIT ?2",
@@ -74,15 +76,14 @@ fn clean_dlq(write: &mut Write<'_>, limit: usize) -> Result<usize> {
         limit,
         |_| true,
     )?;
-    log_eviction(write, "dlq_retention_days", evicted.0, evicted.1)?;
-    Ok(evicted.0)
+    evicted(write, "dlq_retention_days", count, bytes)
 }
 
 /// Oldest dead letters first, down to 90 % of `dlq_max_bytes`.
-fn evict_dlq(write: &mut Write<'_>, limit: usize) -> Result<usize> {
+fn evict_dlq(write: &mut Write<'_>, limit: usize) -> Result<Option<Evicted>> {
     let max = write.known.settings().dlq_max_bytes;
     if max == 0 {
-        return Ok(0);
+        return Ok(None);
     }
     write.counts.write(write.conn)?;
     let bytes: u64 = write
@@ -90,10 +91,10 @@ fn evict_dlq(write: &mut Write<'_>, limit: usize) -> Result<usize> {
         .query_row("SELECT dlq_bytes FROM _postrider_counts WHERE endpoint_id = 0", [], |row| row.get(0))
         .map_err(storage_error)?;
     if bytes <= max {
-        return Ok(0);
+        return Ok(None);
     }
     let keep = max / 100 * DLQ_KEPT_PERCENT + max % 100 * DLQ_KEPT_PERCENT / 100;
-    let evicted = evict(
+    let (count, gone) = evict(
         write,
         "SELECT id, endpoint_id, status, bytes FROM _postrider_dlq
          WHERE holds_key = 0 AND ?1 IS NOT NULL ORDER BY died_at, id LIMIT ?2",
@@ -101,8 +102,7 @@ fn evict_dlq(write: &mut Write<'_>, limit: usize) -> Result<usize> {
         limit,
         |gone| bytes.saturating_sub(gone) > keep,
     )?;
-    log_eviction(write, "dlq_max_bytes", evicted.0, evicted.1)?;
-    Ok(evicted.0)
+    evicted(write, "dlq_max_bytes", count, gone)
 }
 
 /// Deletes the selected dead letters while `go_on(bytes gone so far)`; how many and how many bytes.
@@ -140,13 +140,15 @@ fn evict(
     Ok((count, gone))
 }
 
-fn log_eviction(write: &mut Write<'_>, rule: &str, count: usize, bytes: u64) -> Result<()> {
+/// Counts and logs it.
+fn evicted(write: &mut Write<'_>, rule: &str, count: usize, bytes: u64) -> Result<Option<Evicted>> {
     if count == 0 {
-        return Ok(());
+        return Ok(None);
     }
-    tracing::info!(rule, count, bytes, "evicted dead letters");
+    let evicted = Evicted { rule: rule.to_owned(), count: count as u64, bytes };
     figures::count(write, "evictions", count)?;
-    events::log(write, "dlq.evicted", None, &json!({ "rule": rule, "count": count, "bytes": bytes }))
+    events::log(write, "dlq.evicted", None, &json!(evicted))?;
+    Ok(Some(evicted))
 }
 
 /// Months that are over for that long. The month the limit falls into waits until it is, or every step would

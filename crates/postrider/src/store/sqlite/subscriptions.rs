@@ -8,18 +8,22 @@ use super::writer::Write;
 use super::{event_types, events, storage_error};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
-use crate::event::{NewSubscription, Subscription};
+use crate::event::{NewSubscription, Subscribed, Subscription};
 use crate::json::Json;
 use crate::pubsub;
 use crate::store::Result;
 
-pub(super) fn create(write: &mut Write<'_>, new: &NewSubscription) -> Result<Subscription> {
+pub(super) fn create(write: &mut Write<'_>, new: &NewSubscription) -> Result<Subscribed> {
     new.check()?;
     if pubsub::is_whole_name(&new.pattern) {
         event_types::by_name(write.conn, &new.pattern)?;
     }
     let endpoint = write.known.by_name(&new.endpoint)?.id;
     let text = |json: &Option<Json>| json.as_ref().map(ToString::to_string);
+    let (filter, template) = (text(&new.filter), text(&new.template));
+    if let Some(id) = find(write.conn, new, endpoint, &filter, &template).map_err(storage_error)? {
+        return Ok(Subscribed { subscription: by_id(write.conn, id)?, existed: true });
+    }
     let id = write
         .conn
         .prepare_cached(
@@ -27,13 +31,28 @@ pub(super) fn create(write: &mut Write<'_>, new: &NewSubscription) -> Result<Sub
              VALUES (?1, ?2, ?3, ?4, ?5)",
         )
         .and_then(|mut statement| {
-            let (filter, template) = (text(&new.filter), text(&new.template));
             statement.insert(params![new.pattern, endpoint.0, filter, template, micros_of(write.now)])
         })
         .map_err(storage_error)?;
     let detail = json!({ "subscription": id, "endpoint": new.endpoint });
     events::log(write, "subscription.created", Some(&new.pattern), &detail)?;
-    by_id(write.conn, id)
+    Ok(Subscribed { subscription: by_id(write.conn, id)?, existed: false })
+}
+
+/// The one that says the same.
+fn find(
+    conn: &Connection,
+    new: &NewSubscription,
+    endpoint: EndpointId,
+    filter: &Option<String>,
+    template: &Option<String>,
+) -> rusqlite::Result<Option<i64>> {
+    conn.prepare_cached(
+        "SELECT id FROM _postrider_subscriptions
+         WHERE endpoint_id = ?1 AND pattern = ?2 AND filter IS ?3 AND template IS ?4",
+    )?
+    .query_row(params![endpoint.0, new.pattern, filter, template], |row| row.get(0))
+    .optional()
 }
 
 pub(super) fn drop(write: &mut Write<'_>, id: i64) -> Result<()> {

@@ -11,8 +11,8 @@ use postrider::breaker::Circuit;
 use postrider::endpoint::EndpointId;
 use postrider::message::{Fence, LostClaim, NodeId};
 use postrider::store::{
-    ClaimRequest, Claimed, Effect, Expired, Hello, Joined, ReplayTurn, Result, Settled, Settlement, Snapshot,
-    Suspect, Waiting,
+    ClaimRequest, Claimed, Cleaned, Effect, Expired, Hello, Joined, ReplayTurn, Result, Results, Settled,
+    Settlement, Snapshot, Suspect, Waiting,
 };
 use postrider::{MessageId, Operate, SqliteStore, Store, StoreError};
 use serde_json::Map;
@@ -50,6 +50,11 @@ pub(super) struct Faulty {
     /// Whoever leaves waits for this one afterwards.
     pub(super) leaving: Mutex<()>,
     pub(super) left: AtomicUsize,
+    /// Notes of results that are still to be refused.
+    pub(super) refused_notes: AtomicU32,
+    pub(super) looked_for_expired: AtomicUsize,
+    /// When it had cleaned up everything.
+    pub(super) cleaned_up: std::sync::Mutex<Vec<Instant>>,
 }
 
 impl Faulty {
@@ -72,6 +77,9 @@ impl Faulty {
             handing_out: Mutex::default(),
             leaving: Mutex::default(),
             left: AtomicUsize::new(0),
+            refused_notes: AtomicU32::new(0),
+            looked_for_expired: AtomicUsize::new(0),
+            cleaned_up: std::sync::Mutex::default(),
         })
     }
 
@@ -198,11 +206,24 @@ impl Store for Faulty {
     }
 
     async fn expire(&self, limit: usize) -> Result<Vec<Expired>> {
-        self.ask()?.expire(limit).await
+        let expired = self.ask()?.expire(limit).await;
+        self.looked_for_expired.fetch_add(1, SeqCst);
+        expired
     }
 
-    async fn clean_up(&self, limit: usize) -> Result<bool> {
-        self.ask()?.clean_up(limit).await
+    async fn clean_up(&self, limit: usize) -> Result<Cleaned> {
+        let cleaned = self.ask()?.clean_up(limit).await?;
+        if !cleaned.more {
+            self.cleaned_up.lock().unwrap().push(Instant::now());
+        }
+        Ok(cleaned)
+    }
+
+    async fn note_results(&self, results: Vec<(EndpointId, Results)>) -> Result<Vec<EndpointId>> {
+        if one_of(&self.refused_notes) {
+            return Err(StoreError::Unavailable("no notes today".to_owned()));
+        }
+        self.ask()?.note_results(results).await
     }
 
     async fn advance_replays(&self, limit: usize) -> Result<ReplayTurn> {

@@ -1,14 +1,17 @@
 //! What a node counts of its own work.
 
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use postrider::store::AttemptOutcome::{Delivered, Failed, Lost};
+use postrider::store::EndpointHealth;
 use postrider::store::figures::{ENDPOINTS_MAX, OTHERS};
 use postrider::verdict::Class::{Gone, Permanent, Retryable};
-use postrider::{Operate, State};
+use postrider::{Engine, Operate, State};
 use serde_json::json;
 
 use super::PATIENCE;
+use super::faulty::Faulty;
 use super::receiver::Answer;
 use super::world::{World, quick};
 
@@ -92,4 +95,36 @@ async fn who_was_counted_among_the_others_stays_there() {
     tokio::time::timeout(PATIENCE, is_gone).await.expect("the endpoint goes");
     assert_eq!(delivered(), (ENDPOINTS_MAX, 1));
     engine.stop().await;
+}
+
+#[tokio::test]
+async fn the_store_hears_what_attempts_came_to_though_it_was_away() {
+    let world = World::new().await;
+    world.endpoint_from(json!({ "name": "a", "retry_policy": quick(5) })).await;
+    world.endpoint("b").await;
+    world.receiver.script(|arrival| Answer::status(if arrival.attempt < 3 { 500 } else { 200 }));
+    let faulty = Faulty::over(&world.store);
+    faulty.refused_notes.store(2, SeqCst);
+    let engine = Engine::start(faulty.clone(), world.options()).await.unwrap();
+    let first = world.send("a", 1).await;
+    let story = world.until_state(first, State::Completed).await;
+    let is_told = async {
+        while faulty.refused_notes.load(SeqCst) > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, is_told).await.expect("it is told again and again");
+    world.receiver.answer(Answer::status(503));
+    let second = world.send("a", 2).await;
+    world.receiver.until("a failure", |receiver| receiver.count() > 3).await;
+    engine.stop().await;
+    let health = world.store.endpoint_health("a").await.unwrap();
+    let failed = world.story(second).await.attempt_count;
+    assert_eq!((health.delivered, health.failed), (1, 2 + u64::from(failed)));
+    assert_eq!(health.consecutive_failures, u64::from(failed));
+    assert!(health.last_error.is_some_and(|error| error.starts_with("[RETRYABLE] answered 503")));
+    assert!(
+        health.last_success_at >= Some(story.created_at) && health.last_failure_at > health.last_success_at
+    );
+    assert_eq!(world.store.endpoint_health("b").await.unwrap(), EndpointHealth::default());
 }

@@ -21,6 +21,7 @@ mod crash;
 mod outage;
 mod measures;
 mod replays;
+mod upkeep;
 
 /// Long enough for a slow machine; every wait ends as soon as what it waits for is there.
 const PATIENCE: Duration = Duration::from_secs(20);

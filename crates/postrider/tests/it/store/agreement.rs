@@ -106,7 +106,7 @@ impl<H: Harness> Way for Library<H> {
             ..NewSubscription::new(pattern, "a")
         };
         let made = self.0.store().subscribe(new).await;
-        made.map(|subscription| subscription.id).map_err(|error| error.to_string())
+        made.map(|made| made.subscription.id).map_err(|error| error.to_string())
     }
 
     async fn unsubscribe(&mut self, id: i64) {
@@ -227,7 +227,7 @@ impl Way for SqliteSql {
             ..NewSubscription::new(pattern, "a")
         };
         let made = self.shop.store.subscribe(new).await;
-        made.map(|subscription| subscription.id).map_err(|error| error.to_string())
+        made.map(|made| made.subscription.id).map_err(|error| error.to_string())
     }
 
     async fn unsubscribe(&mut self, id: i64) {

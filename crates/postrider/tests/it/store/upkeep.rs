@@ -63,7 +63,7 @@ impl House {
 
     async fn clean_up(&self) {
         for _ in 0..1000 {
-            if !self.store.clean_up(250).await.unwrap() {
+            if !self.store.clean_up(250).await.unwrap().more {
                 return;
             }
         }

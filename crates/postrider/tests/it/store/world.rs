@@ -10,8 +10,8 @@ use postrider::endpoint::{EndpointId, NewEndpoint};
 use postrider::message::{Claim, Fence, LostClaim, NodeId};
 use postrider::store::{
     Arrival, AttemptOutcome, AttemptRecord, ClaimRequest, Claimed, DeadLetter, DirectClaims, DlqFilter,
-    Effect, End, EventRecord, Hello, Keyring, NextDue, NoDirectClaims, Pick, Settled, Settlement, Story,
-    Want,
+    Effect, End, EventRecord, Evicted, Hello, Keyring, NextDue, NoDirectClaims, Pick, Settled, Settlement,
+    Story, Want,
 };
 use postrider::verdict::{Class, DeadReason, Verdict};
 use postrider::{MessageId, NewMessage, Operate, State, Store};
@@ -312,10 +312,14 @@ impl<H: Harness> World<H> {
         self.store().events(None, 1000).await.unwrap()
     }
 
-    pub(crate) async fn clean_up(&self) {
+    /// What that evicted.
+    pub(crate) async fn clean_up(&self) -> Vec<Evicted> {
+        let mut evicted = Vec::new();
         for _ in 0..1000 {
-            if !self.store().clean_up(100).await.unwrap() {
-                return;
+            let cleaned = self.store().clean_up(100).await.unwrap();
+            evicted.extend(cleaned.evicted);
+            if !cleaned.more {
+                return evicted;
             }
         }
         panic!("cleaning up never ends");

@@ -25,7 +25,7 @@ BEGIN
   WHERE e.name = endpoint_name AND e.dropped_at IS NULL AND l.single AND g.single;
   IF (v_accepts AND octet_length(v_payload) <= v_bytes_max
       AND coalesce(pg_sequence_last_value('postrider.message_ids'), 0) < v_id_max) IS NOT TRUE THEN
-    RETURN (postrider._send(endpoint_name, v_payload, 'application/json', 0::smallint, NULL, NULL, NULL, NULL, NULL,
+    RETURN (postrider._send(endpoint_name, v_payload, 'application/json', 0, NULL, NULL, NULL, NULL, NULL,
                             NULL, NULL, NULL)).id;
   END IF;
   v_id := nextval('postrider.message_ids');
@@ -40,7 +40,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION postrider.send_with_options(
-  p_endpoint_name text, p_payload jsonb, p_priority smallint DEFAULT 0, p_scheduled_at timestamptz DEFAULT NULL,
+  p_endpoint_name text, p_payload jsonb, p_priority integer DEFAULT 0, p_scheduled_at timestamptz DEFAULT NULL,
   p_idempotency_key text DEFAULT NULL, p_correlation_id uuid DEFAULT NULL, p_expires_at timestamptz DEFAULT NULL,
   p_ordering_key text DEFAULT NULL, p_headers jsonb DEFAULT NULL, p_options jsonb DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
@@ -50,7 +50,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION postrider.send_bytes(
-  p_endpoint_name text, p_payload bytea, p_content_type text, p_priority smallint DEFAULT 0,
+  p_endpoint_name text, p_payload bytea, p_content_type text, p_priority integer DEFAULT 0,
   p_scheduled_at timestamptz DEFAULT NULL, p_idempotency_key text DEFAULT NULL, p_correlation_id uuid DEFAULT NULL,
   p_expires_at timestamptz DEFAULT NULL, p_ordering_key text DEFAULT NULL, p_headers jsonb DEFAULT NULL,
   p_options jsonb DEFAULT NULL
@@ -72,7 +72,7 @@ END $$;
 -- entry for each message; a null array stands for "none has it". One row for each message, in order. What is refused of a
 -- list is named with its place, what is refused of several events with that of its event (p_events).
 CREATE FUNCTION postrider._send_batch(
-  p_endpoint text, p_endpoints text[], p_payloads bytea[], p_content_types text[], p_priorities smallint[],
+  p_endpoint text, p_endpoints text[], p_payloads bytea[], p_content_types text[], p_priorities integer[],
   p_scheduled_at timestamptz[], p_idempotency_keys text[], p_correlation_ids uuid[], p_expires_at timestamptz[],
   p_ordering_keys text[], p_headers jsonb[], p_options jsonb[], p_event_types text[], p_events bigint[] DEFAULT NULL
 ) RETURNS TABLE (id bigint, duplicate boolean) LANGUAGE plpgsql AS $$
@@ -128,7 +128,7 @@ BEGIN
                                           ELSE '' END,
       v_destinations[coalesce(m.destination, 1)], octet_length(m.payload),
       CASE WHEN p_content_types IS NULL THEN 'application/json' ELSE m.content_type END,
-      CASE WHEN p_priorities IS NULL THEN 0::smallint ELSE m.priority END, m.scheduled_at, m.expires_at,
+      CASE WHEN p_priorities IS NULL THEN 0 ELSE m.priority END, m.scheduled_at, m.expires_at,
       m.idempotency_key, m.ordering_key, m.event_type, m.headers, m.options);
   END LOOP;
   -- All locks, in order, before anything is looked up: expiring a holder lets its own key go.
@@ -260,7 +260,7 @@ BEGIN
 END $$;
 
 -- JSON messages without options, all or nothing: one read, one insert.
-CREATE FUNCTION postrider.send_batch_with_priority(p_endpoint_name text, p_payloads jsonb[], p_priority smallint)
+CREATE FUNCTION postrider.send_batch_with_priority(p_endpoint_name text, p_payloads jsonb[], p_priority integer DEFAULT 0)
 RETURNS bigint[] LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 DECLARE
   v_now timestamptz := postrider._now();
@@ -299,14 +299,14 @@ END $$;
 CREATE FUNCTION postrider.send_batch(p_endpoint_name text, p_payloads jsonb[]) RETURNS bigint[] LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
-  RETURN postrider.send_batch_with_priority(p_endpoint_name, p_payloads, 0::smallint);
+  RETURN postrider.send_batch_with_priority(p_endpoint_name, p_payloads);
 END $$;
 
 -- A list of messages, column by column.
 CREATE TYPE postrider._batch AS (
   payloads bytea[],
   content_types text[],
-  priorities smallint[],
+  priorities integer[],
   scheduled_at timestamptz[],
   idempotency_keys text[],
   correlation_ids uuid[],
@@ -397,7 +397,7 @@ BEGIN
                    ELSE decode(item->>'payload_base64', 'base64') END ORDER BY n),
     array_agg(coalesce(item->>'content_type', CASE WHEN item ? 'payload' THEN 'application/json'
                                                    ELSE 'application/octet-stream' END) ORDER BY n),
-    array_agg(coalesce((item->>'priority')::smallint, 0) ORDER BY n),
+    array_agg(coalesce((item->>'priority')::integer, 0) ORDER BY n),
     array_agg((item->>'scheduled_at')::timestamptz ORDER BY n), array_agg(item->>'idempotency_key' ORDER BY n),
     array_agg((item->>'correlation_id')::uuid ORDER BY n), array_agg((item->>'expires_at')::timestamptz ORDER BY n),
     array_agg(item->>'ordering_key' ORDER BY n), array_agg(nullif(item->'headers', 'null') ORDER BY n),

@@ -248,19 +248,24 @@ BEGIN
   RETURN v_done;
 END $$;
 
--- One bounded step of all retention; true when there is more to do. Whoever comes second has nothing to do.
-CREATE FUNCTION postrider._clean_up(p_limit integer) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
+-- One bounded step of all retention, and what it evicted. Whoever comes second has nothing to do.
+CREATE FUNCTION postrider._clean_up(p_limit integer, OUT more boolean, OUT evicted jsonb[])
+LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 DECLARE
   v_left integer := p_limit;
   v_months integer := postrider._setting('archive_retention_months')::integer;
+  v_evicted jsonb;
 BEGIN
+  more := false;
+  evicted := '{}';
   IF NOT pg_try_advisory_xact_lock(1886548338, 1) THEN
-    RETURN false;
+    RETURN;
   END IF;
   -- Who archives or looks waits for a transaction that makes or drops a month: nothing else is done in it.
   IF postrider._maintain_months('archive', 3) + postrider._maintain_months('attempts', 3) > 0
      OR postrider._drop_old_month(v_months) THEN
-    RETURN true;
+    more := true;
+    RETURN;
   END IF;
   v_left := v_left - postrider._clean_event_log(v_left);
   v_left := v_left - postrider._clean_reservations(v_left);
@@ -270,9 +275,13 @@ BEGIN
   v_left := v_left - postrider._clean_replays(v_left);
   v_left := v_left - postrider._cancel_orphans('-infinity', v_left);
   v_left := v_left - postrider._clean_old_attempts(v_months, v_left);
-  v_left := v_left - postrider._clean_dlq(v_left);
+  v_evicted := postrider._clean_dlq(v_left);
+  v_left := v_left - postrider._evicted_count(v_evicted);
+  evicted := array_remove(ARRAY[v_evicted], NULL);
   IF v_left > 0 THEN
-    v_left := v_left - postrider._evict_dlq(v_left);
+    v_evicted := postrider._evict_dlq(v_left);
+    v_left := v_left - postrider._evicted_count(v_evicted);
+    evicted := evicted || array_remove(ARRAY[v_evicted], NULL);
   END IF;
-  RETURN v_left <= 0;
+  more := v_left <= 0;
 END $$;

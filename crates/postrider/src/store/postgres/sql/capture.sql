@@ -8,7 +8,9 @@ SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 DECLARE
   v_protocol text := (SELECT protocol FROM postrider.endpoints WHERE name = p_endpoint AND dropped_at IS NULL);
 BEGIN
-  IF v_protocol IS NULL THEN
+  IF p_endpoint IS NULL THEN
+    PERFORM postrider._invalid('p_endpoint', 'is required');
+  ELSIF v_protocol IS NULL THEN
     PERFORM postrider._unknown('endpoint', p_endpoint);
   END IF;
   IF p_headers IS NOT NULL THEN
@@ -28,7 +30,7 @@ BEGIN
   PERFORM postrider.send_with_options(p_endpoint,
     jsonb_build_object('op', lower(p_operation), 'table', p_table, 'at', postrider._now(),
       'txid', pg_current_xact_id()::text::bigint, 'old', p_old, 'new', p_new),
-    coalesce((p_options->>'priority')::smallint, 0::smallint), p_ordering_key => p_key, p_headers => p_options->'headers');
+    coalesce((p_options->>'priority')::integer, 0), p_ordering_key => p_key, p_headers => p_options->'headers');
 END $$;
 
 CREATE FUNCTION postrider._send_captured_row(

@@ -109,6 +109,9 @@ DECLARE
   v_held record;
   v_count bigint := 0;
 BEGIN
+  IF release_key.key IS NULL THEN
+    PERFORM postrider._invalid('key', 'is required');
+  END IF;
   IF release_key.endpoint IS NOT NULL THEN
     SELECT postrider._key(postrider._key_scope(e), release_key.key) INTO v_key
     FROM postrider.endpoints e WHERE e.name = release_key.endpoint AND e.dropped_at IS NULL;
@@ -355,33 +358,45 @@ BEGIN
   RETURN postrider._redrive(postrider._redrivable(NULL), '"all"');
 END $$;
 
+-- Times and reasons are those of the failed ones.
 CREATE FUNCTION postrider.dlq_summary()
-RETURNS TABLE (endpoint text, failed bigint, redriven bigint, discarded bigint, oldest_failed timestamptz)
+RETURNS TABLE (endpoint text, failed bigint, redriven bigint, discarded bigint, oldest_failed timestamptz,
+               newest_failed timestamptz, reasons jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
-  SELECT e.name, count(*) FILTER (WHERE d.status = 'failed'), count(*) FILTER (WHERE d.status = 'redriven'),
-         count(*) FILTER (WHERE d.status = 'discarded'), min(d.died_at) FILTER (WHERE d.status = 'failed')
-  FROM postrider.dlq d JOIN postrider.endpoints e ON e.id = d.endpoint_id
+  SELECT e.name, coalesce(sum(d.count) FILTER (WHERE d.status = 'failed'), 0)::bigint,
+         coalesce(sum(d.count) FILTER (WHERE d.status = 'redriven'), 0)::bigint,
+         coalesce(sum(d.count) FILTER (WHERE d.status = 'discarded'), 0)::bigint,
+         min(d.oldest) FILTER (WHERE d.status = 'failed'),
+         max(d.newest) FILTER (WHERE d.status = 'failed'),
+         coalesce(jsonb_object_agg(d.reason, d.count) FILTER (WHERE d.status = 'failed'), '{}')
+  FROM (SELECT endpoint_id, status, reason, count(*) AS count, min(died_at) AS oldest, max(died_at) AS newest
+        FROM postrider.dlq GROUP BY endpoint_id, status, reason) AS d
+    JOIN postrider.endpoints e ON e.id = d.endpoint_id
   GROUP BY e.id ORDER BY e.name
 $$;
 
--- Deletes these letters, counts and logs them; how many.
-CREATE FUNCTION postrider._evict(p_ids bigint[], p_rule text) RETURNS integer LANGUAGE plpgsql AS $$
+-- Deletes these letters, counts and logs them. What was evicted, as the log has it: null when nothing was.
+CREATE FUNCTION postrider._evict(p_ids bigint[], p_rule text) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
   v_count bigint;
   v_bytes bigint;
+  v_evicted jsonb;
 BEGIN
   WITH gone AS (DELETE FROM postrider.dlq WHERE id = ANY (p_ids) RETURNING bytes)
   SELECT count(*), coalesce(sum(bytes), 0) INTO v_count, v_bytes FROM gone;
   IF v_count > 0 THEN
-    PERFORM postrider._log_event('dlq.evicted', NULL,
-      jsonb_build_object('rule', p_rule, 'count', v_count, 'bytes', v_bytes));
+    v_evicted := jsonb_build_object('rule', p_rule, 'count', v_count, 'bytes', v_bytes);
+    PERFORM postrider._log_event('dlq.evicted', NULL, v_evicted);
     PERFORM postrider._count('evictions', v_count);
   END IF;
-  RETURN v_count;
+  RETURN v_evicted;
 END $$;
 
+CREATE FUNCTION postrider._evicted_count(p_evicted jsonb) RETURNS integer LANGUAGE sql IMMUTABLE
+AS $$ SELECT coalesce((p_evicted->>'count')::integer, 0) $$;
+
 -- Letters past their days. Heads that hold their key stay.
-CREATE FUNCTION postrider._clean_dlq(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._clean_dlq(p_limit integer) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
   v_before timestamptz := postrider._now() - postrider._setting('dlq_retention_days')::integer * interval '24 hours';
 BEGIN
@@ -391,22 +406,22 @@ BEGIN
 END $$;
 
 -- Oldest letters first, once there are more than dlq_max_bytes, until nine tenths of it are left.
-CREATE FUNCTION postrider._evict_dlq(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._evict_dlq(p_limit integer) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
   v_max bigint := postrider._setting('dlq_max_bytes')::bigint;
   v_left bigint;
   v_ids bigint[];
   v_bytes bigint;
-  v_count integer;
+  v_evicted jsonb;
 BEGIN
   SELECT bytes_left INTO v_left FROM postrider._eviction;
   IF v_max = 0 THEN
     DELETE FROM postrider._eviction;
-    RETURN 0;
+    RETURN NULL;
   ELSIF NOT FOUND THEN
     SELECT coalesce(sum(bytes), 0) INTO v_left FROM postrider.dlq;
     IF v_left <= v_max THEN
-      RETURN 0;
+      RETURN NULL;
     END IF;
   END IF;
   SELECT coalesce(array_agg(id), '{}'), coalesce(sum(bytes), 0) INTO v_ids, v_bytes
@@ -414,17 +429,18 @@ BEGIN
         FROM (SELECT id, bytes, died_at FROM postrider.dlq WHERE NOT holds_key
               ORDER BY died_at, id LIMIT p_limit FOR UPDATE SKIP LOCKED) AS oldest) AS o
   WHERE v_left - gone_before > v_max / 10 * 9 + v_max % 10 * 9 / 10;
-  v_count := postrider._evict(v_ids, 'dlq_max_bytes');
+  v_evicted := postrider._evict(v_ids, 'dlq_max_bytes');
   DELETE FROM postrider._eviction;
-  IF v_count = p_limit THEN
+  IF postrider._evicted_count(v_evicted) = p_limit THEN
     INSERT INTO postrider._eviction (bytes_left) VALUES (v_left - v_bytes);
   END IF;
-  RETURN v_count;
+  RETURN v_evicted;
 END $$;
 
 -- Everything past dlq_retention_days, and what is more than dlq_max_bytes; how many went.
 CREATE FUNCTION postrider.cleanup_dlq() RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
-  RETURN postrider._clean_dlq(2147483647)::bigint + postrider._evict_dlq(2147483647);
+  RETURN postrider._evicted_count(postrider._clean_dlq(2147483647))::bigint
+    + postrider._evicted_count(postrider._evict_dlq(2147483647));
 END $$;

@@ -11,6 +11,9 @@ CREATE FUNCTION postrider._endpoint(p_name text) RETURNS postrider.endpoints LAN
 DECLARE
   v postrider.endpoints;
 BEGIN
+  IF p_name IS NULL THEN
+    PERFORM postrider._invalid('name', 'is required');
+  END IF;
   SELECT * INTO v FROM postrider.endpoints WHERE name = p_name AND dropped_at IS NULL FOR UPDATE;
   IF NOT FOUND THEN
     PERFORM postrider._unknown('endpoint', p_name);
@@ -52,41 +55,77 @@ BEGIN
     postrider._now())
   RETURNING id INTO v_id;
   INSERT INTO postrider._circuits (endpoint_id) VALUES (v_id);
+  INSERT INTO postrider._results (endpoint_id) VALUES (v_id);
   PERFORM postrider._changed('endpoint.created', create_endpoint.name,
     jsonb_build_object('protocol', create_endpoint.protocol));
   RETURN v_id;
 END $$;
 
--- What is null stays as it is. A JSON null resets retry_policy or options to their defaults.
+-- What is null stays as it is. A JSON null resets retry_policy or options to their defaults. Triggers check the change and
+-- tell of it.
 CREATE FUNCTION postrider.alter_endpoint(
   name text, config jsonb DEFAULT NULL, retry_policy jsonb DEFAULT NULL, options jsonb DEFAULT NULL
 ) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-  v postrider.endpoints;
-  v_retry_policy jsonb;
-  v_options jsonb;
+  v_id bigint;
 BEGIN
   PERFORM postrider._begin_change();
-  v := postrider._endpoint(alter_endpoint.name);
-  PERFORM postrider.validate_endpoint_config(v.protocol, coalesce(alter_endpoint.config, v.config));
-  v_retry_policy := postrider._checked_retry_policy(coalesce(alter_endpoint.retry_policy, v.retry_policy));
-  v_options := postrider._checked_options(coalesce(alter_endpoint.options, v.options));
-  IF coalesce(v_options->>'key_scope', 'endpoint') <> coalesce(v.options->>'key_scope', 'endpoint')
-     AND (EXISTS (SELECT FROM postrider.queue q WHERE q.place = 1 AND q.endpoint_id = v.id)
-          OR EXISTS (SELECT FROM postrider.queue q WHERE q.place = 0 AND q.endpoint_id = v.id AND q.ordering_key IS NOT NULL)
-          OR EXISTS (SELECT FROM postrider.queue q WHERE q.place = 3 AND q.endpoint_id = v.id AND q.ordering_key IS NOT NULL)
-          OR EXISTS (SELECT FROM postrider.dlq d WHERE d.endpoint_id = v.id AND d.status = 'failed' AND d.ordering_key IS NOT NULL)) THEN
+  v_id := (postrider._endpoint(alter_endpoint.name)).id;
+  UPDATE postrider.endpoints e SET config = coalesce(alter_endpoint.config, e.config),
+    retry_policy = coalesce(alter_endpoint.retry_policy, e.retry_policy),
+    options = coalesce(alter_endpoint.options, e.options)
+  WHERE e.id = v_id;
+END $$;
+
+-- An UPDATE of endpoints, by alter_endpoint() or by the owner: the lock of all changes first, then the check of each row,
+-- then the event.
+CREATE FUNCTION postrider._begin_endpoint_change() RETURNS trigger LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  PERFORM postrider._begin_change();
+  RETURN NULL;
+END $$;
+
+CREATE FUNCTION postrider._check_endpoint_change() RETURNS trigger LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  PERFORM postrider.validate_endpoint_config(NEW.protocol, NEW.config);
+  NEW.retry_policy := postrider._checked_retry_policy(NEW.retry_policy);
+  NEW.options := postrider._checked_options(NEW.options);
+  IF coalesce(NEW.options->>'key_scope', 'endpoint') <> coalesce(OLD.options->>'key_scope', 'endpoint')
+     AND (EXISTS (SELECT FROM postrider.queue q WHERE q.place = 1 AND q.endpoint_id = NEW.id)
+          OR EXISTS (SELECT FROM postrider.queue q WHERE q.place = 0 AND q.endpoint_id = NEW.id AND q.ordering_key IS NOT NULL)
+          OR EXISTS (SELECT FROM postrider.queue q WHERE q.place = 3 AND q.endpoint_id = NEW.id AND q.ordering_key IS NOT NULL)
+          OR EXISTS (SELECT FROM postrider.dlq d WHERE d.endpoint_id = NEW.id AND d.status = 'failed' AND d.ordering_key IS NOT NULL)) THEN
     PERFORM postrider._invalid('options.key_scope',
       'cannot change while the endpoint has messages or dead letters with ordering keys');
   END IF;
-  UPDATE postrider.endpoints e SET config = coalesce(alter_endpoint.config, e.config), retry_policy = v_retry_policy,
-    options = v_options, revision = e.revision + 1
-  WHERE e.id = v.id;
-  PERFORM postrider._changed('endpoint.changed', alter_endpoint.name, jsonb_build_object('fields', to_jsonb(
-    array_remove(ARRAY[CASE WHEN alter_endpoint.config IS NOT NULL THEN 'config' END,
-                       CASE WHEN alter_endpoint.retry_policy IS NOT NULL THEN 'retry_policy' END,
-                       CASE WHEN alter_endpoint.options IS NOT NULL THEN 'options' END], NULL))));
+  NEW.revision := OLD.revision + 1;
+  RETURN NEW;
+END $$;
+
+CREATE FUNCTION postrider._tell_endpoint_change() RETURNS trigger LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  PERFORM postrider._changed('endpoint.changed', NEW.name, jsonb_build_object('fields', to_jsonb(
+    array_remove(ARRAY[CASE WHEN NEW.config <> OLD.config THEN 'config' END,
+                       CASE WHEN NEW.retry_policy <> OLD.retry_policy THEN 'retry_policy' END,
+                       CASE WHEN NEW.options <> OLD.options THEN 'options' END], NULL))));
+  RETURN NULL;
+END $$;
+
+CREATE TRIGGER endpoints_change_begins BEFORE UPDATE OF config, retry_policy, options ON postrider.endpoints
+FOR EACH STATEMENT EXECUTE FUNCTION postrider._begin_endpoint_change();
+CREATE TRIGGER endpoints_checked BEFORE UPDATE OF config, retry_policy, options ON postrider.endpoints
+FOR EACH ROW WHEN (NEW.dropped_at IS NULL) EXECUTE FUNCTION postrider._check_endpoint_change();
+CREATE TRIGGER endpoints_changed AFTER UPDATE OF config, retry_policy, options ON postrider.endpoints
+FOR EACH ROW WHEN (NEW.dropped_at IS NULL) EXECUTE FUNCTION postrider._tell_endpoint_change();
+
+-- The other columns are written by functions only, between _allow_switch(true) and _allow_switch(false); see rules.sql.
+CREATE FUNCTION postrider._allow_switch(p_allowed boolean) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM set_config('postrider.switch', CASE WHEN p_allowed THEN 'allowed' ELSE '' END, true);
 END $$;
 
 -- Its endpoint goes away, so even one in flight is taken back: its late result finds nothing to change.
@@ -152,7 +191,9 @@ BEGIN
     PERFORM postrider._tell_unblocked(postrider._advance_key(v_held.key));
   END LOOP;
   DELETE FROM postrider.subscriptions WHERE endpoint_id = v.id;
+  PERFORM postrider._allow_switch(true);
   UPDATE postrider.endpoints SET dropped_at = postrider._now(), config = '{}' WHERE id = v.id;
+  PERFORM postrider._allow_switch(false);
   PERFORM postrider._changed('endpoint.dropped', p_name, jsonb_build_object('forced', coalesce(p_force, false)));
   RETURN true;
 END $$;
@@ -171,12 +212,14 @@ CREATE FUNCTION postrider._set_disabled_by(p_endpoint bigint, p_by text) RETURNS
 DECLARE
   v_name text;
 BEGIN
+  PERFORM postrider._allow_switch(true);
   UPDATE postrider.endpoints SET disabled_by = p_by
   WHERE id = p_endpoint AND dropped_at IS NULL AND disabled_by IS DISTINCT FROM p_by
     AND (disabled_by IS NULL OR p_by IS DISTINCT FROM 'gone') RETURNING name INTO v_name;
-  IF FOUND AND p_by IS NULL THEN
+  PERFORM postrider._allow_switch(false);
+  IF v_name IS NOT NULL AND p_by IS NULL THEN
     PERFORM postrider._changed('endpoint.enabled', v_name, '{}');
-  ELSIF FOUND THEN
+  ELSIF v_name IS NOT NULL THEN
     PERFORM postrider._changed('endpoint.disabled', v_name, jsonb_build_object('by', p_by));
   END IF;
 END $$;
@@ -236,7 +279,9 @@ BEGIN
   PERFORM postrider._begin_change();
   v := postrider._endpoint(p_name);
   IF v.paused <> p_paused THEN
+    PERFORM postrider._allow_switch(true);
     UPDATE postrider.endpoints SET paused = p_paused WHERE id = v.id;
+    PERFORM postrider._allow_switch(false);
     PERFORM postrider._changed(CASE WHEN p_paused THEN 'endpoint.paused' ELSE 'endpoint.resumed' END, p_name, '{}');
   END IF;
 END $$;
@@ -266,9 +311,11 @@ BEGIN
 END $$;
 
 -- Compare-and-swap on the epoch; false when somebody else was first, or is resetting it and does not commit. p_until: of
--- an open circuit when it may be probed, of a half-open one how long the probe of p_probe_node is leased.
+-- an open circuit when it may be probed, of a half-open one how long the probe of p_probe_node is leased. p_kind: of the
+-- event, circuit.<state> unless given.
 CREATE FUNCTION postrider._move_circuit(
-  p_endpoint bigint, p_from_epoch bigint, p_state text, p_epoch bigint, p_until timestamptz, p_probe_node bigint
+  p_endpoint bigint, p_from_epoch bigint, p_state text, p_epoch bigint, p_until timestamptz, p_probe_node bigint,
+  p_kind text DEFAULT NULL
 ) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
 DECLARE
   v_name text;
@@ -280,7 +327,7 @@ BEGIN
   IF NOT FOUND THEN
     RETURN false;
   END IF;
-  PERFORM postrider._log_event('circuit.' || p_state, v_name, jsonb_build_object('epoch', p_epoch));
+  PERFORM postrider._log_event(coalesce(p_kind, 'circuit.' || p_state), v_name, jsonb_build_object('epoch', p_epoch));
   PERFORM pg_notify('postrider', 'config');
   RETURN true;
 EXCEPTION WHEN lock_not_available THEN
@@ -297,7 +344,7 @@ BEGIN
   v_id := (postrider._endpoint(name)).id;
   SELECT epoch INTO v_epoch FROM postrider._circuits WHERE endpoint_id = v_id FOR UPDATE;
   DELETE FROM postrider._holds WHERE endpoint_id = v_id;
-  PERFORM postrider._move_circuit(v_id, v_epoch, 'closed', v_epoch + 1, NULL, NULL);
+  PERFORM postrider._move_circuit(v_id, v_epoch, 'closed', v_epoch + 1, NULL, NULL, 'circuit.reset');
 END $$;
 
 -- Consecutive failures reported through update_circuit_breaker; nodes count their own in memory.
@@ -307,14 +354,17 @@ CREATE TABLE postrider._reported_failures (
   consecutive integer NOT NULL
 );
 
--- For programs that deliver by themselves: reports one attempt, as a node would see it.
+-- For programs that deliver by themselves: reports one attempt, as a node would see it. Within the cooldown a report is of an
+-- attempt that began before the circuit opened, and does not count; after it a report counts like a probe.
 CREATE FUNCTION postrider.update_circuit_breaker(endpoint_id bigint, success boolean) RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
   v postrider._endpoints;
   v_consecutive integer;
-  v_until timestamptz;
+  v_now timestamptz := postrider._now();
+  v_until timestamptz := v_now + postrider._setting('circuit_breaker_cooldown')::integer * interval '1 second';
+  v_is_probe boolean;
 BEGIN
   IF success IS NULL THEN
     PERFORM postrider._invalid('success', 'must be true or false');
@@ -325,10 +375,17 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM postrider._unknown('endpoint', update_circuit_breaker.endpoint_id::text);
   END IF;
-  v_until := postrider._now() + postrider._setting('circuit_breaker_cooldown')::integer * interval '1 second';
-  IF v.circuit = 'half_open' AND success THEN
+  UPDATE postrider._results r SET delivered = r.delivered + success::integer,
+    retryable = r.retryable + (NOT success)::integer,
+    consecutive_failures = CASE WHEN success THEN 0 ELSE r.consecutive_failures + 1 END,
+    last_success_at = CASE WHEN success THEN v_now ELSE r.last_success_at END,
+    last_failure_at = CASE WHEN success THEN r.last_failure_at ELSE v_now END,
+    last_error = CASE WHEN success THEN r.last_error ELSE '[RETRYABLE] reported by update_circuit_breaker()' END
+  WHERE r.endpoint_id = v.id;
+  v_is_probe := v.circuit = 'half_open' OR (v.circuit = 'open' AND v.circuit_until <= v_now);
+  IF v_is_probe AND success THEN
     PERFORM postrider._move_circuit(v.id, v.circuit_epoch, 'closed', v.circuit_epoch + 1, NULL, NULL);
-  ELSIF v.circuit = 'half_open' THEN
+  ELSIF v_is_probe THEN
     PERFORM postrider._move_circuit(v.id, v.circuit_epoch, 'open', v.circuit_epoch + 1, v_until, NULL);
   ELSIF v.circuit = 'closed' AND success THEN
     DELETE FROM postrider._reported_failures r WHERE r.endpoint_id = v.id;

@@ -5,10 +5,14 @@ BEGIN
   RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('%s: %s', p_field, p_rule), COLUMN = p_field;
 END $$;
 
+-- Without a name there is nothing to look for: the field is missing.
 CREATE FUNCTION postrider._unknown(p_what text, p_name text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+  IF p_name IS NULL THEN
+    PERFORM postrider._invalid(replace(p_what, ' ', '_'), 'is required');
+  END IF;
   RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('there is no %s "%s"', p_what, p_name),
-    COLUMN = p_what, CONSTRAINT = coalesce(p_name, '');
+    COLUMN = p_what, CONSTRAINT = p_name;
 END $$;
 
 CREATE FUNCTION postrider._too_large(p_field text, p_size bigint, p_limit bigint, p_setting text)

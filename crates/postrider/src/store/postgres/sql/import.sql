@@ -51,6 +51,7 @@ BEGIN
     NEW.revision, NEW.created_at, NEW.dropped_at);
   INSERT INTO postrider._circuits (endpoint_id, state, epoch, until, probe_node)
   VALUES (NEW.id, NEW.circuit, NEW.circuit_epoch, NEW.circuit_until, NEW.circuit_probe_node);
+  INSERT INTO postrider._results (endpoint_id) VALUES (NEW.id);
   INSERT INTO postrider._holds (endpoint_id, until) SELECT NEW.id, NEW.held_until WHERE NEW.held_until IS NOT NULL;
   INSERT INTO postrider._rates (endpoint_id, position)
   SELECT NEW.id, NEW.rate_position WHERE NEW.rate_position IS NOT NULL;

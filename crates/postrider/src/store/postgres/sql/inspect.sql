@@ -332,7 +332,8 @@ END $$;
 CREATE FUNCTION postrider._endpoint_statuses()
 RETURNS TABLE (endpoint_id bigint, name text, protocol text, enabled boolean, disabled_by text, paused boolean,
                circuit text, circuit_until timestamptz, held_until timestamptz, pending bigint, processing bigint,
-               dead bigint, oldest_pending timestamptz)
+               dead bigint, oldest_pending timestamptz, delivered bigint, failed bigint, consecutive_failures bigint,
+               last_success_at timestamptz, last_failure_at timestamptz, last_error text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -362,8 +363,11 @@ BEGIN
     )
     SELECT e.id, e.name, e.protocol, e.disabled_by IS NULL, e.disabled_by, e.paused, e.circuit, e.circuit_until,
            e.held_until, f.pending, f.processing, f.dead,
-           CASE WHEN f.pending > 0 OR NOT v_small THEN postrider._waits_longest(e.id, v_claimed, v_now) END
-    FROM figures f JOIN postrider._endpoints e ON e.id = f.id ORDER BY e.name COLLATE "C";
+           CASE WHEN f.pending > 0 OR NOT v_small THEN postrider._waits_longest(e.id, v_claimed, v_now) END,
+           r.delivered, r.retryable + r.permanent + r.gone + r.lost, r.consecutive_failures, r.last_success_at,
+           r.last_failure_at, r.last_error
+    FROM figures f JOIN postrider._endpoints e ON e.id = f.id JOIN postrider._results r ON r.endpoint_id = f.id
+    ORDER BY e.name COLLATE "C";
 END $$;
 
 -- How many there are in all.
@@ -395,13 +399,15 @@ $$;
 -- No secrets: neither config nor policies.
 CREATE VIEW postrider.endpoint_status AS
   SELECT name, protocol, enabled, disabled_by, paused, circuit, circuit_until, held_until, pending, processing, dead,
-         oldest_pending
+         oldest_pending, delivered, failed, consecutive_failures, last_success_at, last_failure_at, last_error
   FROM postrider._endpoint_statuses();
 
 CREATE FUNCTION postrider.get_endpoint_health(name text DEFAULT NULL)
 RETURNS TABLE (endpoint text, healthy boolean, protocol text, enabled boolean, disabled_by text, paused boolean,
                circuit text, circuit_until timestamptz, held_until timestamptz, mode text, pending bigint,
-               processing bigint, dead bigint, oldest_pending timestamptz, oldest_pending_seconds numeric)
+               processing bigint, dead bigint, oldest_pending timestamptz, oldest_pending_seconds numeric,
+               delivered bigint, failed bigint, consecutive_failures bigint, last_success_at timestamptz,
+               last_failure_at timestamptz, last_error text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -416,7 +422,8 @@ BEGIN
            s.circuit, s.circuit_until, CASE WHEN s.held_until > v_now THEN s.held_until END, 'cold', s.pending,
            s.processing, s.dead, s.oldest_pending,
            CASE WHEN s.oldest_pending IS NOT NULL
-                THEN round(greatest(extract(epoch FROM v_now - s.oldest_pending), 0)::numeric, 3) END
+                THEN round(greatest(extract(epoch FROM v_now - s.oldest_pending), 0)::numeric, 3) END,
+           s.delivered, s.failed, s.consecutive_failures, s.last_success_at, s.last_failure_at, s.last_error
     FROM postrider._endpoint_statuses() s
     WHERE get_endpoint_health.name IS NULL OR s.name = get_endpoint_health.name;
 END $$;
@@ -455,8 +462,9 @@ BEGIN
 END $$;
 
 -- Figures under the names that /metrics has. The oldest hundred endpoints have their own, so that a series stays with
--- its endpoint however busy the others get; the rest is summed, and of what cannot be summed the worst is told.
-CREATE FUNCTION postrider.metrics() RETURNS TABLE (name text, labels jsonb, value double precision)
+-- its endpoint however busy the others get; the rest is summed, and of what cannot be summed the worst is told. Attempts are
+-- those of all nodes, as far as they told of them; /metrics of a node has its own. kind: counter or gauge.
+CREATE FUNCTION postrider.metrics() RETURNS TABLE (name text, labels jsonb, value double precision, kind text)
 -- The planner takes it for a long list, which would be worth compiling for.
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp SET jit = off AS $$
 #variable_conflict use_column
@@ -472,6 +480,11 @@ BEGIN
              min(oldest_pending) AS oldest_pending,
              max(CASE circuit WHEN 'closed' THEN 0 WHEN 'half_open' THEN 1 ELSE 2 END) AS circuit
       FROM every GROUP BY 1
+    ), attempted AS (
+      -- What dropped endpoints did stays among the others, so that no sum ever shrinks.
+      SELECT coalesce(e.name, '(others)') AS endpoint, coalesce(min(e.place), 101) AS place, sum(r.delivered) AS delivered,
+             sum(r.retryable) AS retryable, sum(r.permanent) AS permanent, sum(r.gone) AS gone, sum(r.lost) AS lost
+      FROM postrider._results r LEFT JOIN every e ON e.endpoint_id = r.endpoint_id AND e.place <= 100 GROUP BY 1
     ), figures (place, line, name, labels, value) AS (
       SELECT 0, f.* FROM postrider._totals() t, postrider._store s, LATERAL (VALUES
         (1, 'postrider_messages', '{"state": "pending"}'::jsonb, t.pending::double precision),
@@ -513,6 +526,14 @@ BEGIN
         -- Nothing is hot yet.
         (6, 'postrider_endpoint_mode', jsonb_build_object('endpoint', b.endpoint), 0)
       ) AS f
+      UNION ALL
+      SELECT a.place, 6 + f.line, 'postrider_attempts_total',
+             jsonb_build_object('endpoint', a.endpoint, 'outcome', f.outcome, 'class', f.class), f.value
+      FROM attempted a, LATERAL (VALUES
+        (1, 'delivered', 'none', a.delivered), (2, 'failed', 'retryable', a.retryable),
+        (3, 'failed', 'permanent', a.permanent), (4, 'failed', 'gone', a.gone), (5, 'lost', 'retryable', a.lost)
+      ) AS f (line, outcome, class, value)
     )
-    SELECT f.name, f.labels, f.value FROM figures f ORDER BY f.place, f.line, f.name;
+    SELECT f.name, f.labels, f.value, CASE WHEN f.name ~ '_total$' THEN 'counter' ELSE 'gauge' END
+    FROM figures f ORDER BY f.place, f.line, f.name;
 END $$;

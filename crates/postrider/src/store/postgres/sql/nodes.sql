@@ -182,6 +182,32 @@ BEGIN
     FOR UPDATE OF r, q SKIP LOCKED;
 END $$;
 
+-- What attempts came to since the node told last; the endpoints that were noted. The others are in somebody's hands, and the
+-- node tells of them again. In order, so that no two nodes wait for each other.
+CREATE FUNCTION postrider._note_results(
+  p_endpoints bigint[], p_delivered bigint[], p_retryable bigint[], p_permanent bigint[], p_gone bigint[], p_lost bigint[],
+  p_failed_since bigint[], p_last_success_at timestamptz[], p_last_failure_at timestamptz[], p_last_errors text[]
+) RETURNS SETOF bigint LANGUAGE plpgsql SET search_path = postrider, pg_temp AS $$
+BEGIN
+  RETURN QUERY
+    WITH free AS MATERIALIZED (
+      SELECT r.endpoint_id FROM postrider._results r WHERE r.endpoint_id = ANY (p_endpoints)
+      ORDER BY r.endpoint_id FOR UPDATE SKIP LOCKED
+    )
+    UPDATE postrider._results r SET delivered = r.delivered + n.delivered, retryable = r.retryable + n.retryable,
+      permanent = r.permanent + n.permanent, gone = r.gone + n.gone, lost = r.lost + n.lost,
+      consecutive_failures = CASE WHEN n.last_success_at IS NULL THEN r.consecutive_failures ELSE 0 END + n.failed_since,
+      last_success_at = coalesce(n.last_success_at, r.last_success_at),
+      last_failure_at = coalesce(n.last_failure_at, r.last_failure_at),
+      last_error = coalesce(n.last_error, r.last_error)
+    FROM free JOIN unnest(p_endpoints, p_delivered, p_retryable, p_permanent, p_gone, p_lost, p_failed_since,
+                          p_last_success_at, p_last_failure_at, p_last_errors)
+                AS n (endpoint_id, delivered, retryable, permanent, gone, lost, failed_since, last_success_at,
+                      last_failure_at, last_error) USING (endpoint_id)
+    WHERE r.endpoint_id = free.endpoint_id
+    RETURNING r.endpoint_id;
+END $$;
+
 -- Who runs, and who ran until lately.
 CREATE FUNCTION postrider.get_worker_status()
 RETURNS TABLE (node_id bigint, name text, state text, joined_at timestamptz, heartbeat_at timestamptz,

@@ -165,6 +165,9 @@ END $$;
 CREATE FUNCTION postrider.drop_event_type(name text) RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
+  IF drop_event_type.name IS NULL THEN
+    PERFORM postrider._invalid('name', 'is required');
+  END IF;
   DELETE FROM postrider.event_types t WHERE t.name = drop_event_type.name;
   IF NOT FOUND THEN
     PERFORM postrider._unknown('event type', drop_event_type.name);
@@ -172,12 +175,12 @@ BEGIN
   PERFORM postrider._log_event('event_type.dropped', drop_event_type.name, '{}');
 END $$;
 
--- p_pattern: the name of an event type, `orders.*` for one or more segments after it, or `*` for everything.
-CREATE FUNCTION postrider.subscribe(p_pattern text, p_endpoint text, p_filter jsonb DEFAULT NULL, p_template jsonb DEFAULT NULL)
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+-- Whether the subscription existed already is for the library.
+CREATE FUNCTION postrider._subscribe(
+  p_pattern text, p_endpoint text, p_filter jsonb, p_template jsonb, OUT id bigint, OUT existed boolean
+) LANGUAGE plpgsql AS $$
 DECLARE
   v_endpoint bigint;
-  v_id bigint;
 BEGIN
   IF p_pattern IS NULL OR length(p_pattern) > 128
      OR p_pattern !~ '^(\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(\.\*)?)$' THEN
@@ -187,15 +190,34 @@ BEGIN
   IF p_pattern !~ '\*$' AND NOT EXISTS (SELECT FROM postrider.event_types WHERE name = p_pattern) THEN
     PERFORM postrider._unknown('event type', p_pattern);
   END IF;
-  SELECT id INTO v_endpoint FROM postrider.endpoints WHERE name = p_endpoint AND dropped_at IS NULL FOR SHARE;
+  SELECT e.id INTO v_endpoint FROM postrider.endpoints e WHERE e.name = p_endpoint AND e.dropped_at IS NULL FOR SHARE;
   IF NOT FOUND THEN
     PERFORM postrider._unknown('endpoint', p_endpoint);
   END IF;
-  INSERT INTO postrider.subscriptions (pattern, endpoint_id, filter, template, created_at)
-  VALUES (p_pattern, v_endpoint, p_filter, p_template, postrider._now()) RETURNING id INTO v_id;
-  PERFORM postrider._log_event('subscription.created', p_pattern,
-    jsonb_build_object('subscription', v_id, 'endpoint', p_endpoint));
-  RETURN v_id;
+  -- Again, when another transaction drops the one that was found.
+  LOOP
+    INSERT INTO postrider.subscriptions AS s (pattern, endpoint_id, filter, template, created_at)
+    VALUES (p_pattern, v_endpoint, p_filter, p_template, postrider._now())
+    ON CONFLICT DO NOTHING RETURNING s.id INTO id;
+    existed := NOT FOUND;
+    EXIT WHEN NOT existed;
+    SELECT s.id INTO id FROM postrider.subscriptions s
+    WHERE s.endpoint_id = v_endpoint AND s.pattern = p_pattern
+      AND postrider._rules_digest(s.filter, s.template) = postrider._rules_digest(p_filter, p_template);
+    EXIT WHEN FOUND;
+  END LOOP;
+  IF NOT existed THEN
+    PERFORM postrider._log_event('subscription.created', p_pattern,
+      jsonb_build_object('subscription', id, 'endpoint', p_endpoint));
+  END IF;
+END $$;
+
+-- p_pattern: the name of an event type, `orders.*` for one or more segments after it, or `*` for everything. Subscribing again
+-- with the same filter and template returns the subscription that exists.
+CREATE FUNCTION postrider.subscribe(p_pattern text, p_endpoint text, p_filter jsonb DEFAULT NULL, p_template jsonb DEFAULT NULL)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+BEGIN
+  RETURN (postrider._subscribe(p_pattern, p_endpoint, p_filter, p_template)).id;
 END $$;
 
 CREATE FUNCTION postrider.unsubscribe(subscription_id bigint) RETURNS void LANGUAGE plpgsql
@@ -437,7 +459,7 @@ END $$;
 
 -- One event to everybody who wants it; how many messages that made. Nobody is not an error.
 CREATE FUNCTION postrider.publish(
-  p_event_type text, p_payload jsonb, p_priority smallint DEFAULT 0, p_scheduled_at timestamptz DEFAULT NULL,
+  p_event_type text, p_payload jsonb, p_priority integer DEFAULT 0, p_scheduled_at timestamptz DEFAULT NULL,
   p_idempotency_key text DEFAULT NULL, p_correlation_id uuid DEFAULT NULL, p_expires_at timestamptz DEFAULT NULL,
   p_ordering_key text DEFAULT NULL, p_headers jsonb DEFAULT NULL, p_options jsonb DEFAULT NULL
 ) RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
@@ -494,7 +516,7 @@ BEGIN
     RETURN 0;
   END IF;
   b.payloads := p_payloads;
-  b.priorities := coalesce(p_priorities, array_fill(0::smallint, ARRAY[v_count]));
+  b.priorities := coalesce(p_priorities::integer[], array_fill(0, ARRAY[v_count]));
   b.scheduled_at := p_scheduled_at;
   b.idempotency_keys := p_idempotency_keys;
   b.correlation_ids := p_correlation_ids;

@@ -99,9 +99,12 @@ CREATE TRIGGER endpoints_kept BEFORE DELETE OR TRUNCATE ON postrider.endpoints F
 EXECUTE FUNCTION postrider._refuse_change('endpoints are not deleted; drop_endpoint() keeps the name for the archive');
 CREATE TRIGGER endpoints_immutable BEFORE UPDATE OF name, protocol, created_at ON postrider.endpoints FOR EACH STATEMENT
 EXECUTE FUNCTION postrider._refuse_change('an endpoint keeps its name and protocol; drop it and create another');
-CREATE TRIGGER endpoints_dropped BEFORE UPDATE OF dropped_at ON postrider.endpoints FOR EACH ROW
-WHEN (OLD.dropped_at IS NOT NULL AND NEW.dropped_at IS DISTINCT FROM OLD.dropped_at)
+CREATE TRIGGER endpoints_dropped BEFORE UPDATE ON postrider.endpoints FOR EACH ROW WHEN (OLD.dropped_at IS NOT NULL)
 EXECUTE FUNCTION postrider._refuse_change('an endpoint that was dropped does not come back; create another');
+CREATE TRIGGER endpoints_switched BEFORE UPDATE OF disabled_by, paused, revision, dropped_at ON postrider.endpoints
+FOR EACH STATEMENT WHEN (current_setting('postrider.switch', true) IS DISTINCT FROM 'allowed')
+EXECUTE FUNCTION postrider._refuse_change('only config, retry_policy and options of an endpoint can be updated; '
+  'enable_endpoint(), disable_endpoint(), pause_endpoint(), resume_endpoint() and drop_endpoint() do the rest');
 
 CREATE TRIGGER replays_ended BEFORE UPDATE OF state ON postrider.replays FOR EACH ROW
 WHEN (OLD.state = 'completed' AND NEW.state <> 'completed')

@@ -183,7 +183,7 @@ END $$;
 
 -- The rules that every message keeps. p_within names it among others, `messages[3].`, or is empty.
 CREATE FUNCTION postrider._check_message(
-  p_within text, d postrider._destination, p_bytes bigint, p_content_type text, p_priority smallint,
+  p_within text, d postrider._destination, p_bytes bigint, p_content_type text, p_priority integer,
   p_scheduled_at timestamptz, p_expires_at timestamptz, p_idempotency_key text, p_ordering_key text, p_event_type text,
   p_headers jsonb, p_options jsonb
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -338,7 +338,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION postrider._send(
-  p_endpoint text, p_payload bytea, p_content_type text, p_priority smallint, p_scheduled_at timestamptz,
+  p_endpoint text, p_payload bytea, p_content_type text, p_priority integer, p_scheduled_at timestamptz,
   p_idempotency_key text, p_correlation_id uuid, p_expires_at timestamptz, p_ordering_key text, p_headers jsonb,
   p_options jsonb, p_event_type text, OUT id bigint, OUT duplicate boolean
 ) LANGUAGE plpgsql AS $$

@@ -112,6 +112,21 @@ CREATE TABLE postrider._gone (
 );
 CREATE INDEX gone_endpoint ON postrider._gone (endpoint_id);
 
+-- What attempts came to, and how it went last. A node adds that up and tells about once a second, so that no delivery writes
+-- it; update_circuit_breaker() writes here, too, and nodes pass over a row that its transaction has in hand.
+CREATE TABLE postrider._results (
+  endpoint_id bigint PRIMARY KEY,
+  delivered bigint NOT NULL DEFAULT 0,
+  retryable bigint NOT NULL DEFAULT 0,
+  permanent bigint NOT NULL DEFAULT 0,
+  gone bigint NOT NULL DEFAULT 0,
+  lost bigint NOT NULL DEFAULT 0,
+  consecutive_failures bigint NOT NULL DEFAULT 0,
+  last_success_at timestamptz,
+  last_failure_at timestamptz,
+  last_error text
+) WITH (fillfactor = 50);
+
 CREATE VIEW postrider._endpoints AS
   SELECT e.id, e.name, e.protocol, e.config, e.retry_policy, e.options,
          coalesce(e.disabled_by, (SELECT 'gone' FROM postrider._gone g WHERE g.endpoint_id = e.id LIMIT 1)) AS disabled_by,
@@ -328,7 +343,13 @@ CREATE TABLE postrider.subscriptions (
   enabled boolean NOT NULL DEFAULT true,
   created_at timestamptz NOT NULL
 );
-CREATE INDEX subscriptions_endpoint ON postrider.subscriptions (endpoint_id);
+-- The same endpoint, pattern, filter and template are one subscription. A digest, because a template may be longer than an
+-- entry of an index. The text of jsonb has no line breaks.
+CREATE FUNCTION postrider._rules_digest(p_filter jsonb, p_template jsonb) RETURNS bytea
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = postrider, pg_temp
+AS $$ SELECT sha256(convert_to(coalesce(p_filter::text, '') || E'\n' || coalesce(p_template::text, ''), 'UTF8')) $$;
+CREATE UNIQUE INDEX subscriptions_once ON postrider.subscriptions
+  (endpoint_id, pattern, postrider._rules_digest(filter, template));
 
 CREATE TABLE postrider.event_log (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -43,6 +43,20 @@ CREATE TABLE _postrider_counts (
   dlq_bytes INTEGER NOT NULL DEFAULT 0
 );
 
+-- What attempts came to, and how it went last. The node adds that up and tells about once a second.
+CREATE TABLE _postrider_results (
+  endpoint_id INTEGER PRIMARY KEY,
+  delivered INTEGER NOT NULL,
+  retryable INTEGER NOT NULL,
+  permanent INTEGER NOT NULL,
+  gone INTEGER NOT NULL,
+  lost INTEGER NOT NULL,
+  consecutive_failures INTEGER NOT NULL,
+  last_success_at INTEGER,
+  last_failure_at INTEGER,
+  last_error TEXT
+);
+
 CREATE TABLE _postrider_nodes (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   name TEXT NOT NULL,

@@ -17,7 +17,9 @@ CREATE TABLE _postrider_subscriptions (
   created_at INTEGER NOT NULL
 );
 CREATE INDEX _postrider_subscriptions_pattern ON _postrider_subscriptions (pattern);
-CREATE INDEX _postrider_subscriptions_endpoint ON _postrider_subscriptions (endpoint_id);
+-- The same endpoint, pattern, filter and template are one subscription. No JSON is the empty text.
+CREATE UNIQUE INDEX _postrider_subscriptions_once ON _postrider_subscriptions
+  (endpoint_id, pattern, coalesce(filter, ''), coalesce(template, ''));
 
 -- What `postrider_publish` of `surface/` stored. Ids are given under the write lock, so their order is commit order. A row
 -- goes in the transaction that makes messages of it, or a dead letter.

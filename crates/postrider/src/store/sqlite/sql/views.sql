@@ -84,7 +84,10 @@ FROM _postrider_nodes;
 CREATE VIEW postrider_endpoint_status AS
 SELECT name, protocol, enabled, disabled_by, paused, circuit, circuit_until, held_until,
   max(coalesce(c.queued, 0) - p.processing, 0) AS pending, p.processing, coalesce(c.dead, 0) AS dead,
-  TIME(p.oldest) AS oldest_pending
+  TIME(p.oldest) AS oldest_pending, coalesce(r.delivered, 0) AS delivered,
+  coalesce(r.retryable + r.permanent + r.gone + r.lost, 0) AS failed,
+  coalesce(r.consecutive_failures, 0) AS consecutive_failures, TIME(r.last_success_at) AS last_success_at,
+  TIME(r.last_failure_at) AS last_failure_at, r.last_error
 FROM (
   SELECT e.*,
     (SELECT count(*) FROM _postrider_queue AS q WHERE q.place = 2 AND q.endpoint_id = e.id) AS processing,
@@ -97,4 +100,4 @@ FROM (
                WHERE q.place = 1 AND q.endpoint_id = e.id ORDER BY q.due_at LIMIT 1))
      WHERE due_at <= {now}) AS oldest
   FROM postrider_endpoints AS e) AS p
-LEFT JOIN _postrider_counts AS c ON c.endpoint_id = p.id;
+LEFT JOIN _postrider_counts AS c ON c.endpoint_id = p.id LEFT JOIN _postrider_results AS r ON r.endpoint_id = p.id;

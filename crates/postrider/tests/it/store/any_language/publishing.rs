@@ -324,7 +324,7 @@ async fn what_no_node_can_read_becomes_a_dead_letter_and_the_next_one_goes_on() 
 #[tokio::test]
 async fn a_refusal_half_way_leaves_nothing_but_the_dead_letter() {
     let shop = Shop::with_orders().await;
-    shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    shop.store.subscribe(NewSubscription::new("*", "a")).await.unwrap();
     let keyed = |payload: &str, expires_at: &str| {
         shop.run(&format!(
             "INSERT INTO postrider_publish (event_type, payload, idempotency_key, expires_at)
@@ -451,7 +451,7 @@ async fn a_closed_store_takes_no_events() {
 #[tokio::test]
 async fn a_store_is_not_exported_without_its_stored_events() {
     let shop = Shop::with_orders().await;
-    shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    shop.store.subscribe(NewSubscription::new("*", "a")).await.unwrap();
     shop.store.send(NewMessage::new("a", "1")).await.unwrap();
     shop.configure("max_queue_size", "2").await;
     shop.run(&format!("INSERT {MINIMAL}"));
@@ -470,7 +470,7 @@ async fn the_views_show_types_and_subscriptions() {
     shop.store.create_endpoint(new_endpoint("b", json!({}))).await.unwrap();
     shop.create_checked(json!({"type": "object"})).await;
     let filtered = NewSubscription::new("*", "b").filter(json!({"total": 1})).template(json!("{{/total}}"));
-    let filtered = shop.store.subscribe(filtered).await.unwrap();
+    let filtered = shop.store.subscribe(filtered).await.unwrap().subscription;
     shop.store.set_subscription_enabled(filtered.id, false).await.unwrap();
     let app: &Connection = &shop.app;
     let shown: String = app

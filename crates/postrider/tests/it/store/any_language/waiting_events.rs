@@ -48,7 +48,7 @@ async fn whoever_sends_under_a_key_goes_behind_all_the_events_that_were_stored_b
 #[tokio::test]
 async fn whoever_would_go_behind_events_that_do_not_fit_is_told_so() {
     let shop = Shop::with_orders().await;
-    shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    shop.store.subscribe(NewSubscription::new("*", "a")).await.unwrap();
     shop.configure("max_queue_size", "3").await;
     shop.store.send_batch(vec![NewMessage::new("a", "1"), NewMessage::new("a", "2")]).await.unwrap();
     shop.run(&format!("INSERT {MINIMAL}"));
@@ -68,7 +68,7 @@ async fn whoever_would_go_behind_events_that_do_not_fit_is_told_so() {
 #[tokio::test]
 async fn a_full_queue_lets_events_wait_and_refuses_more() {
     let shop = Shop::with_orders().await;
-    shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    shop.store.subscribe(NewSubscription::new("*", "a")).await.unwrap();
     shop.configure("max_queue_size", "3").await;
     shop.run(&format!("INSERT {MINIMAL}"));
     shop.fanned_out().await;
@@ -117,8 +117,8 @@ async fn an_event_that_can_never_fit_waits_for_nothing() {
     let shop = Shop::with_orders().await;
     shop.configure("max_queue_size", "2").await;
     shop.store.create_event_type(NewEventType::new("wide")).await.unwrap();
-    for _ in 0..3 {
-        shop.store.subscribe(NewSubscription::new("wide", "a")).await.unwrap();
+    for part in 0..3 {
+        shop.store.subscribe(NewSubscription::new("wide", "a").template(json!(part))).await.unwrap();
     }
     shop.store.send(NewMessage::new("a", "1")).await.unwrap();
     shop.run("INSERT INTO postrider_publish (event_type, payload) VALUES ('wide', '2')");
@@ -133,8 +133,8 @@ async fn an_event_that_can_never_fit_waits_for_nothing() {
 #[tokio::test]
 async fn events_that_wait_are_counted() {
     let shop = Shop::with_orders().await;
-    for _ in 0..2 {
-        shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    for part in 0..2 {
+        shop.store.subscribe(NewSubscription::new("orders", "a").template(json!(part))).await.unwrap();
     }
     shop.configure("max_queue_size", "3").await;
     let figures = async || {
@@ -162,8 +162,10 @@ async fn events_that_wait_are_counted() {
 #[tokio::test]
 async fn many_events_are_fanned_out_in_short_transactions() {
     let shop = Shop::with_orders().await;
-    for _ in 0..20 {
-        shop.store.subscribe(NewSubscription::new("*", "a")).await.unwrap();
+    for number in 0..20 {
+        let endpoint = format!("e{number}");
+        shop.store.create_endpoint(new_endpoint(&endpoint, json!({}))).await.unwrap();
+        shop.store.subscribe(NewSubscription::new("*", endpoint)).await.unwrap();
     }
     shop.run(
         "INSERT INTO postrider_publish (event_type, payload)

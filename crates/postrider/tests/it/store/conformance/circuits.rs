@@ -65,6 +65,8 @@ pub(crate) async fn a_person_can_reset_a_circuit<H: Harness>(world: World<H>) {
     assert_eq!(reset.state, CircuitState::Closed);
     assert!(reset.epoch > opened.epoch, "results begun before it do not count");
     assert!(world.store().reset_circuit("nowhere").await.is_err());
+    let events = world.events().await;
+    assert_eq!((events[0].kind.as_str(), events[0].subject.as_deref()), ("circuit.reset", Some("a")));
 }
 
 pub(crate) async fn moves_of_a_circuit_are_logged<H: Harness>(world: World<H>) {

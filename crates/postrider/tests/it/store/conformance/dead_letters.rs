@@ -3,6 +3,7 @@ use postrider::store::{DlqFilter, DlqStatus, Effect, Redrive, SweepAction, Sweep
 use postrider::verdict::{DeadReason, Verdict};
 use postrider::{NewMessage, Operate, State};
 use serde_json::json;
+use uuid::Uuid;
 
 use crate::store::world::{Harness, World, to};
 
@@ -128,8 +129,9 @@ pub(crate) async fn a_redriven_letter_cannot_be_discarded<H: Harness>(mut world:
 
 pub(crate) async fn letters_are_found_by_every_filter<H: Harness>(mut world: World<H>) {
     world.endpoint("b", json!({})).await;
-    let exhausted = world.send_to_death(to("a")).await;
-    let other = world.send_to_death(to("b")).await;
+    let correlated = Uuid::from_u128(7);
+    let exhausted = world.send_to_death(NewMessage { correlation_id: Some(correlated), ..to("a") }).await;
+    let other = world.send_to_death(NewMessage { correlation_id: Some(Uuid::from_u128(8)), ..to("b") }).await;
     let bad = world.send(to("a")).await;
     let ticket = world.claim_one().await;
     world.settle(ticket, Verdict::Dead { reason: DeadReason::Permanent, disable_endpoint: false }).await;
@@ -146,6 +148,8 @@ pub(crate) async fn letters_are_found_by_every_filter<H: Harness>(mut world: Wor
         (DlqFilter { status: Some(DlqStatus::Failed), ..all.clone() }, vec![exhausted.id, bad.id]),
         (DlqFilter { status: Some(DlqStatus::Discarded), ..all.clone() }, vec![]),
         (DlqFilter { reason: Some("permanent".into()), ..all.clone() }, vec![bad.id]),
+        (DlqFilter { correlation_id: Some(correlated), ..all.clone() }, vec![exhausted.id]),
+        (DlqFilter { correlation_id: Some(Uuid::nil()), ..all.clone() }, vec![]),
         (DlqFilter { after: Some(exhausted.id), ..all.clone() }, vec![other.id, bad.id]),
         (DlqFilter { limit: 2, ..all.clone() }, vec![exhausted.id, other.id]),
         (DlqFilter { endpoint: Some("a".into()), after: Some(exhausted.id), limit: 1, ..all }, vec![bad.id]),
@@ -162,6 +166,12 @@ pub(crate) async fn the_summary_counts_each_endpoint<H: Harness>(mut world: Worl
     let oldest = world.send_to_death(to("a")).await;
     world.live(5).await;
     world.send_to_death(to("a")).await;
+    world.live(5).await;
+    world.send(to("a")).await;
+    let newest = world.claim_one().await;
+    world.settle(newest, Verdict::Dead { reason: DeadReason::Permanent, disable_endpoint: false }).await;
+    let newest = world.letter_of(newest.id).await;
+    world.live(5).await;
     let redriven = world.send_to_death(to("b")).await;
     world.store().redrive(Redrive::One(redriven.id)).await.unwrap();
     let ticket = world.claim(world.store().endpoint("b").await.unwrap().id, 1).await[0];
@@ -174,8 +184,11 @@ pub(crate) async fn the_summary_counts_each_endpoint<H: Harness>(mut world: Worl
         .iter()
         .map(|of| (of.endpoint.as_str(), of.failed, of.redriven, of.discarded, of.oldest_failed))
         .collect();
-    assert_eq!(figures, [("a", 2, 0, 0, Some(oldest.died_at)), ("b", 0, 1, 1, None)]);
-    assert_eq!(world.store().status().await.unwrap().dead, 2);
+    assert_eq!(figures, [("a", 3, 0, 0, Some(oldest.died_at)), ("b", 0, 1, 1, None)]);
+    assert_eq!([summary[0].newest_failed, summary[1].newest_failed], [Some(newest.died_at), None]);
+    let reasons = [("attempts_exhausted".to_owned(), 2), ("permanent".to_owned(), 1)];
+    assert_eq!([&summary[0].reasons, &summary[1].reasons], [&reasons.into(), &[].into()]);
+    assert_eq!(world.store().status().await.unwrap().dead, 3);
 }
 
 pub(crate) async fn a_letter_keeps_its_last_hundred_errors<H: Harness>(mut world: World<H>) {

@@ -1,6 +1,6 @@
 use postrider::endpoint::{DisabledBy, EndpointChange, KeyScope, NewEndpoint, OnDead};
 use postrider::error::StoreError;
-use postrider::store::Arrival;
+use postrider::store::{Arrival, EndpointHealth, Results};
 use postrider::{Operate, State, Store};
 use serde_json::json;
 
@@ -220,4 +220,49 @@ pub(crate) async fn a_node_is_told_of_every_change<H: Harness>(mut world: World<
         }
     };
     tokio::time::timeout(std::time::Duration::from_secs(5), told).await.expect("within a second");
+}
+
+pub(crate) async fn what_nodes_tell_of_attempts_adds_up<H: Harness>(mut world: World<H>) {
+    let b = world.endpoint("b", json!({})).await;
+    let tell = async |world: &World<H>, results: Results| {
+        let noted =
+            world.store().note_results(vec![(b, Results::default()), (world.a, results)]).await.unwrap();
+        assert_eq!(noted.len(), 2);
+        world.store().endpoint_health("a").await.unwrap()
+    };
+    assert_eq!(world.store().endpoint_health("a").await.unwrap(), EndpointHealth::default());
+    let failed = |failed_since: u64, error: &str| Results {
+        retryable: failed_since,
+        failed_since,
+        last_failure: Some((world.now(), error.to_owned())),
+        ..Results::default()
+    };
+    let (first, then) = (failed(2, "[RETRYABLE] first"), failed(3, "[RETRYABLE] then \0"));
+    let began = world.now();
+    tell(&world, Results { permanent: 1, gone: 1, lost: 1, ..first }).await;
+    world.live(5).await;
+    let then = Results { last_failure: then.last_failure.map(|(_, error)| (world.now(), error)), ..then };
+    let failing = tell(&world, then).await;
+    let counts = |health: &EndpointHealth| (health.delivered, health.failed, health.consecutive_failures);
+    assert_eq!(counts(&failing), (0, 8, 5), "a lost claim fails, and is not the endpoint's failure");
+    assert_eq!((failing.last_success_at, failing.last_failure_at), (None, Some(world.now())));
+    assert!(failing.last_error.as_deref().is_some_and(|error| error.starts_with("[RETRYABLE] then")));
+    let better = Results {
+        delivered: 7,
+        retryable: 2,
+        failed_since: 1,
+        last_success_at: Some(began),
+        last_failure: Some((began, "[RETRYABLE] again".to_owned())),
+        ..Results::default()
+    };
+    let health = tell(&world, better).await;
+    assert_eq!(counts(&health), (7, 10, 1), "only what failed since");
+    assert_eq!(
+        (health.last_success_at, health.last_error.as_deref()),
+        (Some(began), Some("[RETRYABLE] again"))
+    );
+    world.crash().await;
+    let statuses = world.store().status().await.unwrap().endpoints;
+    assert_eq!((&statuses[0].health, &statuses[1].health), (&health, &EndpointHealth::default()));
+    assert_eq!(world.store().endpoint_health("nowhere").await.unwrap_err().sqlstate(), "42704");
 }

@@ -1,12 +1,12 @@
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use postrider::endpoint::EndpointChange;
 use postrider::store::{End, Redrive};
 use postrider::verdict::{DeadReason, Verdict};
 use postrider::{NewMessage, Operate, Store};
-use serde_json::{Value, json};
+use serde_json::json;
 
+use crate::log_lines::LogLines;
 use crate::store::world::{DEAD, Harness, World, new_endpoint, to};
 
 /// What was logged since, oldest first: `kind subject`.
@@ -51,7 +51,7 @@ pub(crate) async fn what_people_and_receivers_do_to_an_endpoint_is_logged<H: Har
             "endpoint.enabled b",
             "circuit.open b",
             "circuit.half_open b",
-            "circuit.closed b",
+            "circuit.reset b",
             "endpoint.disabled b",
             "endpoint.dropped b",
         ]
@@ -119,38 +119,13 @@ pub(crate) async fn keys_that_people_release_and_nodes_that_come_and_go_are_logg
 }
 
 pub(crate) async fn cancelling_leaves_a_line_in_the_log<H: Harness>(world: World<H>) {
-    let written: Arc<Mutex<Vec<u8>>> = Arc::default();
-    let writer = written.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .json()
-        .flatten_event(true)
-        .with_writer(move || Writer(writer.clone()))
-        .finish();
-    let _guard = tracing::subscriber::set_default(subscriber);
+    let (logged, _guard) = LogLines::gather();
     let id = world.send(to("a")).await;
     world.store().cancel(id).await.unwrap();
     assert!(world.store().cancel(id).await.is_err(), "only once");
-    let written = String::from_utf8(written.lock().unwrap().clone()).unwrap();
-    let lines: Vec<Value> = written
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .filter(|line: &Value| line["target"] == postrider::outcome::OUTCOME)
-        .collect();
-    assert_eq!(lines.len(), 1, "{written}");
+    let mut lines = logged.read();
+    lines.retain(|line| line["target"] == postrider::outcome::OUTCOME);
+    assert_eq!(lines.len(), 1, "{lines:?}");
     let fields = ["level", "message", "message_id", "state"].map(|field| lines[0][field].clone());
     assert_eq!(fields, [json!("INFO"), json!("A message was cancelled"), json!(id), json!("cancelled")]);
-}
-
-/// Keeps what is written.
-struct Writer(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Writer {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }

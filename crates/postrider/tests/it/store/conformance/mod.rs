@@ -300,6 +300,8 @@ macro_rules! conformance {
             pubsub {
                 event_types_are_kept_listed_and_dropped,
                 subscriptions_are_kept_listed_and_dropped,
+                subscribing_twice_is_one_subscription,
+                racing_subscribers_share_one_subscription,
                 a_bad_event_type_or_subscription_is_refused_by_field_and_leaves_nothing,
                 what_changes_is_logged,
                 an_event_is_delivered_byte_for_byte,
@@ -331,6 +333,7 @@ macro_rules! conformance {
                 switches_are_remembered_and_logged,
                 a_snapshot_is_news_only_when_something_changed,
                 a_node_is_told_of_every_change,
+                what_nodes_tell_of_attempts_adds_up,
             }
             circuits {
                 of_two_nodes_one_moves_a_circuit,

@@ -17,8 +17,15 @@ impl<H: Harness> World<H> {
         self.subscribe_as(NewSubscription::new(pattern, endpoint)).await
     }
 
+    /// Endpoint `a`; each makes a message of its own of an event.
+    async fn subscribe_often(&self, pattern: &str, times: usize) {
+        for number in 0..times {
+            self.subscribe_as(NewSubscription::new(pattern, "a").template(json!(number))).await;
+        }
+    }
+
     async fn subscribe_as(&self, new: NewSubscription) -> i64 {
-        self.store().subscribe(new).await.expect("a valid subscription").id
+        self.store().subscribe(new).await.expect("a valid subscription").subscription.id
     }
 
     async fn publish(&self, event: NewEvent) -> u64 {
@@ -74,9 +81,9 @@ pub(crate) async fn event_types_are_kept_listed_and_dropped<H: Harness>(mut worl
 pub(crate) async fn subscriptions_are_kept_listed_and_dropped<H: Harness>(mut world: World<H>) {
     let filter = Json::parse(br#"{"total": 12345678901234567890123}"#).unwrap();
     let new = NewSubscription::new("orders.*", "a").filter(filter.clone()).template(json!("{{/total}}"));
-    let made = world.store().subscribe(new.clone()).await.unwrap();
+    let made = world.store().subscribe(new.clone()).await.unwrap().subscription;
     assert_eq!((made.pattern.as_str(), made.endpoint.as_str(), made.enabled), ("orders.*", "a", true));
-    assert_eq!((made.filter.clone(), made.template.clone()), (Some(filter), new.template));
+    assert_eq!((made.filter.clone(), made.template.clone()), (Some(filter), new.template.clone()));
     assert_eq!(made.created_at, world.now());
     let other = world.subscribe("*", "a").await;
     world.crash().await;
@@ -99,7 +106,49 @@ pub(crate) async fn subscriptions_are_kept_listed_and_dropped<H: Harness>(mut wo
     ] {
         assert_eq!(said(&gone), ("42704", format!("there is no subscription \"{}\"", made.id)));
     }
-    assert!(world.subscribe("*", "a").await > other, "ids are not given again");
+    assert!(world.subscribe_as(new).await > other, "ids are not given again");
+}
+
+pub(crate) async fn subscribing_twice_is_one_subscription<H: Harness>(world: World<H>) {
+    world.event_type("orders").await;
+    world.endpoint("b", json!({})).await;
+    let json = |text: &str| Some(Json::parse(text.as_bytes()).unwrap());
+    let plain = NewSubscription::new("orders", "a");
+    let others = [
+        plain.clone(),
+        NewSubscription::new("orders", "b"),
+        NewSubscription::new("*", "a"),
+        NewSubscription { filter: json(r#"{"n": 1, "m": 2}"#), ..plain.clone() },
+        NewSubscription { filter: json(r#"{"n": 2}"#), ..plain.clone() },
+        NewSubscription { template: json(r#"{"n": "{{/n}}"}"#), ..plain.clone() },
+        NewSubscription { filter: json("{}"), template: json("{}"), ..plain.clone() },
+        NewSubscription { filter: json("null"), ..plain.clone() },
+        NewSubscription { template: json("null"), ..plain },
+    ];
+    let mut made = Vec::new();
+    for new in &others {
+        made.push(world.subscribe_as(new.clone()).await);
+    }
+    let known = world.events().await.len();
+    world.store().set_subscription_enabled(made[1], false).await.unwrap();
+    for (new, id) in others.iter().zip(&made) {
+        let again = world.store().subscribe(new.clone()).await.unwrap();
+        assert_eq!((again.subscription.id, again.existed), (*id, true), "{new:?}");
+    }
+    let reordered = NewSubscription { filter: json(r#"{"m":2,"n":1}"#), ..others[0].clone() };
+    assert_eq!(world.subscribe_as(reordered).await, made[3], "the same JSON");
+    assert_eq!(world.store().subscriptions(None, 100).await.unwrap().len(), made.len());
+    assert!(!world.store().subscription(made[1]).await.unwrap().enabled, "it stays as it is");
+    assert_eq!(world.events().await.len(), known + 1, "only the one that was disabled");
+    world.store().unsubscribe(made[0]).await.unwrap();
+    assert!(!made.contains(&world.subscribe("orders", "a").await), "one that is gone does not come back");
+}
+
+pub(crate) async fn racing_subscribers_share_one_subscription<H: Harness>(world: World<H>) {
+    let subscribe = async || world.subscribe("*", "a").await;
+    let ids = futures_util::future::join_all((0..8).map(|_| subscribe())).await;
+    assert_eq!(ids, [ids[0]; 8]);
+    assert_eq!(world.store().subscriptions(None, 100).await.unwrap().len(), 1);
 }
 
 pub(crate) async fn a_bad_event_type_or_subscription_is_refused_by_field_and_leaves_nothing<H: Harness>(
@@ -364,7 +413,7 @@ pub(crate) async fn an_event_published_twice_under_one_key_is_sent_once<H: Harne
     let twice = vec![event.clone().idempotency_key("k"); 2];
     assert_eq!(world.store().publish_batch(twice).await.unwrap(), 1);
     assert_eq!(world.queued().await, 2);
-    world.subscribe("*", "a").await;
+    world.subscribe("orders", "a").await;
     assert_eq!(world.publish(event).await, 1, "who came later has not had it");
 }
 
@@ -440,9 +489,7 @@ pub(crate) async fn the_whole_fan_out_has_to_fit_into_the_queue<H: Harness>(worl
     world.event_type("orders").await;
     world.event_type("users").await;
     world.endpoint("small", json!({"max_queue_size": 1})).await;
-    for _ in 0..30 {
-        world.subscribe("orders", "a").await;
-    }
+    world.subscribe_often("orders", 30).await;
     world.configure("max_queue_size", 50).await;
     assert_eq!(world.publish(orders()).await, 30);
     world.live(2).await;
@@ -454,7 +501,7 @@ pub(crate) async fn the_whole_fan_out_has_to_fit_into_the_queue<H: Harness>(worl
     world.configure("max_queue_size", 1000).await;
     world.subscribe("users", "small").await;
     world.subscribe("users", "a").await;
-    world.subscribe("users", "small").await;
+    world.subscribe("*", "small").await;
     let full = world.refused_event(NewEvent::new("users", "1")).await;
     assert!(matches!(&full, StoreError::QueueFull { endpoint: Some(name), .. } if name == "small"), "{full}");
     assert_eq!(world.queued().await, 30);
@@ -462,9 +509,7 @@ pub(crate) async fn the_whole_fan_out_has_to_fit_into_the_queue<H: Harness>(worl
 
 pub(crate) async fn a_duplicate_needs_no_room_in_a_fan_out<H: Harness>(world: World<H>) {
     world.event_type("orders").await;
-    for _ in 0..20 {
-        world.subscribe("orders", "a").await;
-    }
+    world.subscribe_often("orders", 20).await;
     world.configure("max_queue_size", 20).await;
     let event = orders().idempotency_key("i");
     assert_eq!(world.publish(event.clone()).await, 20);
@@ -476,9 +521,8 @@ pub(crate) async fn a_duplicate_needs_no_room_in_a_fan_out<H: Harness>(world: Wo
 pub(crate) async fn one_event_becomes_no_more_messages_than_max_fanout<H: Harness>(world: World<H>) {
     world.event_type("orders").await;
     world.event_type("users").await;
-    for pattern in ["orders", "orders", "orders", "users"] {
-        world.subscribe(pattern, "a").await;
-    }
+    world.subscribe_often("orders", 3).await;
+    world.subscribe("users", "a").await;
     world.configure("max_fanout", 2).await;
     let says = ("54000", "event_type: 3 is more than max_fanout allows, which is 2".to_owned());
     assert_eq!(said(&world.refused_event(orders()).await), says);
@@ -496,9 +540,7 @@ pub(crate) async fn one_event_becomes_no_more_messages_than_max_fanout<H: Harnes
 pub(crate) async fn a_fan_out_may_be_wider_than_a_batch<H: Harness>(world: World<H>) {
     world.event_type("orders").await;
     world.configure("max_batch_messages", 2).await;
-    for _ in 0..5 {
-        world.subscribe("orders", "a").await;
-    }
+    world.subscribe_often("orders", 5).await;
     assert_eq!(world.publish(orders()).await, 5);
     assert_eq!(world.store().publish_batch(vec![orders(); 2]).await.unwrap(), 10);
     let refused = world.store().publish_batch(vec![orders(); 3]).await.unwrap_err();

@@ -1,5 +1,5 @@
 use postrider::error::StoreError;
-use postrider::store::{AttemptOutcome, Redrive};
+use postrider::store::{AttemptOutcome, Evicted, Redrive};
 use postrider::{MessageId, NewMessage, Operate, State, Store};
 use serde_json::json;
 
@@ -49,12 +49,24 @@ impl<H: Harness> World<H> {
 }
 
 pub(crate) async fn an_evicted_letter_is_counted_and_logged<H: Harness>(mut world: World<H>) {
+    world.configure("event_log_retention_days", 365).await;
     world.send_to_death(to("a")).await;
     world.advance(31 * DAY);
-    world.clean_up().await;
-    let evictions: Vec<_> =
-        world.events().await.into_iter().filter(|event| event.kind.contains("evict")).collect();
-    assert_eq!(evictions.len(), 1, "{evictions:?}");
+    let by_age = world.clean_up().await;
+    for _ in 0..2 {
+        world.send_to_death(to("a")).await;
+    }
+    world.configure("dlq_max_bytes", 1).await;
+    let by_size = world.clean_up().await;
+    let told = |evicted: &[Evicted]| -> Vec<(String, u64)> {
+        evicted.iter().map(|evicted| (evicted.rule.clone(), evicted.count)).collect()
+    };
+    assert_eq!(told(&by_age), [("dlq_retention_days".to_owned(), 1)], "for the node's own log");
+    assert_eq!(told(&by_size), [("dlq_max_bytes".to_owned(), 2)]);
+    assert_eq!(world.clean_up().await, []);
+    let logged = world.events().await.into_iter().filter(|event| event.kind == "dlq.evicted");
+    let logged: Vec<Evicted> = logged.map(|event| serde_json::from_value(event.detail).unwrap()).collect();
+    assert_eq!(logged, [by_size, by_age].concat());
 }
 
 pub(crate) async fn a_head_that_holds_its_key_outlives_retention<H: Harness>(mut world: World<H>) {
@@ -139,7 +151,7 @@ pub(crate) async fn cleaning_up_is_done_in_bounded_steps<H: Harness>(mut world: 
     }
     world.advance(31 * DAY);
     let (mut left, mut steps) = (10, 0);
-    while world.store().clean_up(3).await.unwrap() {
+    while world.store().clean_up(3).await.unwrap().more {
         let now_left = world.letters().await.len();
         assert!(left - now_left <= 3, "{left} became {now_left}");
         (left, steps) = (now_left, steps + 1);

@@ -1,6 +1,8 @@
 use postrider::store::{AttemptOutcome, Effect, End, NextDue, Settlement};
 use postrider::verdict::{Class, DeadReason, Verdict};
 use postrider::{NewMessage, Operate, State, Store};
+use serde_json::json;
+use uuid::Uuid;
 
 use crate::store::world::{DEAD, Harness, Ticket, World, short_lived, to};
 
@@ -43,6 +45,12 @@ pub(crate) async fn a_dead_message_is_a_dead_letter_with_everything<H: Harness>(
         headers: [("x-tenant".to_owned(), "7".to_owned())].into(),
         content_type: "text/plain".into(),
         event_type: Some("order.paid".into()),
+        priority: 7,
+        scheduled_at: Some(world.now()),
+        expires_at: Some(world.in_seconds(3600)),
+        idempotency_key: Some("i".into()),
+        correlation_id: Some(Uuid::from_u128(7)),
+        options: json!({ "max_attempts": 2 }).as_object().unwrap().clone(),
         ..to("a").ordering_key("k")
     };
     let id = world.send(message.clone()).await;
@@ -60,6 +68,12 @@ pub(crate) async fn a_dead_message_is_a_dead_letter_with_everything<H: Harness>(
     assert_eq!((letter.payload, letter.headers), (Some(message.payload), message.headers));
     assert_eq!((letter.content_type, letter.event_type), (message.content_type, message.event_type));
     assert_eq!(letter.ordering_key, message.ordering_key);
+    assert_eq!((letter.priority, letter.options), (message.priority, message.options));
+    assert_eq!((letter.scheduled_at, letter.expires_at), (message.scheduled_at, message.expires_at));
+    assert_eq!(
+        (letter.idempotency_key, letter.correlation_id),
+        (message.idempotency_key, message.correlation_id)
+    );
     let errors: Vec<_> = letter.errors.iter().map(|error| (error.attempt, error.error.as_str())).collect();
     assert_eq!(errors, [(1, "[RETRYABLE] try 1 failed"), (2, "[RETRYABLE] try 2 failed")]);
     assert_eq!(letter.errors[0].at, created_at);

@@ -68,9 +68,9 @@ async fn events(world: &mut World<Sqlite>) {
     let filter = Json::parse(br#"{"total": 12345678901234567890123}"#).unwrap();
     let filtered = NewSubscription::new("orders.*", "hold").filter(filter).template(json!("{{/total}}"));
     let ids = [
-        world.store().subscribe(filtered).await.unwrap().id,
-        world.store().subscribe(NewSubscription::new("*", "a")).await.unwrap().id,
-        world.store().subscribe(NewSubscription::new("large", "hold")).await.unwrap().id,
+        world.store().subscribe(filtered).await.unwrap().subscription.id,
+        world.store().subscribe(NewSubscription::new("*", "a")).await.unwrap().subscription.id,
+        world.store().subscribe(NewSubscription::new("large", "hold")).await.unwrap().subscription.id,
     ];
     world.store().set_subscription_enabled(ids[1], false).await.unwrap();
     world.store().unsubscribe(ids[2]).await.unwrap();

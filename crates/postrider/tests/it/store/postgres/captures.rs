@@ -133,7 +133,10 @@ async fn what_is_refused_fails_the_statement_unless_it_may_be_skipped() {
 async fn every_kind_of_refusal_can_be_skipped() {
     let refusals = [
         // As when it is captured while somebody else drops it.
-        ("42704", "UPDATE postrider.endpoints SET dropped_at = postrider._now()"),
+        (
+            "42704",
+            "SELECT postrider._allow_switch(true); UPDATE postrider.endpoints SET dropped_at = postrider._now()",
+        ),
         ("55000", "SELECT postrider.disable_endpoint('a')"),
         ("53400", "SELECT postrider.configure('max_queue_size', '1'), postrider.send('a', '{}')"),
         ("54000", "SELECT postrider.configure('max_payload_bytes', '1024')"),
@@ -388,7 +391,7 @@ async fn a_capture_that_cannot_work_is_refused_when_it_is_made() {
         ("'postrider.queue', 'a'", "22023", "p_table: must not be one of Postrider's own"),
         ("'shop.nothing', 'a'", "42P01", "shop.nothing"),
         ("'shop.orders', 'nobody'", "42704", "there is no endpoint \"nobody\""),
-        ("'shop.orders', NULL", "42704", "there is no endpoint"),
+        ("'shop.orders', NULL", "22023", "p_endpoint: is required"),
         ("'shop.orders', 'a', '{}'", "22023", "p_operations: must be a list of insert, update and delete"),
         ("'shop.orders', 'a', NULL", "22023", "p_operations: "),
         ("'shop.orders', 'a', ARRAY['truncate']", "22023", "p_operations: "),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use postrider::store::Results;
 use postrider::{MessageId, NewMessage, Operate, Store};
 use serde_json::{Value, json};
 
@@ -271,7 +272,26 @@ async fn metrics_are_the_figures_of_the_store() {
     world.live(7).await;
     world.store().pause("upgrade").await.unwrap();
     open_circuit(&world).await;
-    let rows = owner.rows("SELECT name || labels::text, value FROM postrider.metrics()").await;
+    let (failed, lost) = (Some((world.now(), "[RETRYABLE] no".to_owned())), 4);
+    let results = Results {
+        delivered: 9,
+        retryable: 1,
+        permanent: 2,
+        gone: 3,
+        lost,
+        last_failure: failed,
+        ..Results::default()
+    };
+    world.store().note_results(vec![(world.a, results)]).await.unwrap();
+    let of_kind = async |kind: &str| {
+        let names = format!("SELECT DISTINCT name FROM postrider.metrics() WHERE kind = '{kind}'");
+        owner.column(&names).await
+    };
+    assert!(of_kind("counter").await.iter().all(|name| name.ends_with("_total")));
+    assert!(of_kind("gauge").await.iter().all(|name| !name.ends_with("_total")));
+    let rows = owner
+        .rows("SELECT name || labels::text, value FROM postrider.metrics() WHERE kind IS NOT NULL")
+        .await;
     let metrics: BTreeMap<String, f64> = rows
         .into_iter()
         .map(|row| match &row[..] {
@@ -301,6 +321,11 @@ async fn metrics_are_the_figures_of_the_store() {
         (r#"postrider_endpoint_oldest_pending_age_seconds{"endpoint": "a"}"#, 7.0),
         (r#"postrider_endpoint_circuit_state{"endpoint": "a"}"#, 2.0),
         (r#"postrider_endpoint_mode{"endpoint": "a"}"#, 0.0),
+        (r#"postrider_attempts_total{"class": "none", "outcome": "delivered", "endpoint": "a"}"#, 9.0),
+        (r#"postrider_attempts_total{"class": "retryable", "outcome": "failed", "endpoint": "a"}"#, 1.0),
+        (r#"postrider_attempts_total{"class": "permanent", "outcome": "failed", "endpoint": "a"}"#, 2.0),
+        (r#"postrider_attempts_total{"class": "gone", "outcome": "failed", "endpoint": "a"}"#, 3.0),
+        (r#"postrider_attempts_total{"class": "retryable", "outcome": "lost", "endpoint": "a"}"#, 4.0),
     ];
     let expected: BTreeMap<String, f64> =
         expected.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
@@ -376,19 +401,82 @@ async fn whoever_delivers_by_themselves_moves_the_circuit_by_what_they_report() 
 }
 
 #[tokio::test]
+async fn a_report_after_the_cooldown_counts_like_a_probe() {
+    let (world, owner) = prompt::start().await;
+    let report = async |success: bool| {
+        owner.run(&format!("SELECT postrider.update_circuit_breaker(1, {success})")).await;
+        owner
+            .value("SELECT circuit || coalesce(' until ' || (circuit_until AT TIME ZONE 'UTC')::time, '') FROM postrider.endpoint_status")
+            .await
+    };
+    open_circuit(&world).await;
+    world.live(29).await;
+    assert_eq!(report(true).await, "open until 12:00:30", "the cooldown is not over");
+    world.live(1).await;
+    assert_eq!(report(false).await, "open until 12:01:00", "a fresh cooldown");
+    assert_eq!(report(true).await, "open until 12:01:00");
+    world.live(30).await;
+    assert_eq!(report(true).await, "closed");
+}
+
+#[tokio::test]
+async fn the_health_of_an_endpoint_says_how_attempts_went() {
+    let (world, owner) = prompt::start().await;
+    let at = Some(world.now());
+    let failure = at.map(|at| (at, "[RETRYABLE] answered 500".to_owned()));
+    let results = Results {
+        delivered: 5,
+        retryable: 2,
+        failed_since: 2,
+        last_success_at: at,
+        last_failure: failure,
+        ..Results::default()
+    };
+    world.store().note_results(vec![(world.a, results)]).await.unwrap();
+    let told = "delivered || ' ' || failed || ' ' || consecutive_failures || ' ' || (last_success_at AT TIME ZONE 'UTC')::time
+                  || ' ' || (last_failure_at AT TIME ZONE 'UTC')::time || ' ' || last_error";
+    for from in ["postrider.get_endpoint_health('a')", "postrider.endpoint_status"] {
+        let health = owner.value(&format!("SELECT {told} FROM {from}")).await;
+        assert_eq!(health, "5 2 2 12:00:00 12:00:00 [RETRYABLE] answered 500", "{from}");
+    }
+}
+
+#[tokio::test]
+async fn no_node_waits_for_who_reports_an_attempt() {
+    let (world, owner) = prompt::start().await;
+    let b = world.endpoint("b", json!({})).await;
+    owner.run("BEGIN; SELECT postrider.update_circuit_breaker(1, false)").await;
+    let one = || Results { delivered: 1, last_success_at: Some(world.now()), ..Results::default() };
+    let noted = world.store().note_results(vec![(world.a, one()), (b, one())]).await.unwrap();
+    assert_eq!(noted, [b], "the other one is told again");
+    owner.run("COMMIT").await;
+    let health = world.store().endpoint_health("a").await.unwrap();
+    assert_eq!(
+        (health.failed, health.consecutive_failures, health.delivered),
+        (1, 1, 0),
+        "reports count, too"
+    );
+    assert_eq!(world.store().note_results(vec![(world.a, one())]).await.unwrap(), [world.a]);
+    let health = world.store().endpoint_health("a").await.unwrap();
+    assert_eq!((health.failed, health.consecutive_failures, health.delivered), (1, 0, 1));
+}
+
+#[tokio::test]
 async fn the_summary_of_dead_letters_counts_each_status_by_endpoint() {
     let (mut world, owner) = prompt::start().await;
     world.endpoint("b", json!({})).await;
     world.send_to_death(to("b")).await;
     one_in_each_state(&mut world).await;
-    let rows = "SELECT endpoint, failed, redriven, discarded, oldest_failed AT TIME ZONE 'UTC'
-                FROM postrider.dlq_summary()";
-    let text = |fields: [&str; 5]| fields.map(|field| Some(field.to_owned())).to_vec();
+    let rows =
+        "SELECT endpoint, failed, redriven, discarded, oldest_failed AT TIME ZONE 'UTC', newest_failed = oldest_failed,
+           reasons
+         FROM postrider.dlq_summary()";
+    let text = |fields: [&str; 7]| fields.map(|field| Some(field.to_owned())).to_vec();
     assert_eq!(
         owner.rows(rows).await,
         [
-            text(["a", "2", "2", "1", "2026-01-15 12:00:00"]),
-            text(["b", "1", "0", "0", "2026-01-15 12:00:00"])
+            text(["a", "2", "2", "1", "2026-01-15 12:00:00", "f", r#"{"attempts_exhausted": 2}"#]),
+            text(["b", "1", "0", "0", "2026-01-15 12:00:00", "t", r#"{"attempts_exhausted": 1}"#])
         ]
     );
 }

@@ -23,6 +23,14 @@ async fn subscribe(owner: &Prompt, pattern: &str) -> i64 {
     owner.number(&format!("SELECT postrider.subscribe('{pattern}', 'a')")).await
 }
 
+/// Each makes a message of its own of an event.
+async fn subscribe_often(owner: &Prompt, pattern: &str, times: usize) {
+    let each = format!(
+        "SELECT postrider.subscribe('{pattern}', 'a', p_template => to_jsonb(n)) FROM generate_series(1, {times}) AS n"
+    );
+    owner.run(&each).await;
+}
+
 async fn queued(owner: &Prompt) -> i64 {
     owner.number("SELECT count(*) FROM postrider.queue").await
 }
@@ -281,7 +289,7 @@ async fn every_option_of_send_reaches_every_message() {
     owner.run("SELECT postrider.subscribe('*', 'a'), postrider.subscribe('orders.*', 'b')").await;
     let id = "00000000-0000-0000-0000-000000000007";
     let publish = format!(
-        "SELECT postrider.publish('orders.created', '{{}}', p_priority => 4::smallint,
+        "SELECT postrider.publish('orders.created', '{{}}', p_priority => 4,
            p_scheduled_at => '2030-01-01 00:00:00+00', p_idempotency_key => 'i', p_correlation_id => '{id}',
            p_expires_at => '2031-01-01 00:00:00+00', p_ordering_key => 'k', p_headers => '{{\"x-a\": \"b\"}}',
            p_options => '{{\"max_attempts\": 2}}')"
@@ -388,9 +396,7 @@ async fn a_batch_of_events_is_all_or_nothing() {
 async fn the_whole_fan_out_has_to_fit_into_the_queue() {
     let (_database, owner) = start().await;
     owner.endpoint("small", json!({"max_queue_size": 1})).await;
-    for _ in 0..3 {
-        subscribe(&owner, "orders").await;
-    }
+    subscribe_often(&owner, "orders", 3).await;
     owner.configure("max_queue_size", 5).await;
     assert_eq!(publish(&owner, "orders", &json!({})).await, 3);
     owner.refuses("SELECT postrider.publish('orders', '{}')", "53400", "the queue is full").await;
@@ -399,7 +405,7 @@ async fn the_whole_fan_out_has_to_fit_into_the_queue() {
         json!([{"event_type": "users.created", "payload": 1}, {"event_type": "orders", "payload": 1}]);
     owner.refuses(&format!("SELECT postrider.publish_batch('{batch}')"), "53400", "the queue is full").await;
     owner.configure("max_queue_size", 100).await;
-    owner.run("SELECT postrider.subscribe('orders', 'small'), postrider.subscribe('orders', 'small')").await;
+    owner.run("SELECT postrider.subscribe('orders', 'small'), postrider.subscribe('*', 'small')").await;
     owner.refuses("SELECT postrider.publish('orders', '{}')", "53400", "endpoint \"small\"").await;
     assert_eq!(queued(&owner).await, 3);
 }
@@ -407,9 +413,7 @@ async fn the_whole_fan_out_has_to_fit_into_the_queue() {
 #[tokio::test]
 async fn one_event_becomes_no_more_messages_than_max_fanout() {
     let (_database, owner) = start().await;
-    for _ in 0..3 {
-        subscribe(&owner, "orders").await;
-    }
+    subscribe_often(&owner, "orders", 3).await;
     subscribe(&owner, "users.created").await;
     owner.configure("max_fanout", 2).await;
     let says = "event_type: 3 is more than max_fanout allows, which is 2";
@@ -432,9 +436,7 @@ async fn one_event_becomes_no_more_messages_than_max_fanout() {
 async fn a_fan_out_may_be_wider_than_a_batch() {
     let (_database, owner) = start().await;
     owner.configure("max_batch_messages", 2).await;
-    for _ in 0..5 {
-        subscribe(&owner, "orders").await;
-    }
+    subscribe_often(&owner, "orders", 5).await;
     assert_eq!(publish(&owner, "orders", &json!({})).await, 5);
     let three = json!([1, 2, 3].map(|n| json!({"event_type": "orders", "payload": n})));
     owner

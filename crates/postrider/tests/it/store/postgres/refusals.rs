@@ -17,7 +17,7 @@ fn ways_in(endpoint: &str, payload: &str) -> [String; 6] {
         format!("send_with_options({endpoint}, {payload})"),
         format!("send_bytes({endpoint}, convert_to(({payload})::text, 'UTF8'), 'application/json')"),
         format!("send_batch({endpoint}, {two})"),
-        format!("send_batch_with_priority({endpoint}, {two}, 1::smallint)"),
+        format!("send_batch_with_priority({endpoint}, {two}, 1)"),
         format!("send_batch_with_options({endpoint}, {listed})"),
     ]
     .map(|call| format!("SELECT postrider.{call}"))
@@ -65,7 +65,6 @@ async fn refuses_all(owner: &Prompt, statements: impl IntoIterator<Item = String
 async fn what_is_not_known_is_42704() {
     let (_database, owner) = start().await;
     refuses_all(&owner, ways_in("'nobody'", "'{}'"), "42704", "there is no endpoint \"nobody\"").await;
-    refuses_all(&owner, ways_in("NULL", "'{}'"), "42704", "there is no endpoint").await;
     let empty = ["send_batch('nobody', '{}')", "send_batch_with_options('nobody', '[]')"];
     let empty = empty.map(|call| format!("SELECT postrider.{call}"));
     refuses_all(&owner, empty, "42704", "there is no endpoint \"nobody\"").await;
@@ -104,6 +103,57 @@ async fn what_is_not_known_is_42704() {
 }
 
 #[tokio::test]
+async fn a_name_that_is_null_is_a_field_that_is_missing() {
+    let (_database, owner) = start().await;
+    refuses_all(&owner, ways_in("NULL", "'{}'"), "22023", "endpoint: is required").await;
+    let empty = ["send_batch(NULL, '{}')", "send_batch_with_options(NULL, '[]')"];
+    let empty = empty.map(|call| format!("SELECT postrider.{call}"));
+    refuses_all(&owner, empty, "22023", "endpoint: is required").await;
+    let calls = [
+        ("publish(NULL, '{}')", "event_type: is required"),
+        ("subscribe('e', NULL)", "endpoint: is required"),
+        ("capture_rows('notes', NULL)", "endpoint: is required"),
+        ("create_endpoint(NULL, 'http', '{}')", "name: must be 1 to 128 letters"),
+        ("create_event_type(NULL)", "name: must be 1 to 128 letters"),
+        ("drop_event_type(NULL)", "name: is required"),
+        ("alter_endpoint(NULL)", "name: is required"),
+        ("drop_endpoint(NULL)", "name: is required"),
+        ("enable_endpoint(NULL)", "name: is required"),
+        ("disable_endpoint(NULL)", "name: is required"),
+        ("pause_endpoint(NULL)", "name: is required"),
+        ("resume_endpoint(NULL)", "name: is required"),
+        ("reset_circuit_breaker(NULL)", "name: is required"),
+        ("redrive_endpoint(NULL)", "name: is required"),
+        ("release_key(NULL)", "key: is required"),
+        ("configure(NULL, '1')", "name: "),
+    ];
+    for (call, says) in calls {
+        owner.refuses(&format!("SELECT postrider.{call}"), "22023", says).await;
+    }
+}
+
+#[tokio::test]
+async fn a_priority_is_a_whole_number_of_any_size_and_out_of_range_by_its_rule() {
+    let (_database, owner) = start().await;
+    for priority in ["11", "-1", "70000", "NULL"] {
+        let calls = [
+            format!("send_with_options('a', '{{}}', {priority})"),
+            format!("send_bytes('a', '1', 'application/json', {priority})"),
+            format!("send_batch_with_priority('a', ARRAY['1']::jsonb[], {priority})"),
+            format!("publish('e', '{{}}', {priority})"),
+            format!("publish('unheard', '{{}}', {priority})"),
+        ];
+        let calls = calls.map(|call| format!("SELECT postrider.{call}"));
+        refuses_all(&owner, calls, "22023", "priority: must be from 0 to 10").await;
+    }
+    owner.run("SELECT postrider.send_with_options('a', '{}', p_priority := 5)").await;
+    owner.run("SELECT postrider.send_batch_with_priority('a', ARRAY['1']::jsonb[], 5)").await;
+    owner.run("SELECT postrider.send_batch_with_priority('a', ARRAY['1']::jsonb[])").await;
+    let sent = owner.column("SELECT priority FROM postrider.queue ORDER BY id").await;
+    assert_eq!(sent, ["5", "5", "0"]);
+}
+
+#[tokio::test]
 async fn what_is_disabled_is_55000() {
     let (_database, owner) = start().await;
     owner.run("SELECT postrider.disable_endpoint('a')").await;
@@ -129,8 +179,8 @@ async fn a_payload_is_required_on_every_way_in() {
 #[tokio::test]
 async fn every_option_is_checked_on_every_way_in_that_has_it() {
     let bad = [
-        ("p_priority => 11::smallint", json!({"priority": 11}), "22023", "priority: must be "),
-        ("p_priority => (-1)::smallint", json!({"priority": -1}), "22023", "priority: must be "),
+        ("p_priority => 11", json!({"priority": 11}), "22023", "priority: must be "),
+        ("p_priority => -1", json!({"priority": -1}), "22023", "priority: must be "),
         ("p_ordering_key => ''", json!({"ordering_key": ""}), "22023", "ordering_key: must not be empty"),
         ("p_ordering_key => E'a\\nb'", json!({"ordering_key": "a\nb"}), "22023", "has no control characters"),
         (
@@ -230,10 +280,7 @@ async fn every_option_is_checked_on_every_way_in_that_has_it() {
         }
     }
     let only_there = [
-        (
-            "send_batch_with_priority('a', ARRAY['1']::jsonb[], 11::smallint)",
-            "priority: must be from 0 to 10",
-        ),
+        ("send_batch_with_priority('a', ARRAY['1']::jsonb[], 11)", "priority: must be from 0 to 10"),
         ("send_batch_with_priority('a', ARRAY['1']::jsonb[], NULL)", "priority: must be from 0 to 10"),
         (
             "send_bytes('a', '', E'text/plain\\n')",
@@ -390,7 +437,7 @@ async fn what_is_too_large_is_54000() {
     refuses_all(&owner, captured, "54000", "is more than max_payload_bytes allows, which is 1024").await;
     let three = [
         "send_batch('a', ARRAY['1', '2', '3']::jsonb[])",
-        "send_batch_with_priority('a', ARRAY['1', '2', '3']::jsonb[], 1::smallint)",
+        "send_batch_with_priority('a', ARRAY['1', '2', '3']::jsonb[], 1)",
         "send_batch_with_options('a', '[{\"payload\": 1}, {\"payload\": 2}, {\"payload\": 3}]')",
     ];
     let three = three.map(|call| format!("SELECT postrider.{call}"));

@@ -113,7 +113,7 @@ async fn an_application_sends_publishes_cancels_and_asks() {
         "send_with_options('a', '{}', p_ordering_key => 'k', p_idempotency_key => 'i')",
         "send_bytes('a', '\\x00', 'text/plain')",
         "send_batch('a', ARRAY['1']::jsonb[])",
-        "send_batch_with_priority('a', ARRAY['1']::jsonb[], 1::smallint)",
+        "send_batch_with_priority('a', ARRAY['1']::jsonb[], 1)",
         "send_batch_with_options('a', '[{\"payload\": 1, \"ordering_key\": \"k\"}]')",
         "publish('e', '{}')",
         "publish_batch('[{\"event_type\": \"e\", \"payload\": 1}]')",

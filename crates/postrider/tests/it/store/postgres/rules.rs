@@ -1,6 +1,7 @@
 //! What the tables refuse by themselves, whoever asks: here it is their owner.
 
-use postrider::{NewMessage, Operate};
+use postrider::store::Arrival;
+use postrider::{NewMessage, Operate, Store};
 use serde_json::json;
 
 use super::Postgres;
@@ -241,16 +242,61 @@ async fn an_endpoint_keeps_its_name_and_never_comes_back() {
     let names = ["name = 'b' WHERE name = 'a'", "protocol = 'file'", "created_at = now()"];
     never_changes(&owner, "endpoints", "an endpoint keeps its name and protocol", &names).await;
     let dropped = "an endpoint that was dropped does not come back";
-    never_changes(&owner, "endpoints", dropped, &["dropped_at = NULL WHERE name = 'dropped'"]).await;
+    never_changes(&owner, "endpoints", dropped, &["options = '{}' WHERE name = 'dropped'"]).await;
     refuses(&owner, "23514", "_circuits_state_check", &["UPDATE postrider._circuits SET state = 'broken'"])
         .await;
-    refuses(
-        &owner,
-        "23514",
-        "endpoints_disabled_by_check",
-        &["UPDATE postrider.endpoints SET disabled_by = 'me'"],
-    )
-    .await;
+}
+
+#[tokio::test]
+async fn what_nodes_and_functions_keep_of_an_endpoint_is_not_written_by_hand() {
+    let (_world, owner) = start().await;
+    let kept = [
+        "disabled_by = 'gone'",
+        "disabled_by = 'operator'",
+        "paused = true",
+        "revision = 7",
+        "dropped_at = now()",
+        "options = '{}', paused = true",
+    ];
+    let rule = "only config, retry_policy and options of an endpoint can be updated";
+    never_changes(&owner, "endpoints", rule, &kept).await;
+    owner.run("BEGIN; SELECT postrider.pause_endpoint('a'), postrider.disable_endpoint('a')").await;
+    owner.refuses("UPDATE postrider.endpoints SET paused = false", "55000", rule).await;
+    owner.run("ROLLBACK").await;
+}
+
+#[tokio::test]
+async fn an_endpoint_is_checked_however_it_is_written_and_every_node_hears_of_it() {
+    let (mut world, owner) = start().await;
+    let wrong = [
+        ("config = '{\"url\": 7}'", "config.url: "),
+        ("config = NULL", "config: "),
+        ("config = config || '{\"urll\": \"https://example.com\"}'", "config.urll: "),
+        ("config = config || '{\"timeout\": 300}'", "config.timeout: must be below stale_recovery_timeout"),
+        ("retry_policy = '{\"max_attempts\": -1}'", "retry_policy.max_attempts: "),
+        ("retry_policy = '[]'", "retry_policy: must be an object"),
+        ("options = '{\"max_in_flight\": 0}'", "options.max_in_flight: "),
+        (
+            "options = '{\"key_scope\": \"global\"}' WHERE name = 'hold'",
+            "options.key_scope: cannot change while",
+        ),
+    ];
+    for (change, rule) in wrong {
+        refuses(&owner, "22023", rule, &[&format!("UPDATE postrider.endpoints SET {change}")]).await;
+    }
+    let known = world.store().snapshot(None).await.unwrap().expect("a snapshot");
+    while world.arrivals.try_recv().is_ok() {}
+    owner.run("UPDATE postrider.endpoints SET retry_policy = '{\"max_retries\": 2}' WHERE name = 'a'").await;
+    while !matches!(world.arrivals.recv().await, Some(Arrival::Reconfigured)) {}
+    let news = world.store().snapshot(Some(known.version)).await.unwrap().expect("news");
+    let [before, after] = [&known, &news].map(|snapshot| {
+        snapshot.endpoints.iter().find(|endpoint| endpoint.id == world.a).expect("endpoint a").clone()
+    });
+    assert_eq!(json!(after.retry), json!({ "max_attempts": 3 }), "as alter_endpoint() writes it");
+    assert!(after.revision > before.revision);
+    let event = world.events().await.remove(0);
+    let told = (event.kind.as_str(), event.subject.as_deref(), event.detail);
+    assert_eq!(told, ("endpoint.changed", Some("a"), json!({ "fields": ["retry_policy"] })));
 }
 
 #[tokio::test]

@@ -77,8 +77,8 @@ async fn a_rolled_back_message_never_existed() {
 pub(super) async fn with_orders() -> World<Postgres> {
     let world = World::<Postgres>::start().await;
     world.store().create_event_type(NewEventType::new("orders")).await.unwrap();
-    for _ in 0..2 {
-        world.store().subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    for pattern in ["orders", "*"] {
+        world.store().subscribe(NewSubscription::new(pattern, "a")).await.unwrap();
     }
     world
 }
