@@ -52,6 +52,7 @@ pub(super) fn recipe() -> String {
 
 /// The statements that are left for somebody who may make roles; none when all is done.
 pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
+    check_encoding(client).await?;
     let transaction = client.transaction().await.map_err(store_error)?;
     transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await.map_err(store_error)?;
     let from = version(&transaction).await?;
@@ -83,6 +84,21 @@ pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
     let left = transaction.query("SELECT postrider._install_roles()", &[]).await.map_err(store_error)?;
     transaction.commit().await.map_err(store_error)?;
     Ok(left.iter().map(|row| row.get(0)).collect())
+}
+
+/// Every text of ours is UTF-8, and messages may hold any of it.
+async fn check_encoding(client: &Client) -> Result<()> {
+    let asked = "SELECT getdatabaseencoding()::text, current_database()::text, format('%I', current_database() || '_utf8')";
+    let row = client.query_one(asked, &[]).await.map_err(store_error)?;
+    match row.get(0) {
+        "UTF8" => Ok(()),
+        found => Err(StoreError::Unusable(format!(
+            "database {name} has the encoding {found}, and Postrider needs UTF8; an encoding cannot be changed, so make \
+             another database: CREATE DATABASE {new} ENCODING 'UTF8' TEMPLATE template0",
+            name = row.get::<_, &str>(1),
+            new = row.get::<_, &str>(2)
+        ))),
+    }
 }
 
 /// Says what to do when the schema is not one that this build works with. The next version is one, so that
