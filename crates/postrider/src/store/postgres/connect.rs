@@ -24,8 +24,13 @@ use crate::store::Result;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A server that is gone without a word is noticed after about this long; `tcp_user_timeout` says otherwise.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// No statement of ours is worth compiling for, whatever the planner thinks of it.
-const SESSION: &str = "SET default_transaction_isolation = 'read committed'; SET jit = off";
+/// Names are looked up where nobody else can add any: a function in `public` that fits better than the server's own would run
+/// with our rights. The path is that of our functions, so that they keep their plans. A backslash in a string is a backslash.
+/// No statement of ours is worth compiling for, whatever the planner thinks of it. Only newer servers have a limit for whole
+/// transactions.
+const SESSION: &str = "SET search_path = postrider, pg_temp; SET standard_conforming_strings = on;
+    SET default_transaction_isolation = 'read committed'; SET jit = off;
+    SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'";
 /// The patience that the database or the role has with its applications is not for nodes.
 const OWN_PATIENCE: &str = "SET statement_timeout = 0; SET lock_timeout = 0; SET idle_session_timeout = 0";
 /// An application's transaction may stay open for hours, and nobody waits for an answer that long.
@@ -43,7 +48,7 @@ pub(super) struct Server {
     ask_first: Arc<AtomicUsize>,
     /// Connections that were made before are to end.
     silent_since: Arc<watch::Sender<Option<Instant>>>,
-    /// What a connection is told first.
+    /// See [`Server::session`].
     session: &'static [&'static str],
 }
 
@@ -78,7 +83,7 @@ impl Server {
         Self { session: &[SESSION, IMPATIENT], ..self.clone() }
     }
 
-    /// Whoever asks drives the connection.
+    /// Whoever asks drives the connection, and tells it [`Server::session`] first.
     pub(super) async fn connect(&self) -> Result<(Client, ServerConnection)> {
         let (first, count) = (self.ask_first.load(Relaxed), self.hosts.len());
         let mut failures = Vec::new();
@@ -127,13 +132,18 @@ impl Server {
                 () = found_silent => {}
             }
         });
-        if !self.session.is_empty() {
-            // The server does not wait longer for us than we for it: whoever is frozen while it takes an answer has locks.
-            let silence_max = format!("SET tcp_user_timeout = '{}ms'", self.silence_max().as_millis());
-            let session = [&[&*silence_max], self.session].concat().join(";");
-            client.batch_execute(&session).await.map_err(store_error)?;
-        }
+        client.batch_execute(&self.session()).await.map_err(store_error)?;
         Ok((client, driving))
+    }
+
+    /// What a connection is to be told first; nothing where it is an application's own.
+    pub(super) fn session(&self) -> String {
+        if self.session.is_empty() {
+            return String::new();
+        }
+        // The server does not wait longer for us than we for it: whoever is frozen while it takes an answer has locks.
+        let silence_max = format!("SET tcp_user_timeout = '{}ms'", self.silence_max().as_millis());
+        [&[&*silence_max], self.session].concat().join(";")
     }
 
     /// How long a question that takes no time may go unanswered.

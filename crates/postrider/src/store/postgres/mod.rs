@@ -134,7 +134,7 @@ impl PostgresStore {
     /// Makes the schema or brings it up to date. Returns the statements for roles and their rights that are left
     /// for somebody who may run them; none when all is done.
     pub async fn migrate(url: &str) -> Result<Vec<String>> {
-        let mut client = Server::parse(url)?.client().await?;
+        let mut client = Server::parse(url)?.for_ourselves().client().await?;
         migrate::migrate(&mut client).await
     }
 
@@ -180,14 +180,14 @@ impl PostgresStore {
 
     /// Whether the database has our schema, of whatever version.
     pub async fn is_installed(url: &str) -> Result<bool> {
-        let client = Server::parse(url)?.client().await?;
+        let client = Server::parse(url)?.for_ourselves().client().await?;
         Ok(migrate::version(&client).await? > 0)
     }
 
     /// Reads all of a store from the stream that [`SqliteStore::export`](crate::SqliteStore::export) wrote, into a
     /// schema that holds nothing yet: the same ids, the same name, in one transaction.
     pub async fn import(url: &str, from: impl Read + Send + 'static) -> Result<Moved, MoveError> {
-        let mut client = Server::parse(url)?.client().await?;
+        let mut client = Server::parse(url)?.for_ourselves().client().await?;
         import::import(&mut client, from).await
     }
 

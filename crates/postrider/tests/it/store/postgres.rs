@@ -30,6 +30,8 @@ mod replays;
 mod letters;
 mod rules;
 mod roles;
+mod paths;
+mod callers;
 mod looking;
 mod partitions;
 mod tls;

@@ -120,7 +120,7 @@ BEGIN
        OR t.headers IS NOT NULL OR t.options IS NOT NULL
        -- Every message of an event has the same one, and it is good.
        OR ((t.ord = 1 OR t.event_type <> p_event_types[1]) AND (octet_length(t.event_type) > d.max_key_bytes
-           OR t.event_type = '' OR t.event_type ~ '[\u0001-\u001f\u007f-\u009f]'))
+           OR t.event_type = '' OR t.event_type ~ E'[\\u0001-\\u001f\\u007f-\\u009f]'))
     ORDER BY t.ord
   LOOP
     PERFORM postrider._check_message(CASE WHEN p_endpoints IS NULL THEN format('messages[%s].', m.ord - 1)

@@ -2,13 +2,14 @@
 
 -- As the program writes a time: in UTC, with as many digits as there are.
 CREATE FUNCTION postrider._shown(p_at timestamptz) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE AS $$
-  SELECT regexp_replace(to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), '\.?0+$', '') || 'Z'
+  SELECT regexp_replace(to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), E'\\.?0+$', '') || 'Z'
 $$;
 
 -- A payload as JSON; null where it is none.
-CREATE FUNCTION postrider._as_json(p_content_type text, p_payload bytea) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION postrider._as_json(p_content_type text, p_payload bytea) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE
+SET search_path = postrider, pg_temp AS $$
 BEGIN
-  IF p_payload IS NULL OR p_content_type !~* '^[a-z0-9.+-]+/([a-z0-9.-]+\+)?json\M' THEN
+  IF p_payload IS NULL OR p_content_type !~* E'^[a-z0-9.+-]+/([a-z0-9.-]+\\+)?json\\M' THEN
     RETURN NULL;
   END IF;
   RETURN convert_from(p_payload, 'UTF8')::jsonb;

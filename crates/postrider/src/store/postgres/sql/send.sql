@@ -168,7 +168,7 @@ BEGIN
   IF octet_length(p_key) > p_max THEN
     PERFORM postrider._too_large(p_field, octet_length(p_key), p_max, 'max_key_bytes');
   END IF;
-  IF p_key = '' OR p_key ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+  IF p_key = '' OR p_key ~ E'[\\u0001-\\u001f\\u007f-\\u009f]' THEN
     PERFORM postrider._invalid(p_field, 'must not be empty and has no control characters');
   END IF;
 END $$;
@@ -230,7 +230,7 @@ END $$;
 -- What is compared when the payload itself is no longer queued.
 CREATE FUNCTION postrider._digest(p_content_type text, p_payload bytea) RETURNS bytea
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT sha256(convert_to(p_content_type, 'UTF8') || '\x00'::bytea || p_payload) $$;
+AS $$ SELECT sha256(convert_to(p_content_type, 'UTF8') || E'\\x00'::bytea || p_payload) $$;
 
 -- Racing senders of one idempotency key wait for each other here, so that exactly one wins; under REPEATABLE READ the
 -- loser cannot see the winner and gets 40001. Locks as for ordering keys: a batch with very many takes whole stripes.

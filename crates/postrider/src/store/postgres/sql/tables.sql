@@ -1,8 +1,12 @@
 -- Version 1: tables and what holds them together. Plain SQL: no extension, no superuser, PostgreSQL 14 to 18.
 
+-- Whose names mean what: nobody but the owner decides. Functions that other roles can reach (by a grant, as a trigger, through a
+-- view or an index) have `SET search_path = postrider, pg_temp`, or a body that is parsed here and now (RETURN). The rest runs
+-- only inside those, and in sessions of the program, which have the same path: as long as it is the same, plans are kept.
+
 -- The one clock: due times, expiry and leases are judged by it alone.
 CREATE FUNCTION postrider._now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
-AS $$ SELECT clock_timestamp() $$;
+RETURN clock_timestamp();
 
 CREATE SEQUENCE postrider.message_ids AS bigint;
 
@@ -188,11 +192,11 @@ CREATE INDEX queue_held_back ON postrider.queue (place, endpoint_id, due_at) WHE
 -- An ordering key is known by its hash, because numbers are compared faster than texts: two keys that share one are
 -- ordered together.
 CREATE FUNCTION postrider._key(p_scope bigint, p_key text) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT hashtextextended(p_key, p_scope) $$;
+RETURN hashtextextended(p_key, p_scope);
 -- Who is next of a key: the one that is not behind it, then the others by position. Two that are not behind it cannot
 -- be: FIFO does not rest on code alone.
 CREATE FUNCTION postrider._turn(place smallint, key_position bigint) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT CASE WHEN place = 1 THEN key_position ELSE -9223372036854775808 END $$;
+RETURN CASE WHEN place = 1 THEN key_position ELSE -9223372036854775808 END;
 CREATE UNIQUE INDEX queue_key ON postrider.queue (postrider._key(key_scope, ordering_key),
   postrider._turn(place, key_position)) WHERE ordering_key IS NOT NULL;
 CREATE UNIQUE INDEX queue_idempotency ON postrider.queue (endpoint_id, idempotency_key)
