@@ -32,6 +32,7 @@ mod rules;
 mod roles;
 mod paths;
 mod callers;
+mod prepared;
 mod looking;
 mod partitions;
 mod tls;

@@ -32,8 +32,12 @@ BEGIN
   INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, content_type, payload)
   VALUES (v_id, v_now, v_now, v_endpoint, 'application/json', v_payload);
   -- As in _ring.
-  IF NOT v_paused AND (current_setting('postrider.rung', true) = 'yes'
-     OR pg_try_advisory_xact_lock(hashint8extended(v_endpoint, (extract(epoch FROM v_now) * 100)::bigint))) THEN
+  IF v_paused THEN
+    RETURN v_id;
+  ELSIF current_setting('postrider.notify', true) = 'off' THEN
+    PERFORM postrider._ring(v_endpoint, v_now);
+  ELSIF current_setting('postrider.rung', true) = 'yes'
+     OR pg_try_advisory_xact_lock(hashint8extended(v_endpoint, (extract(epoch FROM v_now) * 100)::bigint)) THEN
     PERFORM pg_notify('postrider', v_endpoint::text), set_config('postrider.rung', 'yes', true);
   END IF;
   RETURN v_id;

@@ -324,7 +324,9 @@ END $$;
 -- of which the server has a few thousand for everybody.
 CREATE FUNCTION postrider._ring(p_endpoint bigint, p_now timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF current_setting('postrider.rung', true) = 'yes'
+  IF NOT postrider._may_notify() THEN
+    INSERT INTO postrider._unheard (endpoint_id) VALUES (p_endpoint);
+  ELSIF current_setting('postrider.rung', true) = 'yes'
      OR pg_try_advisory_xact_lock(hashint8extended(p_endpoint, (extract(epoch FROM p_now) * 100)::bigint)) THEN
     PERFORM pg_notify('postrider', p_endpoint::text), set_config('postrider.rung', 'yes', true);
   END IF;

@@ -230,6 +230,11 @@ CREATE TABLE postrider._stalled_keys (
 CREATE INDEX stalled_keys_position ON postrider._stalled_keys (position);
 CREATE INDEX stalled_keys_key ON postrider._stalled_keys (key);
 
+-- Endpoints that were sent to by transactions that must not notify. A node looks every second.
+CREATE TABLE postrider._unheard (
+  endpoint_id bigint NOT NULL
+);
+
 -- Idempotency keys of completed messages, for idempotency_retention.
 CREATE TABLE postrider._reservations (
   endpoint_id bigint NOT NULL,
