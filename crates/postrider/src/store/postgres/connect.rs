@@ -189,18 +189,25 @@ impl Server {
     }
 }
 
+/// A pool's connection, and the process of the server behind it.
+pub(super) struct Pooled {
+    pub(super) client: ClientWrapper,
+    pub(super) process: i32,
+}
+
 impl managed::Manager for Server {
-    type Type = ClientWrapper;
+    type Type = Pooled;
     type Error = StoreError;
 
-    async fn create(&self) -> Result<ClientWrapper> {
+    async fn create(&self) -> Result<Pooled> {
         let (client, driving) = self.driven().await?;
-        Ok(ClientWrapper::new(client, driving))
+        let process = client.query_one("SELECT pg_backend_pid()", &[]).await.map_err(store_error)?.get(0);
+        Ok(Pooled { client: ClientWrapper::new(client, driving), process })
     }
 
     /// Without asking the server: a closed connection is noticed by itself.
-    async fn recycle(&self, client: &mut ClientWrapper, _: &Metrics) -> RecycleResult<StoreError> {
-        if client.is_closed() { Err(RecycleError::message("it was closed")) } else { Ok(()) }
+    async fn recycle(&self, pooled: &mut Pooled, _: &Metrics) -> RecycleResult<StoreError> {
+        if pooled.client.is_closed() { Err(RecycleError::message("it was closed")) } else { Ok(()) }
     }
 }
 

@@ -20,6 +20,7 @@ const MIGRATIONS: &[&[&str]] = &[&[
     include_str!("sql/keys.sql"),
     include_str!("sql/endpoints.sql"),
     include_str!("sql/nodes.sql"),
+    include_str!("sql/holders.sql"),
     include_str!("sql/send.sql"),
     include_str!("sql/claim.sql"),
     include_str!("sql/settle.sql"),
@@ -54,7 +55,7 @@ pub(super) fn recipe() -> String {
 pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
     check_encoding(client).await?;
     let transaction = client.transaction().await.map_err(store_error)?;
-    transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await.map_err(store_error)?;
+    lock(&transaction).await?;
     let from = version(&transaction).await?;
     if from > CURRENT {
         // A newer build's schema, which is never marked as an older one.
@@ -84,6 +85,23 @@ pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
     let left = transaction.query("SELECT postrider._install_roles()", &[]).await.map_err(store_error)?;
     transaction.commit().await.map_err(store_error)?;
     Ok(left.iter().map(|row| row.get(0)).collect())
+}
+
+/// Says for whom it waits: a migration takes a moment, but any role can hold the lock for as long as it likes.
+async fn lock(transaction: &Transaction<'_>) -> Result<()> {
+    let at_once = transaction.query_one("SELECT pg_try_advisory_xact_lock($1)", &[&LOCK]).await;
+    if at_once.map_err(store_error)?.get(0) {
+        return Ok(());
+    }
+    let holder = "SELECT a.usename::text, a.pid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+                  WHERE l.locktype = 'advisory' AND l.granted AND l.classid::bigint << 32 | l.objid::bigint = $1
+                    AND l.objsubid = 1 AND a.datname = current_database()";
+    if let Some(holder) = transaction.query_opt(holder, &[&LOCK]).await.map_err(store_error)? {
+        let (role, process): (Option<&str>, i32) = (holder.get(0), holder.get(1));
+        tracing::warn!(role, process, "another session holds the lock for migrations; waiting for it");
+    }
+    let wait = "SELECT pg_advisory_xact_lock($1)";
+    transaction.execute(wait, &[&LOCK]).await.map(drop).map_err(store_error)
 }
 
 /// Every text of ours is UTF-8, and messages may hold any of it.

@@ -19,6 +19,7 @@ use self::connect::Server;
 use self::connections::Connections;
 use self::cursors::Cursors;
 use self::exchange::Exchange;
+use self::holders::Holders;
 use self::listen::Ear;
 use self::nodes::Listeners;
 use self::send::Commit;
@@ -69,6 +70,7 @@ mod figures;
 mod listing;
 mod tokens;
 mod upkeep;
+mod holders;
 mod import;
 mod copy;
 
@@ -125,6 +127,7 @@ struct Shared {
     batches: Batches,
     in_the_way: InTheWay,
     under_way: UnderWay,
+    holders: Holders,
     refusals: Refusals,
     /// Messages, since upkeep last asked.
     claimed_lately: AtomicUsize,
@@ -161,6 +164,7 @@ impl PostgresStore {
             batches: Batches::default(),
             in_the_way: InTheWay::default(),
             under_way: UnderWay::default(),
+            holders: Holders::default(),
             refusals: Refusals::default(),
             claimed_lately: AtomicUsize::new(0),
             server,
@@ -423,5 +427,9 @@ impl Operate for PostgresStore {
 
     async fn status(&self) -> Result<StoreStatus> {
         inspect::status(&self.shared).await
+    }
+
+    fn in_the_way(&self) -> Vec<String> {
+        self.shared.holders.sentences()
     }
 }

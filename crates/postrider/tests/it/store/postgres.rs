@@ -47,6 +47,7 @@ mod deadlocks;
 mod in_the_way;
 mod settled_later;
 mod frozen;
+mod foreign_locks;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,

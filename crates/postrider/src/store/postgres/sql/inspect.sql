@@ -36,7 +36,8 @@ BEGIN
     RETURN format('behind key %s: message %s is before it', postrider._quoted(q.ordering_key), v_head);
   END IF;
   -- Its turn comes as soon as a sender of the key, or whoever has the message in hand, has ended.
-  RETURN format('behind key %s', postrider._quoted(q.ordering_key));
+  RETURN format('behind key %s', postrider._quoted(q.ordering_key))
+    || coalesce(': held by the open transaction of ' || postrider._key_holder(v_key), '');
 END $$;
 
 CREATE FUNCTION postrider._live_nodes() RETURNS bigint LANGUAGE sql STABLE AS $$
@@ -69,7 +70,11 @@ BEGIN
     WHEN q.place = 3 THEN 'on probation: its claim was lost with a node, so it is tried with few others'
     WHEN v_limited_until IS NOT NULL THEN 'rate limited: next try at ' || postrider._shown(v_limited_until)
     WHEN postrider._live_nodes() = 0 THEN 'due now, but no node runs'
-    ELSE 'due now'
+    ELSE coalesce(
+      (SELECT format('due now, but %s holds the lock of %s since %s', w.session, w.lock, postrider._shown(w.since))
+       FROM postrider._now_in_the_way() w
+       WHERE w.stops_delivery AND (w.endpoint_id IS NULL OR w.endpoint_id = e.id) LIMIT 1),
+      'due now')
   END;
 END $$;
 
@@ -449,6 +454,11 @@ BEGIN
     jsonb_build_object('circuits_not_closed', count(*) FILTER (WHERE e.circuit <> 'closed'),
       'gone', count(*) FILTER (WHERE e.disabled_by = 'gone'), 'paused', count(*) FILTER (WHERE e.paused))
     FROM postrider._endpoints e WHERE e.dropped_at IS NULL;
+  RETURN QUERY SELECT 'locks',
+    CASE WHEN bool_or(w.stops_delivery) THEN 'critical' WHEN count(*) > 0 THEN 'warning' ELSE 'ok' END,
+    jsonb_build_object('held', coalesce(jsonb_agg(jsonb_build_object('lock', w.lock, 'session', w.session, 'since', w.since)
+                                          ORDER BY w.since), '[]'))
+    FROM postrider._now_in_the_way() w;
   RETURN QUERY SELECT 'dead_letters', CASE WHEN v_status.dead > 0 THEN 'warning' ELSE 'ok' END,
     jsonb_build_object('failed', v_status.dead);
   RETURN QUERY SELECT 'archive',
