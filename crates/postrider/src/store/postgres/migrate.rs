@@ -16,6 +16,7 @@ const MIGRATIONS: &[&[&str]] = &[&[
     include_str!("sql/errors.sql"),
     include_str!("sql/events.sql"),
     include_str!("sql/settings.sql"),
+    include_str!("sql/identity.sql"),
     include_str!("sql/protocol.sql"),
     include_str!("sql/keys.sql"),
     include_str!("sql/endpoints.sql"),
@@ -73,6 +74,7 @@ pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
     if from == 0 {
         let begin = "INSERT INTO postrider._store (name, schema_version) VALUES ($1, $2)";
         transaction.execute(begin, &[&new_store_name(), &CURRENT]).await.map_err(store_error)?;
+        execute(&transaction, "SELECT postrider._note_identity()").await?;
         execute(&transaction, "INSERT INTO postrider._gauge DEFAULT VALUES").await?;
     }
     let mark = "UPDATE postrider._store SET schema_version = $1";
@@ -219,7 +221,17 @@ pub(super) async fn renew_name(client: &Client) -> Result<String> {
     client.execute("SELECT postrider._refuse_beside_nodes('try again')", &[]).await.map_err(store_error)?;
     let renew = "UPDATE postrider._store SET name = $1 RETURNING name";
     let row = client.query_one(renew, &[&new_store_name()]).await.map_err(store_error)?;
+    client.execute("SELECT postrider._note_identity()", &[]).await.map_err(store_error)?;
     Ok(row.get(0))
+}
+
+/// A copy of a database may be all that is left of a store, so a node works there; but it says so.
+pub(super) async fn warn_of_copy(client: &Client) -> Result<()> {
+    let copied = client.query_one("SELECT postrider._copied()", &[]).await.map_err(store_error)?;
+    if let Some(sentence) = copied.get::<_, Option<&str>>(0) {
+        tracing::warn!("{sentence}");
+    }
+    Ok(())
 }
 
 fn new_store_name() -> String {

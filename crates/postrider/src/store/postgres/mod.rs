@@ -248,7 +248,11 @@ impl Store for PostgresStore {
         }
         let node = nodes::join(&self.shared, &hello.name).await?;
         // Another store may have been imported since this one was opened; from now on none is.
-        let name = self.shared.own.with(async |client| migrate::name(client).await).await?;
+        let name = self.shared.own.with(async |client| {
+            migrate::warn_of_copy(client).await?;
+            migrate::name(client).await
+        });
+        let name = name.await?;
         *self.shared.name.lock().expect("nobody panics while naming") = name.into();
         self.shared.listeners.add(node, hello.arrivals);
         Ok(node)

@@ -41,6 +41,7 @@ mod proxy;
 mod many_nodes;
 mod cut_off;
 mod failover;
+mod copies;
 mod old_snapshots;
 mod room;
 mod deadlocks;

@@ -438,10 +438,13 @@ DECLARE
   v_limit bigint := (SELECT max_queue_size FROM postrider._limits);
   v_live bigint := postrider._live_nodes();
   v_ahead timestamp := (SELECT max(month) FROM postrider._months('archive'));
+  v_copied text := postrider._copied();
   v_stray boolean := EXISTS (SELECT FROM postrider.archive_default) OR EXISTS (SELECT FROM postrider.attempts_default);
 BEGIN
   SELECT * INTO v_status FROM postrider._status();
   RETURN QUERY SELECT 'nodes', CASE WHEN v_live = 0 THEN 'critical' ELSE 'ok' END, jsonb_build_object('live', v_live);
+  RETURN QUERY SELECT 'identity', CASE WHEN v_copied IS NULL THEN 'ok' ELSE 'warning' END,
+    jsonb_build_object('store', v_status.store, 'copied', v_copied);
   RETURN QUERY SELECT 'dispatch', CASE WHEN v_status.paused IS NULL THEN 'ok' ELSE 'warning' END,
     jsonb_build_object('paused', v_status.paused);
   RETURN QUERY SELECT 'queue',

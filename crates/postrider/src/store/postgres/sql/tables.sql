@@ -17,7 +17,10 @@ CREATE TABLE postrider._store (
   name text NOT NULL,
   schema_version integer NOT NULL,
   version bigint NOT NULL DEFAULT 1,
-  paused_because text
+  paused_because text,
+  -- Where it was made or got its name. See identity.sql.
+  system_identifier bigint,
+  database_oid oid
 );
 
 -- What is set; a setting without a row has its default. The table of names, defaults and ranges is filled by
