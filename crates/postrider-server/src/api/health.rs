@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Response, StatusCode};
-
+use serde_json::json;
 use utoipa::ToSchema;
 
 use super::problem::Problem;
@@ -16,6 +16,8 @@ use crate::view::ProblemView;
 #[expect(dead_code, reason = "describes an answer")]
 struct Health {
     status: String,
+    /// Sessions of the database that hold a lock which this node waits for; left out where there are none.
+    in_the_way: Option<Vec<String>>,
 }
 
 /// Does the process live?
@@ -30,16 +32,22 @@ pub(super) async fn livez() -> Response<Body> {
     responses((status = 200, description = "It does", body = Health),
         (status = 503, description = "The dispatcher does not turn, the lease is not confirmed, or the store takes no node yet", body = ProblemView, content_type = "application/problem+json")))]
 pub(super) async fn readyz(State(api): State<Arc<Api>>) -> Result<Response<Body>, Problem> {
+    let in_the_way = api.operate.in_the_way();
     if api.node.is_progressing() {
-        return Ok(json_response(StatusCode::OK, r#"{"status":"ready"}"#));
+        let ready = match in_the_way.is_empty() {
+            true => json!({ "status": "ready" }),
+            false => json!({ "status": "ready", "in_the_way": in_the_way }),
+        };
+        return Ok(json_response(StatusCode::OK, ready.to_string()));
     }
-    let detail = match api.node.waits_for() {
+    let mut why = vec![match api.node.waits_for() {
         Some(why) => format!("the node could not join the store yet and tries again: {why}"),
         None => "the dispatcher has not turned, or the lease was not confirmed, within the last seconds"
             .to_owned(),
-    };
+    }];
+    why.extend(in_the_way);
     Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "not-ready", "The engine makes no progress")
-        .detail(detail))
+        .detail(why.join("; ")))
 }
 
 #[cfg(test)]

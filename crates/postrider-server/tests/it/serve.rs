@@ -310,3 +310,33 @@ fn a_node_waits_for_an_application_before_it_makes_its_store() {
     application.execute_batch("COMMIT").expect("the end of it");
     node.until_ready();
 }
+
+#[test]
+fn a_session_that_keeps_a_node_from_its_work_is_named_by_readyz_and_once_in_the_log() {
+    let server = Postgres::start().expect("a server of its own");
+    let home = Home::new();
+    let node = home.start_with(&["--store", &server.url(), "--migrate"]);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let stranger = runtime.block_on(async {
+        let (client, connection) =
+            tokio_postgres::connect(&server.url(), tokio_postgres::NoTls).await.expect("a connection");
+        tokio::spawn(connection);
+        client
+    });
+    // Nothing can be claimed meanwhile.
+    let held =
+        runtime.block_on(stranger.query_one("SELECT pg_advisory_lock(1886548338, 4), pg_backend_pid()", &[]));
+    let process: i32 = held.expect("the lock").get(1);
+    let ready = || serde_json::from_slice::<serde_json::Value>(&node.get("/readyz").body).expect("JSON");
+    let named = crate::eventually(Duration::from_secs(20), "it is named", || {
+        ready()["in_the_way"][0].as_str().map(str::to_owned)
+    });
+    assert!(named.contains(&format!("role \"postgres\" (process {process})")), "{named}");
+    drop(stranger);
+    crate::eventually(Duration::from_secs(20), "it is gone", || {
+        (ready() == serde_json::json!({ "status": "ready" })).then_some(())
+    });
+    let logged = |sentence: &str| node.written().lines().filter(|line| line.contains(sentence)).count();
+    assert_eq!(logged("a session holds a lock that nodes or senders wait for"), 1, "{}", node.written());
+    assert_eq!(logged("a session released the lock"), 1);
+}

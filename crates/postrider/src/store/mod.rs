@@ -150,6 +150,11 @@ pub trait Operate: Figures + Listing + PubSub + Replays + Sweeps + Tokens {
     /// Newest first, older than `before`.
     async fn events(&self, before: Option<i64>, limit: usize) -> Result<Vec<EventRecord>>;
     async fn status(&self) -> Result<StoreStatus>;
+
+    /// Sessions of the database that keep this process's node from its work, each in a sentence.
+    fn in_the_way(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// A node introduces itself.

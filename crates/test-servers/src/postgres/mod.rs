@@ -33,6 +33,7 @@ const SETTINGS: &str = "
 listen_addresses = '127.0.0.1'
 unix_socket_directories = '.'
 max_connections = 300
+max_prepared_transactions = 50
 shared_buffers = 128MB
 fsync = off
 full_page_writes = off

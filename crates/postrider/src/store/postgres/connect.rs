@@ -24,10 +24,13 @@ use crate::store::Result;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A server that is gone without a word is noticed after about this long; `tcp_user_timeout` says otherwise.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// No statement of ours is worth compiling for, whatever the planner thinks of it.
-/// A database whose encoding is SQL_ASCII takes any bytes as text, and refuses whole answers to whoever asked for UTF-8.
-const SESSION: &str = "SET default_transaction_isolation = 'read committed'; SET jit = off;
-    SELECT set_config('client_encoding', 'SQL_ASCII', false) WHERE getdatabaseencoding() = 'SQL_ASCII'";
+/// Names are looked up where nobody else can add any: a function in `public` that fits better than the server's own would run
+/// with our rights. The path is that of our functions, so that they keep their plans. A backslash in a string is a backslash.
+/// No statement of ours is worth compiling for, whatever the planner thinks of it. Only newer servers have a limit for whole
+/// transactions.
+const SESSION: &str = "SET search_path = postrider, pg_temp; SET standard_conforming_strings = on;
+    SET default_transaction_isolation = 'read committed'; SET jit = off;
+    SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'";
 /// The patience that the database or the role has with its applications is not for nodes.
 const OWN_PATIENCE: &str = "SET statement_timeout = 0; SET lock_timeout = 0; SET idle_session_timeout = 0";
 /// An application's transaction may stay open for hours, and nobody waits for an answer that long.
@@ -45,7 +48,7 @@ pub(super) struct Server {
     ask_first: Arc<AtomicUsize>,
     /// Connections that were made before are to end.
     silent_since: Arc<watch::Sender<Option<Instant>>>,
-    /// What a connection is told first.
+    /// See [`Server::session`].
     session: &'static [&'static str],
 }
 
@@ -80,7 +83,7 @@ impl Server {
         Self { session: &[SESSION, IMPATIENT], ..self.clone() }
     }
 
-    /// Whoever asks drives the connection.
+    /// Whoever asks drives the connection, and tells it [`Server::session`] first.
     pub(super) async fn connect(&self) -> Result<(Client, ServerConnection)> {
         let (first, count) = (self.ask_first.load(Relaxed), self.hosts.len());
         let mut failures = Vec::new();
@@ -129,13 +132,18 @@ impl Server {
                 () = found_silent => {}
             }
         });
-        if !self.session.is_empty() {
-            // The server does not wait longer for us than we for it: whoever is frozen while it takes an answer has locks.
-            let silence_max = format!("SET tcp_user_timeout = '{}ms'", self.silence_max().as_millis());
-            let session = [&[&*silence_max], self.session].concat().join(";");
-            client.batch_execute(&session).await.map_err(store_error)?;
-        }
+        client.batch_execute(&self.session()).await.map_err(store_error)?;
         Ok((client, driving))
+    }
+
+    /// What a connection is to be told first; nothing where it is an application's own.
+    pub(super) fn session(&self) -> String {
+        if self.session.is_empty() {
+            return String::new();
+        }
+        // The server does not wait longer for us than we for it: whoever is frozen while it takes an answer has locks.
+        let silence_max = format!("SET tcp_user_timeout = '{}ms'", self.silence_max().as_millis());
+        [&[&*silence_max], self.session].concat().join(";")
     }
 
     /// How long a question that takes no time may go unanswered.
@@ -181,18 +189,25 @@ impl Server {
     }
 }
 
+/// A pool's connection, and the process of the server behind it.
+pub(super) struct Pooled {
+    pub(super) client: ClientWrapper,
+    pub(super) process: i32,
+}
+
 impl managed::Manager for Server {
-    type Type = ClientWrapper;
+    type Type = Pooled;
     type Error = StoreError;
 
-    async fn create(&self) -> Result<ClientWrapper> {
+    async fn create(&self) -> Result<Pooled> {
         let (client, driving) = self.driven().await?;
-        Ok(ClientWrapper::new(client, driving))
+        let process = client.query_one("SELECT pg_backend_pid()", &[]).await.map_err(store_error)?.get(0);
+        Ok(Pooled { client: ClientWrapper::new(client, driving), process })
     }
 
     /// Without asking the server: a closed connection is noticed by itself.
-    async fn recycle(&self, client: &mut ClientWrapper, _: &Metrics) -> RecycleResult<StoreError> {
-        if client.is_closed() { Err(RecycleError::message("it was closed")) } else { Ok(()) }
+    async fn recycle(&self, pooled: &mut Pooled, _: &Metrics) -> RecycleResult<StoreError> {
+        if pooled.client.is_closed() { Err(RecycleError::message("it was closed")) } else { Ok(()) }
     }
 }
 

@@ -17,6 +17,9 @@ use crate::store::Result;
 /// How long somebody waits while all are lent.
 const TURN_WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// Who waits longer than this may not get an answer at all. Shorter than every patience that we have.
+const NAMED_AFTER: Duration = Duration::from_secs(1);
+
 pub(super) struct Connections {
     pool: Pool,
     server: Server,
@@ -39,15 +42,38 @@ impl Connections {
     /// it along: the next one would wait behind a question that nobody asks any more.
     pub(super) async fn with<T>(&self, ask: impl AsyncFnOnce(&mut ClientWrapper) -> Result<T>) -> Result<T> {
         let _turn = self.turn().await?;
-        let client = self.pool.get().await.map_err(pool_error)?;
-        let mut client = scopeguard::guard(client, |client| self.server.give_up(Object::take(client)));
-        let answered = ask(&mut client).await;
+        let pooled = self.pool.get().await.map_err(pool_error)?;
+        let mut pooled = scopeguard::guard(pooled, |pooled| self.server.give_up(Object::take(pooled).client));
+        let process = pooled.process;
+        let answered = self.naming_blockers(process, ask(&mut pooled.client)).await;
         if answered.is_err() {
             // The server tells of an error before it lets go of what the transaction held.
-            let _ = client.check_connection().await;
+            let _ = pooled.client.check_connection().await;
         }
-        drop(ScopeGuard::into_inner(client));
+        drop(ScopeGuard::into_inner(pooled));
         answered
+    }
+
+    /// Whoever waits in vain for somebody else's transaction is told whose it was.
+    async fn naming_blockers<T>(&self, process: i32, asked: impl Future<Output = Result<T>>) -> Result<T> {
+        let mut asked = std::pin::pin!(asked);
+        if let Ok(answered) = tokio::time::timeout(NAMED_AFTER, &mut asked).await {
+            return answered;
+        }
+        let (answered, blockers) = tokio::join!(asked, self.blockers(process));
+        answered.map_err(|error| match (error, blockers) {
+            (StoreError::Unavailable(why), Some(who)) => StoreError::Unavailable(format!("{why}: {who}")),
+            (error, _) => error,
+        })
+    }
+
+    async fn blockers(&self, process: i32) -> Option<String> {
+        let ask = async {
+            let pooled = self.pool.get().await.ok()?;
+            let row = pooled.client.query_one("SELECT postrider._blockers($1)", &[&process]).await.ok()?;
+            row.get(0)
+        };
+        tokio::time::timeout(NAMED_AFTER, ask).await.ok().flatten()
     }
 
     async fn turn(&self) -> Result<SemaphorePermit<'_>> {

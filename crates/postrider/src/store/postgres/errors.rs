@@ -68,7 +68,8 @@ impl Said<'_> {
                 StoreError::Exists { what: known_word(&THINGS, column), name: name() }
             }
             "22021" | "22P05" => {
-                Invalid::new("text", "must not contain U+0000, which PostgreSQL cannot keep").into()
+                let rule = format!("must be text that PostgreSQL can keep, without U+0000: {}", self.message);
+                Invalid::new("text", rule).into()
             }
             "54000" if column.is_some() => self.too_large(),
             "55000" if column == Some("endpoint") => StoreError::Disabled { endpoint: name() },

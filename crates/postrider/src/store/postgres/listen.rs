@@ -19,8 +19,6 @@ use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::store::{Arrival, Result};
 
-/// It is idle for as long as nothing is sent.
-const LISTEN: &str = "SET idle_session_timeout = 0; LISTEN postrider";
 const RECONNECT_MIN: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_secs(2);
 
@@ -52,7 +50,8 @@ async fn run(
     connection: ServerConnection,
     ready: oneshot::Sender<Result<()>>,
 ) {
-    let first = listen(&shared, client, connection, |listening| drop(ready.send(listening)));
+    let session = server.session();
+    let first = listen(&shared, &session, client, connection, |listening| drop(ready.send(listening)));
     until_silent(&server, first).await;
     let mut pause = RECONNECT_MIN;
     while shared.strong_count() > 0 {
@@ -67,7 +66,7 @@ async fn run(
                 pause = RECONNECT_MIN;
             }
         };
-        until_silent(&server, listen(&shared, client, connection, look_everywhere)).await;
+        until_silent(&server, listen(&shared, &session, client, connection, look_everywhere)).await;
     }
 }
 
@@ -81,6 +80,7 @@ async fn until_silent(server: &Server, listening: impl Future<Output = ()>) {
 /// Until the connection ends.
 async fn listen(
     shared: &Weak<Shared>,
+    session: &str,
     client: Client,
     mut connection: ServerConnection,
     listening: impl FnOnce(Result<()>),
@@ -104,7 +104,8 @@ async fn listen(
         }
     };
     let attend = async {
-        listening(client.batch_execute(LISTEN).await.map_err(store_error));
+        let listen = format!("{session}; LISTEN postrider");
+        listening(client.batch_execute(&listen).await.map_err(store_error));
         attend(shared, &client, bells).await
     };
     tokio::select! {

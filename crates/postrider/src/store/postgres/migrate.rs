@@ -16,10 +16,12 @@ const MIGRATIONS: &[&[&str]] = &[&[
     include_str!("sql/errors.sql"),
     include_str!("sql/events.sql"),
     include_str!("sql/settings.sql"),
+    include_str!("sql/identity.sql"),
     include_str!("sql/protocol.sql"),
     include_str!("sql/keys.sql"),
     include_str!("sql/endpoints.sql"),
     include_str!("sql/nodes.sql"),
+    include_str!("sql/holders.sql"),
     include_str!("sql/send.sql"),
     include_str!("sql/claim.sql"),
     include_str!("sql/settle.sql"),
@@ -52,8 +54,9 @@ pub(super) fn recipe() -> String {
 
 /// The statements that are left for somebody who may make roles; none when all is done.
 pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
+    check_encoding(client).await?;
     let transaction = client.transaction().await.map_err(store_error)?;
-    transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await.map_err(store_error)?;
+    lock(&transaction).await?;
     let from = version(&transaction).await?;
     if from > CURRENT {
         // A newer build's schema, which is never marked as an older one.
@@ -71,6 +74,7 @@ pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
     if from == 0 {
         let begin = "INSERT INTO postrider._store (name, schema_version) VALUES ($1, $2)";
         transaction.execute(begin, &[&new_store_name(), &CURRENT]).await.map_err(store_error)?;
+        execute(&transaction, "SELECT postrider._note_identity()").await?;
         execute(&transaction, "INSERT INTO postrider._gauge DEFAULT VALUES").await?;
     }
     let mark = "UPDATE postrider._store SET schema_version = $1";
@@ -83,6 +87,38 @@ pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
     let left = transaction.query("SELECT postrider._install_roles()", &[]).await.map_err(store_error)?;
     transaction.commit().await.map_err(store_error)?;
     Ok(left.iter().map(|row| row.get(0)).collect())
+}
+
+/// Says for whom it waits: a migration takes a moment, but any role can hold the lock for as long as it likes.
+async fn lock(transaction: &Transaction<'_>) -> Result<()> {
+    let at_once = transaction.query_one("SELECT pg_try_advisory_xact_lock($1)", &[&LOCK]).await;
+    if at_once.map_err(store_error)?.get(0) {
+        return Ok(());
+    }
+    let holder = "SELECT a.usename::text, a.pid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+                  WHERE l.locktype = 'advisory' AND l.granted AND l.classid::bigint << 32 | l.objid::bigint = $1
+                    AND l.objsubid = 1 AND a.datname = current_database()";
+    if let Some(holder) = transaction.query_opt(holder, &[&LOCK]).await.map_err(store_error)? {
+        let (role, process): (Option<&str>, i32) = (holder.get(0), holder.get(1));
+        tracing::warn!(role, process, "another session holds the lock for migrations; waiting for it");
+    }
+    let wait = "SELECT pg_advisory_xact_lock($1)";
+    transaction.execute(wait, &[&LOCK]).await.map(drop).map_err(store_error)
+}
+
+/// Every text of ours is UTF-8, and messages may hold any of it.
+async fn check_encoding(client: &Client) -> Result<()> {
+    let asked = "SELECT getdatabaseencoding()::text, current_database()::text, format('%I', current_database() || '_utf8')";
+    let row = client.query_one(asked, &[]).await.map_err(store_error)?;
+    match row.get(0) {
+        "UTF8" => Ok(()),
+        found => Err(StoreError::Unusable(format!(
+            "database {name} has the encoding {found}, and Postrider needs UTF8; an encoding cannot be changed, so make \
+             another database: CREATE DATABASE {new} ENCODING 'UTF8' TEMPLATE template0",
+            name = row.get::<_, &str>(1),
+            new = row.get::<_, &str>(2)
+        ))),
+    }
 }
 
 /// Says what to do when the schema is not one that this build works with. The next version is one, so that
@@ -185,7 +221,17 @@ pub(super) async fn renew_name(client: &Client) -> Result<String> {
     client.execute("SELECT postrider._refuse_beside_nodes('try again')", &[]).await.map_err(store_error)?;
     let renew = "UPDATE postrider._store SET name = $1 RETURNING name";
     let row = client.query_one(renew, &[&new_store_name()]).await.map_err(store_error)?;
+    client.execute("SELECT postrider._note_identity()", &[]).await.map_err(store_error)?;
     Ok(row.get(0))
+}
+
+/// A copy of a database may be all that is left of a store, so a node works there; but it says so.
+pub(super) async fn warn_of_copy(client: &Client) -> Result<()> {
+    let copied = client.query_one("SELECT postrider._copied()", &[]).await.map_err(store_error)?;
+    if let Some(sentence) = copied.get::<_, Option<&str>>(0) {
+        tracing::warn!("{sentence}");
+    }
+    Ok(())
 }
 
 fn new_store_name() -> String {

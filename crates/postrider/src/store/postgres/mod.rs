@@ -20,6 +20,7 @@ use self::connect::Server;
 use self::connections::Connections;
 use self::cursors::Cursors;
 use self::exchange::Exchange;
+use self::holders::Holders;
 use self::listen::Ear;
 use self::nodes::Listeners;
 use self::send::Commit;
@@ -72,6 +73,7 @@ mod figures;
 mod listing;
 mod tokens;
 mod upkeep;
+mod holders;
 mod import;
 mod copy;
 
@@ -128,6 +130,7 @@ struct Shared {
     batches: Batches,
     in_the_way: InTheWay,
     under_way: UnderWay,
+    holders: Holders,
     refusals: Refusals,
     /// Messages, since upkeep last asked.
     claimed_lately: AtomicUsize,
@@ -137,7 +140,7 @@ impl PostgresStore {
     /// Makes the schema or brings it up to date. Returns the statements for roles and their rights that are left
     /// for somebody who may run them; none when all is done.
     pub async fn migrate(url: &str) -> Result<Vec<String>> {
-        let mut client = Server::parse(url)?.client().await?;
+        let mut client = Server::parse(url)?.for_ourselves().client().await?;
         migrate::migrate(&mut client).await
     }
 
@@ -164,6 +167,7 @@ impl PostgresStore {
             batches: Batches::default(),
             in_the_way: InTheWay::default(),
             under_way: UnderWay::default(),
+            holders: Holders::default(),
             refusals: Refusals::default(),
             claimed_lately: AtomicUsize::new(0),
             server,
@@ -183,14 +187,14 @@ impl PostgresStore {
 
     /// Whether the database has our schema, of whatever version.
     pub async fn is_installed(url: &str) -> Result<bool> {
-        let client = Server::parse(url)?.client().await?;
+        let client = Server::parse(url)?.for_ourselves().client().await?;
         Ok(migrate::version(&client).await? > 0)
     }
 
     /// Reads all of a store from the stream that [`SqliteStore::export`](crate::SqliteStore::export) wrote, into a
     /// schema that holds nothing yet: the same ids, the same name, in one transaction.
     pub async fn import(url: &str, from: impl Read + Send + 'static) -> Result<Moved, MoveError> {
-        let mut client = Server::parse(url)?.client().await?;
+        let mut client = Server::parse(url)?.for_ourselves().client().await?;
         import::import(&mut client, from).await
     }
 
@@ -247,7 +251,11 @@ impl Store for PostgresStore {
         }
         let joined = nodes::join(&self.shared, &hello.name).await?;
         // Another store may have been imported since this one was opened; from now on none is.
-        let name = self.shared.own.with(async |client| migrate::name(client).await).await?;
+        let name = self.shared.own.with(async |client| {
+            migrate::warn_of_copy(client).await?;
+            migrate::name(client).await
+        });
+        let name = name.await?;
         *self.shared.name.lock().expect("nobody panics while naming") = name.into();
         self.shared.listeners.add(joined.node, hello.arrivals);
         Ok(joined)
@@ -434,5 +442,9 @@ impl Operate for PostgresStore {
 
     async fn status(&self) -> Result<StoreStatus> {
         inspect::status(&self.shared).await
+    }
+
+    fn in_the_way(&self) -> Vec<String> {
+        self.shared.holders.sentences()
     }
 }

@@ -103,7 +103,7 @@ pub(super) fn optional_time<I: RowIndex + Display>(row: &Row, column: I) -> Opti
     row.get::<_, Option<Moment>>(column).map(|moment| moment.0)
 }
 
-/// A text for people to see. A database with the encoding SQL_ASCII takes bytes that are no UTF-8: they become U+FFFD.
+/// A text for people to see. Bytes that are no UTF-8 become U+FFFD: damage, since the server takes none.
 struct Lossy(String);
 
 impl<'a> FromSql<'a> for Lossy {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use postgres_types::Json;
 
-use super::Shared;
+use super::{Shared, holders};
 use crate::endpoint::EndpointId;
 use crate::message::MessageId;
 use crate::store::{Arrival, Cleaned, Evicted, Expired, Result};
@@ -16,17 +16,19 @@ const BUSY_FROM: usize = 1000;
 
 /// Which messages were expired. The same statement counts the queue and finds what nobody told of: keys whose
 /// senders were in the middle of their transaction when the message before them was settled, messages whose endpoint was
-/// dropped before they were committed, and, while this process has little to do, messages whose sender counted on another
-/// one that rolled back. At last it disables endpoints that were found gone while somebody was changing them.
+/// dropped before they were committed, messages that were sent without a notification, and, while this process has little to
+/// do, messages whose sender counted on another one that rolled back. At last it disables endpoints that were found gone while
+/// somebody was changing them. None of this waits for a lock: should it meet one, it is tried again.
 pub(super) async fn expire(shared: &Shared, limit: usize) -> Result<Vec<Expired>> {
-    let expire = "SELECT postrider._expire($1), postrider._cancel_orphans(postrider._now() - interval '1 day', $1),
-                    ARRAY(SELECT postrider._advance_stalled_keys($2)),
+    holders::look(shared).await?;
+    let expire = "SELECT set_config('lock_timeout', '1s', true), postrider._expire($1), postrider._cancel_orphans(postrider._now() - interval '1 day', $1),
+                    ARRAY(SELECT postrider._advance_stalled_keys($2)), postrider._take_unheard($1),
                     ARRAY(SELECT endpoint_id FROM postrider._waiting() WHERE $3 AND due_at <= postrider._now()),
                     postrider._recount_queue() IS NULL, postrider._disable_gone_endpoints() IS NULL";
     let idle = shared.claimed_lately.swap(0, Relaxed) < BUSY_FROM;
     let row = shared.own.query_one(expire, &[&(limit as i32), &STALLED_KEYS_MAX, &idle]).await?;
-    let (unblocked, waiting): (Vec<i64>, Vec<i64>) = (row.get(2), row.get(3));
-    for endpoint in unblocked.iter().chain(&waiting) {
+    let found: [Vec<i64>; 3] = [row.get(3), row.get(4), row.get(5)];
+    for endpoint in found.iter().flatten() {
         shared.cursors.returned(EndpointId(*endpoint));
         shared.listeners.tell(|| Arrival::Pending(EndpointId(*endpoint)));
     }
@@ -35,7 +37,7 @@ pub(super) async fn expire(shared: &Shared, limit: usize) -> Result<Vec<Expired>
         endpoint: EndpointId(of[1]),
         attempts: u32::try_from(of[2]).unwrap_or_default(),
     };
-    Ok(row.get::<_, Vec<i64>>(0).chunks_exact(3).map(expired).collect())
+    Ok(row.get::<_, Vec<i64>>(1).chunks_exact(3).map(expired).collect())
 }
 
 /// One bounded step.

@@ -31,6 +31,9 @@ mod replays;
 mod letters;
 mod rules;
 mod roles;
+mod paths;
+mod callers;
+mod prepared;
 mod looking;
 mod partitions;
 mod tls;
@@ -39,6 +42,7 @@ mod proxy;
 mod many_nodes;
 mod cut_off;
 mod failover;
+mod copies;
 mod old_snapshots;
 mod room;
 mod deadlocks;
@@ -46,6 +50,7 @@ mod in_the_way;
 mod settled_later;
 mod frozen;
 mod damage;
+mod foreign_locks;
 
 pub(crate) struct Postgres {
     pub(crate) database: Database,

@@ -32,8 +32,12 @@ BEGIN
   INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, content_type, payload)
   VALUES (v_id, v_now, v_now, v_endpoint, 'application/json', v_payload);
   -- As in _ring.
-  IF NOT v_paused AND (current_setting('postrider.rung', true) = 'yes'
-     OR pg_try_advisory_xact_lock(hashint8extended(v_endpoint, (extract(epoch FROM v_now) * 100)::bigint))) THEN
+  IF v_paused THEN
+    RETURN v_id;
+  ELSIF current_setting('postrider.notify', true) = 'off' THEN
+    PERFORM postrider._ring(v_endpoint, v_now);
+  ELSIF current_setting('postrider.rung', true) = 'yes'
+     OR pg_try_advisory_xact_lock(hashint8extended(v_endpoint, (extract(epoch FROM v_now) * 100)::bigint)) THEN
     PERFORM pg_notify('postrider', v_endpoint::text), set_config('postrider.rung', 'yes', true);
   END IF;
   RETURN v_id;
@@ -120,7 +124,7 @@ BEGIN
        OR t.headers IS NOT NULL OR t.options IS NOT NULL
        -- Every message of an event has the same one, and it is good.
        OR ((t.ord = 1 OR t.event_type <> p_event_types[1]) AND (octet_length(t.event_type) > d.max_key_bytes
-           OR t.event_type = '' OR t.event_type ~ '[\u0001-\u001f\u007f-\u009f]'))
+           OR t.event_type = '' OR t.event_type ~ E'[\\u0001-\\u001f\\u007f-\\u009f]'))
     ORDER BY t.ord
   LOOP
     PERFORM postrider._check_message(CASE WHEN p_endpoints IS NULL THEN format('messages[%s].', m.ord - 1)

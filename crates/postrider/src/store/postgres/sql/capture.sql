@@ -4,7 +4,7 @@
 
 -- The endpoint, and the headers that every message is to carry.
 CREATE FUNCTION postrider._check_captured(p_endpoint text, p_headers jsonb) RETURNS void LANGUAGE plpgsql STABLE
-SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
+AS $$
 DECLARE
   v_protocol text := (SELECT protocol FROM postrider.endpoints WHERE name = p_endpoint AND dropped_at IS NULL);
 BEGIN
@@ -25,7 +25,7 @@ SECURITY DEFINER SET search_path = postrider, pg_temp AS $$ SELECT postrider._co
 -- Sends one captured change.
 CREATE FUNCTION postrider._send_captured(
   p_endpoint text, p_operation text, p_table text, p_old jsonb, p_new jsonb, p_options jsonb, p_key text
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS void LANGUAGE plpgsql SET search_path = postrider, pg_temp AS $$
 BEGIN
   PERFORM postrider.send_with_options(p_endpoint,
     jsonb_build_object('op', lower(p_operation), 'table', p_table, 'at', postrider._now(),
@@ -35,7 +35,7 @@ END $$;
 
 CREATE FUNCTION postrider._send_captured_row(
   p_endpoint text, p_operation text, p_table text, p_old record, p_new record, p_options jsonb
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS void LANGUAGE plpgsql SET search_path = postrider, pg_temp AS $$
 DECLARE
   v_old jsonb := to_jsonb(p_old);
   v_new jsonb := to_jsonb(p_new);
@@ -53,7 +53,8 @@ END $$;
 -- TG_ARGV: endpoint, options, and `partitioned` where rows come from partitions: people know the table by its own name.
 -- on_refused = skip: the application's statement goes on without its message, also where what changed is no JSON that
 -- the server can keep.
-CREATE FUNCTION postrider._capture_row() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._capture_row() RETURNS trigger LANGUAGE plpgsql
+SET search_path = postrider, pg_temp AS $$
 DECLARE
   v_options jsonb := TG_ARGV[1]::jsonb;
   v_table text := format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME);
@@ -76,7 +77,8 @@ END $$;
 
 -- The same for a statement: old and new are lists of rows, in the same order. Only the trigger itself sees them, so it
 -- reads them in both branches: who does not skip needs no subtransaction.
-CREATE FUNCTION postrider._capture_statement() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._capture_statement() RETURNS trigger LANGUAGE plpgsql
+SET search_path = postrider, pg_temp AS $$
 DECLARE
   v_options jsonb := TG_ARGV[1]::jsonb;
   v_table text := format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME);
@@ -114,7 +116,7 @@ END $$;
 -- The operations in capitals, after everything else was checked.
 CREATE FUNCTION postrider._checked_capture(
   p_table regclass, p_endpoint text, p_operations text[], p_options jsonb, p_known text[]
-) RETURNS text[] LANGUAGE plpgsql AS $$
+) RETURNS text[] LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 DECLARE
   v_operations text[] := ARRAY(SELECT DISTINCT upper(o) FROM unnest(p_operations) AS o ORDER BY 1);
   v_key text;
@@ -157,7 +159,8 @@ BEGIN
 END $$;
 
 -- Of rows, or of statements of one kind. The server would cut a long name off, and two endpoints share one trigger.
-CREATE FUNCTION postrider._capture_name(p_of text, p_endpoint text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+CREATE FUNCTION postrider._capture_name(p_of text, p_endpoint text) RETURNS text LANGUAGE sql IMMUTABLE
+SET search_path = postrider, pg_temp AS $$
   SELECT CASE WHEN length(name) <= 63 THEN name ELSE left(name, 54) || '_' || left(md5(name), 8) END
   FROM (SELECT format('postrider_capture_%s_%s', p_of, p_endpoint)) AS whole (name)
 $$;
@@ -167,7 +170,7 @@ $$;
 CREATE FUNCTION postrider.capture_rows(
   p_table regclass, p_endpoint text, p_operations text[] DEFAULT ARRAY['insert', 'update', 'delete'],
   p_options jsonb DEFAULT NULL
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS void LANGUAGE plpgsql SET search_path = postrider, pg_temp AS $$
 DECLARE
   v_operations text[] := postrider._checked_capture(p_table, p_endpoint, p_operations, p_options,
     ARRAY['on_refused', 'priority', 'headers', 'ordering_key']);
@@ -183,7 +186,7 @@ END $$;
 CREATE FUNCTION postrider.capture_statements(
   p_table regclass, p_endpoint text, p_operations text[] DEFAULT ARRAY['insert', 'update', 'delete'],
   p_options jsonb DEFAULT NULL
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS void LANGUAGE plpgsql SET search_path = postrider, pg_temp AS $$
 DECLARE
   v_operations text[] := postrider._checked_capture(p_table, p_endpoint, p_operations, p_options,
     ARRAY['on_refused', 'priority', 'headers']);
@@ -208,7 +211,8 @@ BEGIN
 END $$;
 
 -- Takes every capture off a table; how many triggers that were.
-CREATE FUNCTION postrider.uncapture(p_table regclass) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider.uncapture(p_table regclass) RETURNS integer LANGUAGE plpgsql
+SET search_path = postrider, pg_temp AS $$
 DECLARE
   v_name text;
   v_count integer := 0;

@@ -145,7 +145,7 @@ END $$;
 -- Tables whose triggers send to this endpoint, which is their first argument.
 CREATE FUNCTION postrider._captured_for(p_endpoint text) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
-  v_argument bytea := convert_to(p_endpoint, getdatabaseencoding()) || '\x00';
+  v_argument bytea := convert_to(p_endpoint, getdatabaseencoding()) || E'\\x00';
 BEGIN
   RETURN (SELECT string_agg(DISTINCT t.tgrelid::regclass::text, ', ')
           FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid

@@ -43,7 +43,7 @@ BEGIN
 END $$;
 
 -- An endpoint with all that nodes wrote about it.
-CREATE FUNCTION postrider._import_endpoint() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._import_endpoint() RETURNS trigger LANGUAGE plpgsql SET search_path = postrider, pg_temp AS $$
 BEGIN
   INSERT INTO postrider.endpoints (id, name, protocol, config, retry_policy, options, disabled_by, paused, revision,
     created_at, dropped_at) OVERRIDING SYSTEM VALUE

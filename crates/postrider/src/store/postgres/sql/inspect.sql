@@ -2,13 +2,14 @@
 
 -- As the program writes a time: in UTC, with as many digits as there are.
 CREATE FUNCTION postrider._shown(p_at timestamptz) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE AS $$
-  SELECT regexp_replace(to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), '\.?0+$', '') || 'Z'
+  SELECT regexp_replace(to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), E'\\.?0+$', '') || 'Z'
 $$;
 
 -- A payload as JSON; null where it is none.
-CREATE FUNCTION postrider._as_json(p_content_type text, p_payload bytea) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION postrider._as_json(p_content_type text, p_payload bytea) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE
+SET search_path = postrider, pg_temp AS $$
 BEGIN
-  IF p_payload IS NULL OR p_content_type !~* '^[a-z0-9.+-]+/([a-z0-9.-]+\+)?json\M' THEN
+  IF p_payload IS NULL OR p_content_type !~* E'^[a-z0-9.+-]+/([a-z0-9.-]+\\+)?json\\M' THEN
     RETURN NULL;
   END IF;
   RETURN convert_from(p_payload, 'UTF8')::jsonb;
@@ -35,7 +36,8 @@ BEGIN
     RETURN format('behind key %s: message %s is before it', postrider._quoted(q.ordering_key), v_head);
   END IF;
   -- Its turn comes as soon as a sender of the key, or whoever has the message in hand, has ended.
-  RETURN format('behind key %s', postrider._quoted(q.ordering_key));
+  RETURN format('behind key %s', postrider._quoted(q.ordering_key))
+    || coalesce(': held by the open transaction of ' || postrider._key_holder(v_key), '');
 END $$;
 
 CREATE FUNCTION postrider._live_nodes() RETURNS bigint LANGUAGE sql STABLE AS $$
@@ -67,7 +69,11 @@ BEGIN
       THEN 'the receiver asked to wait: next try at ' || postrider._shown(e.held_until)
     WHEN q.place = 3 THEN 'on probation: its claim was lost with a node, so it is tried with few others'
     WHEN v_limited_until IS NOT NULL THEN 'rate limited: next try at ' || postrider._shown(v_limited_until)
-    ELSE 'due now'
+    ELSE coalesce(
+      (SELECT format('due now, but %s holds the lock of %s since %s', w.session, w.lock, postrider._shown(w.since))
+       FROM postrider._now_in_the_way() w
+       WHERE w.stops_delivery AND (w.endpoint_id IS NULL OR w.endpoint_id = e.id) LIMIT 1),
+      'due now')
   END;
 END $$;
 
@@ -438,10 +444,13 @@ DECLARE
   v_limit bigint := (SELECT max_queue_size FROM postrider._limits);
   v_live bigint := postrider._live_nodes();
   v_ahead timestamp := (SELECT max(month) FROM postrider._months('archive'));
+  v_copied text := postrider._copied();
   v_stray boolean := EXISTS (SELECT FROM postrider.archive_default) OR EXISTS (SELECT FROM postrider.attempts_default);
 BEGIN
   SELECT * INTO v_status FROM postrider._status();
   RETURN QUERY SELECT 'nodes', CASE WHEN v_live = 0 THEN 'critical' ELSE 'ok' END, jsonb_build_object('live', v_live);
+  RETURN QUERY SELECT 'identity', CASE WHEN v_copied IS NULL THEN 'ok' ELSE 'warning' END,
+    jsonb_build_object('store', v_status.store, 'copied', v_copied);
   RETURN QUERY SELECT 'dispatch', CASE WHEN v_status.paused IS NULL THEN 'ok' ELSE 'warning' END,
     jsonb_build_object('paused', v_status.paused);
   RETURN QUERY SELECT 'queue',
@@ -454,6 +463,11 @@ BEGIN
     jsonb_build_object('circuits_not_closed', count(*) FILTER (WHERE e.circuit <> 'closed'),
       'gone', count(*) FILTER (WHERE e.disabled_by = 'gone'), 'paused', count(*) FILTER (WHERE e.paused))
     FROM postrider._endpoints e WHERE e.dropped_at IS NULL;
+  RETURN QUERY SELECT 'locks',
+    CASE WHEN bool_or(w.stops_delivery) THEN 'critical' WHEN count(*) > 0 THEN 'warning' ELSE 'ok' END,
+    jsonb_build_object('held', coalesce(jsonb_agg(jsonb_build_object('lock', w.lock, 'session', w.session, 'since', w.since)
+                                          ORDER BY w.since), '[]'))
+    FROM postrider._now_in_the_way() w;
   RETURN QUERY SELECT 'dead_letters', CASE WHEN v_status.dead > 0 THEN 'warning' ELSE 'ok' END,
     jsonb_build_object('failed', v_status.dead);
   RETURN QUERY SELECT 'archive',

@@ -11,7 +11,9 @@ AS $$ SELECT (p_key & 63)::integer $$;
 -- Whether this transaction may lock so many more keys one by one. The server has some thousand locks for everybody.
 CREATE FUNCTION postrider._may_lock(p_more integer) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-  v_locks integer := coalesce(nullif(current_setting('postrider.locks', true), '')::integer, 0) + p_more;
+  -- Anybody may have set it to anything.
+  v_said text := current_setting('postrider.locks', true);
+  v_locks integer := CASE WHEN v_said ~ '^[0-9]{1,4}$' THEN v_said::integer ELSE 0 END + p_more;
 BEGIN
   IF v_locks > 1000 THEN
     RETURN false;

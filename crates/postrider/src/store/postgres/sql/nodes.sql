@@ -61,10 +61,30 @@ BEGIN
   END IF;
 END $$;
 
+-- A transaction that has notified cannot be prepared for two-phase commit: who wants that sets postrider.notify to off.
+CREATE FUNCTION postrider._may_notify() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN (current_setting('postrider.notify', true) = 'off') IS NOT TRUE;
+END $$;
+
+-- What was sent without a notification, up to so many; whoever was told so looks from the beginning.
+CREATE FUNCTION postrider._take_unheard(p_limit integer) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+  v_endpoints bigint[];
+BEGIN
+  WITH taken AS (
+    DELETE FROM postrider._unheard WHERE ctid = ANY (ARRAY(
+      SELECT ctid FROM postrider._unheard LIMIT p_limit FOR UPDATE SKIP LOCKED)) RETURNING endpoint_id)
+  SELECT array_agg(DISTINCT endpoint_id) INTO v_endpoints FROM taken;
+  RETURN coalesce(v_endpoints, '{}');
+END $$;
+
 -- A message of this endpoint may be claimed again, or at last, in its old place: nodes may be past it.
 CREATE FUNCTION postrider._tell_unblocked(p_endpoint bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF p_endpoint IS NOT NULL THEN
+  IF p_endpoint IS NOT NULL AND NOT postrider._may_notify() THEN
+    INSERT INTO postrider._unheard (endpoint_id) VALUES (p_endpoint);
+  ELSIF p_endpoint IS NOT NULL THEN
     PERFORM pg_notify('postrider', 'back:' || p_endpoint);
   END IF;
 END $$;

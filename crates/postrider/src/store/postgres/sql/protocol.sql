@@ -35,7 +35,7 @@ CREATE TABLE postrider._known_keys (
 
 -- As the program writes a text between quotes.
 CREATE FUNCTION postrider._quoted(p_text text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT '"' || replace(replace(p_text, '\', '\\'), '"', '\"') || '"' $$;
+AS $$ SELECT '"' || replace(replace(p_text, E'\\', E'\\\\'), '"', E'\\"') || '"' $$;
 
 CREATE FUNCTION postrider._is_object(p_value jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT coalesce(jsonb_typeof(p_value) = 'object', false) $$;
@@ -72,7 +72,7 @@ END $$;
 
 -- What is wrong with a path below some directory: as the program walks it, `.` counts at the beginning only.
 CREATE FUNCTION postrider._leaves_its_directory(p_path text) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT p_path ~ '^/' OR p_path ~ '^\.(/|$)' OR p_path ~ '(^|/)\.\.(/|$)' $$;
+AS $$ SELECT p_path ~ '^/' OR p_path ~ E'^\\.(/|$)' OR p_path ~ E'(^|/)\\.\\.(/|$)' $$;
 
 -- Is the text a reference to a secret? `broken` says why it only looks like one.
 CREATE FUNCTION postrider._secret_reference(p_text text, OUT is_reference boolean, OUT broken text)
@@ -81,7 +81,7 @@ BEGIN
   is_reference := p_text LIKE '${%' OR p_text LIKE 'file:%';
   IF p_text LIKE '${%' AND p_text NOT LIKE '%}' THEN
     broken := 'begins like a reference ${NAME} but does not end with }';
-  ELSIF p_text LIKE '${%' AND p_text !~ '^\$\{POSTRIDER_SECRET_[A-Za-z0-9_]+\}$' THEN
+  ELSIF p_text LIKE '${%' AND p_text !~ E'^\\$\\{POSTRIDER_SECRET_[A-Za-z0-9_]+\\}$' THEN
     broken := 'refers to a variable that is not allowed; names begin with POSTRIDER_SECRET_ and have letters, '
       'digits and ''_''';
   ELSIF p_text LIKE 'file:%' AND (p_text = 'file:' OR postrider._leaves_its_directory(substr(p_text, 6))) THEN
@@ -92,7 +92,7 @@ END $$;
 -- What of a host is a number has to be an IPv4 address, in any of the spellings that browsers take.
 CREATE FUNCTION postrider._is_ipv4(p_host text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-  v_parts text[] := string_to_array(regexp_replace(lower(p_host), '\.$', ''), '.');
+  v_parts text[] := string_to_array(regexp_replace(lower(p_host), E'\\.$', ''), '.');
   v_last integer := cardinality(v_parts);
   v_part text;
   v_number numeric;
@@ -127,7 +127,7 @@ DECLARE
   v_host text;
   v_port text;
 BEGIN
-  IF p_url ~ '[\u0001-\u0020\u007f-\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\\]' THEN
+  IF p_url ~ E'[\\u0001-\\u0020\\u007f-\\u00a0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000\\\\]' THEN
     RETURN 'must not contain spaces, control characters or backslashes';
   END IF;
   IF p_url !~ '^[A-Za-z][A-Za-z0-9+.-]*:' THEN
@@ -138,7 +138,7 @@ BEGIN
   END IF;
   v_authority := substring(p_url FROM '^[A-Za-z]+:/*([^/?#]*)');
   v_host := substring(v_authority FROM '([^@]*)$');
-  v_port := substring(v_host FROM '^(?:\[[^]]*\]|[^:[]*):(.*)$');
+  v_port := substring(v_host FROM E'^(?:\\[[^]]*\\]|[^:[]*):(.*)$');
   v_host := CASE WHEN v_port IS NULL THEN v_host ELSE left(v_host, -1 - length(v_port)) END;
   IF v_host = '' THEN
     RETURN 'is not a valid URL: empty host';
@@ -146,17 +146,17 @@ BEGIN
   IF v_port IS NOT NULL AND (v_port !~ '^[0-9]*$' OR nullif(v_port, '')::numeric > 65535) THEN
     RETURN 'is not a valid URL: invalid port number';
   END IF;
-  IF v_host ~ '^\[' THEN
+  IF v_host ~ E'^\\[' THEN
     BEGIN
-      IF v_host !~ '^\[[0-9A-Fa-f:.]+\]$' OR family(substr(v_host, 2, length(v_host) - 2)::inet) <> 6 THEN
+      IF v_host !~ E'^\\[[0-9A-Fa-f:.]+\\]$' OR family(substr(v_host, 2, length(v_host) - 2)::inet) <> 6 THEN
         RETURN 'is not a valid URL: invalid IPv6 address';
       END IF;
     EXCEPTION WHEN invalid_text_representation THEN
       RETURN 'is not a valid URL: invalid IPv6 address';
     END;
-  ELSIF v_host ~ '[<>^|[\]:]' OR v_host ~* '%(?![2-7][0-9a-f])' OR v_host ~* '%(2[035f]|3[acef]|40|5[b-e]|7[cf])' THEN
+  ELSIF v_host ~ E'[<>^|[\\]:]' OR v_host ~* '%(?![2-7][0-9a-f])' OR v_host ~* '%(2[035f]|3[acef]|40|5[b-e]|7[cf])' THEN
     RETURN 'is not a valid URL: invalid international domain name';
-  ELSIF v_host ~ '(^|\.)([0-9]+|0[xX][0-9A-Fa-f]*)\.?$' AND NOT postrider._is_ipv4(v_host) THEN
+  ELSIF v_host ~ E'(^|\\.)([0-9]+|0[xX][0-9A-Fa-f]*)\\.?$' AND NOT postrider._is_ipv4(v_host) THEN
     RETURN 'is not a valid URL: invalid IPv4 address';
   END IF;
   IF v_authority LIKE '%@%' AND v_authority !~ '^:?@[^@]*$' THEN
@@ -183,10 +183,10 @@ BEGIN
     RETURN 'must be base64 after its prefix';
   END IF;
   v_bytes := octet_length(decode(v_encoded, 'base64'));
-  IF p_secret LIKE 'whsec\_%' AND v_bytes NOT BETWEEN 24 AND 64 THEN
+  IF p_secret LIKE E'whsec\\_%' AND v_bytes NOT BETWEEN 24 AND 64 THEN
     RETURN 'must be 24 to 64 bytes long after whsec_, once decoded';
   END IF;
-  IF p_secret LIKE 'whsk\_%' AND v_bytes NOT IN (32, 64) THEN
+  IF p_secret LIKE E'whsk\\_%' AND v_bytes NOT IN (32, 64) THEN
     RETURN 'must be a seed of 32 bytes after whsk_, or seed and public key together, once decoded';
   END IF;
   RETURN NULL;
@@ -196,7 +196,7 @@ END $$;
 -- the function of the same name in protocol/*.rs.
 CREATE FUNCTION postrider._broken_rule(p_rule text, p_text text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-  v_control constant text := '[\u0001-\u001f\u007f-\u009f]';
+  v_control constant text := E'[\\u0001-\\u001f\\u007f-\\u009f]';
   v_path text;
 BEGIN
   CASE p_rule
@@ -209,7 +209,7 @@ BEGIN
     WHEN 'url_suffix' THEN
       v_path := split_part(p_text, '?', 1);
       RETURN CASE WHEN p_text !~ '^[/?]' OR p_text LIKE '//%' THEN 'must start with one ''/'' or with ''?'''
-                  WHEN regexp_replace(p_text, '%2e', '.', 'gi') LIKE '%..%' OR p_text ~ '[#\\]'
+                  WHEN regexp_replace(p_text, '%2e', '.', 'gi') LIKE '%..%' OR p_text ~ E'[#\\\\]'
                     THEN 'must not contain ''..'', ''#'' or a backslash'
                   WHEN p_text ~ '[^!-~]' THEN 'must be visible ASCII characters; percent-encode the others'
                   WHEN v_path ~ '[<>`]' OR substr(p_text, length(v_path) + 1) ~ '[<>"]'
@@ -229,7 +229,7 @@ BEGIN
                   WHEN p_text !~ '-----BEGIN CERTIFICATE-----'
                     THEN 'must be PEM text with at least one certificate'
                   WHEN regexp_replace(p_text,
-                         '-----BEGIN ([A-Z0-9 ]+)-----[A-Za-z0-9+/=\s]*-----END \1-----', '', 'g') ~ '-----BEGIN '
+                         E'-----BEGIN ([A-Z0-9 ]+)-----[A-Za-z0-9+/=\\s]*-----END \\1-----', '', 'g') ~ '-----BEGIN '
                     THEN 'is not valid PEM' END;
     WHEN 'path' THEN
       RETURN CASE WHEN postrider._leaves_its_directory(p_text) OR p_text LIKE '%/' OR p_text ~ v_control
@@ -268,9 +268,9 @@ BEGIN
     WHEN v_name ~ '^(webhook-|postrider-|ce-)'
       THEN 'cannot be set; headers beginning with webhook-, postrider-, ce- are Postrider''s'
     WHEN v_name = 'host' AND p_text <> ''
-         AND p_text !~ '^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]*)?$'
+         AND p_text !~ E'^(\\[[0-9A-Fa-f:.]+\\]|[A-Za-z0-9._-]+)(:[0-9]*)?$'
       THEN 'must be a host name with an optional port'
-    WHEN p_text ~ '[^\t -~]' THEN 'must be visible ASCII characters, spaces and tabs'
+    WHEN p_text ~ E'[^\\t -~]' THEN 'must be visible ASCII characters, spaces and tabs'
   END;
 END $$;
 

@@ -137,7 +137,7 @@ END $$;
 
 CREATE FUNCTION postrider._check_event_name(p_field text, p_name text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF p_name IS NULL OR p_name !~ '^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$' OR length(p_name) > 128 THEN
+  IF p_name IS NULL OR p_name !~ E'^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*$' OR length(p_name) > 128 THEN
     PERFORM postrider._invalid(p_field,
       'must be 1 to 128 letters, digits, ''-'' or ''_'' in segments with a ''.'' between them');
   END IF;
@@ -183,11 +183,11 @@ DECLARE
   v_endpoint bigint;
 BEGIN
   IF p_pattern IS NULL OR length(p_pattern) > 128
-     OR p_pattern !~ '^(\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(\.\*)?)$' THEN
+     OR p_pattern !~ E'^(\\*|[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*(\\.\\*)?)$' THEN
     PERFORM postrider._invalid('pattern', 'must be the name of an event type, one that ends with ''.*'', or ''*''');
   END IF;
   -- A type that is named in full has to be there; what a pattern fits may come later.
-  IF p_pattern !~ '\*$' AND NOT EXISTS (SELECT FROM postrider.event_types WHERE name = p_pattern) THEN
+  IF p_pattern !~ E'\\*$' AND NOT EXISTS (SELECT FROM postrider.event_types WHERE name = p_pattern) THEN
     PERFORM postrider._unknown('event type', p_pattern);
   END IF;
   SELECT e.id INTO v_endpoint FROM postrider.endpoints e WHERE e.name = p_endpoint AND e.dropped_at IS NULL FOR SHARE;
@@ -285,7 +285,7 @@ DECLARE
 BEGIN
   CASE jsonb_typeof(p_template)
     WHEN 'string' THEN
-      v_pointer := substring(p_template #>> '{}' FROM '^\{\{((?:/(?:(?!\{\{|\}\}).)*)?)\}\}$');
+      v_pointer := substring(p_template #>> '{}' FROM E'^\\{\\{((?:/(?:(?!\\{\\{|\\}\\}).)*)?)\\}\\}$');
       IF v_pointer IS NULL THEN
         RETURN p_template;
       END IF;

@@ -16,8 +16,10 @@ BEGIN
   END LOOP;
 END $$;
 
--- The statements that make the roles and give them their rights, for whoever may run them.
-CREATE FUNCTION postrider._role_statements() RETURNS SETOF text LANGUAGE plpgsql STABLE AS $$
+-- The statements that make the roles and give them their rights, for whoever may run them: on any path, so with the schema
+-- before every name.
+CREATE FUNCTION postrider._role_statements() RETURNS SETOF text LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_role text;
 BEGIN
@@ -40,8 +42,7 @@ BEGIN
       '_program_send_batch', '_program_publish') ORDER BY p.oid;
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
-      '_capture_row', '_capture_statement', '_capture_name', '_checked_capture', '_check_captured', '_invalid',
-      '_unknown', '_is_object', '_check_choice', '_check_whole') ORDER BY p.oid;
+      '_capture_row', '_capture_statement', '_capture_name', '_checked_capture') ORDER BY p.oid;
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_monitor', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
       'health_check', 'get_worker_status', 'get_endpoint_health', 'metrics', 'show_config', 'dlq_summary') ORDER BY p.oid;

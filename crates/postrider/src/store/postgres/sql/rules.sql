@@ -1,6 +1,7 @@
 -- Rules that hold whatever the functions do. None costs anything when a message is sent or delivered.
 
-CREATE FUNCTION postrider._refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._refuse_change() RETURNS trigger LANGUAGE plpgsql
+SET search_path = postrider, pg_temp AS $$
 BEGIN
   RAISE EXCEPTION USING ERRCODE = '55000', MESSAGE = TG_ARGV[0];
 END $$;
@@ -45,7 +46,8 @@ EXECUTE FUNCTION postrider._refuse_change('a head that holds its key is redriven
 CREATE TRIGGER dlq_kept BEFORE TRUNCATE ON postrider.dlq FOR EACH STATEMENT
 EXECUTE FUNCTION postrider._refuse_change('dead letters go by retention, and are never just gone');
 
-CREATE FUNCTION postrider._only_redrive_what_is_queued() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._only_redrive_what_is_queued() RETURNS trigger LANGUAGE plpgsql
+SET search_path = postrider, pg_temp AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM postrider.queue WHERE id = NEW.message_id) THEN
     PERFORM postrider._conflict('a dead letter is redriven when its message is in the queue again');
@@ -114,7 +116,8 @@ CREATE TRIGGER nodes_ended BEFORE UPDATE OF state ON postrider.nodes FOR EACH RO
 WHEN (OLD.state <> 'live' AND NEW.state <> OLD.state)
 EXECUTE FUNCTION postrider._refuse_change('a node that left or was lost does not come back; it joins as another');
 
-CREATE FUNCTION postrider._check_written_setting() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._check_written_setting() RETURNS trigger LANGUAGE plpgsql
+SET search_path = postrider, pg_temp AS $$
 BEGIN
   PERFORM postrider._check_setting(NEW.name, NEW.value);
   RETURN NEW;
@@ -122,7 +125,8 @@ END $$;
 CREATE TRIGGER settings_checked BEFORE INSERT OR UPDATE ON postrider.settings FOR EACH ROW
 EXECUTE FUNCTION postrider._check_written_setting();
 
-CREATE FUNCTION postrider._settings_were_written() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._settings_were_written() RETURNS trigger LANGUAGE plpgsql
+SET search_path = postrider, pg_temp AS $$
 BEGIN
   PERFORM postrider._refresh_limits();
   UPDATE postrider._store SET version = version + 1;

@@ -168,7 +168,7 @@ BEGIN
   IF octet_length(p_key) > p_max THEN
     PERFORM postrider._too_large(p_field, octet_length(p_key), p_max, 'max_key_bytes');
   END IF;
-  IF p_key = '' OR p_key ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+  IF p_key = '' OR p_key ~ E'[\\u0001-\\u001f\\u007f-\\u009f]' THEN
     PERFORM postrider._invalid(p_field, 'must not be empty and has no control characters');
   END IF;
 END $$;
@@ -230,7 +230,7 @@ END $$;
 -- What is compared when the payload itself is no longer queued.
 CREATE FUNCTION postrider._digest(p_content_type text, p_payload bytea) RETURNS bytea
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT sha256(convert_to(p_content_type, 'UTF8') || '\x00'::bytea || p_payload) $$;
+AS $$ SELECT sha256(convert_to(p_content_type, 'UTF8') || E'\\x00'::bytea || p_payload) $$;
 
 -- Racing senders of one idempotency key wait for each other here, so that exactly one wins; under REPEATABLE READ the
 -- loser cannot see the winner and gets 40001. Locks as for ordering keys: a batch with very many takes whole stripes.
@@ -324,7 +324,9 @@ END $$;
 -- of which the server has a few thousand for everybody.
 CREATE FUNCTION postrider._ring(p_endpoint bigint, p_now timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF current_setting('postrider.rung', true) = 'yes'
+  IF NOT postrider._may_notify() THEN
+    INSERT INTO postrider._unheard (endpoint_id) VALUES (p_endpoint);
+  ELSIF current_setting('postrider.rung', true) = 'yes'
      OR pg_try_advisory_xact_lock(hashint8extended(p_endpoint, (extract(epoch FROM p_now) * 100)::bigint)) THEN
     PERFORM pg_notify('postrider', p_endpoint::text), set_config('postrider.rung', 'yes', true);
   END IF;

@@ -27,7 +27,7 @@ BEGIN
     IF p_value IS NULL OR p_value <> ALL (v.choices) THEN
       PERFORM postrider._invalid(p_name, 'must be one of ' || array_to_string(v.choices, ', '));
     END IF;
-  ELSIF p_value IS NULL OR p_value !~ '^\+?[0-9]{1,30}$' OR p_value::numeric NOT BETWEEN v.min AND v.max THEN
+  ELSIF p_value IS NULL OR p_value !~ E'^\\+?[0-9]{1,30}$' OR p_value::numeric NOT BETWEEN v.min AND v.max THEN
     PERFORM postrider._invalid(p_name, format('must be a whole number from %s to %s', v.min, v.max));
   END IF;
 END $$;

@@ -1,8 +1,12 @@
 -- Version 1: tables and what holds them together. Plain SQL: no extension, no superuser, PostgreSQL 14 to 18.
 
+-- Whose names mean what: nobody but the owner decides. Functions that other roles can reach (by a grant, as a trigger, through a
+-- view or an index) have `SET search_path = postrider, pg_temp`, or a body that is parsed here and now (RETURN). The rest runs
+-- only inside those, and in sessions of the program, which have the same path: as long as it is the same, plans are kept.
+
 -- The one clock: due times, expiry and leases are judged by it alone.
 CREATE FUNCTION postrider._now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
-AS $$ SELECT clock_timestamp() $$;
+RETURN clock_timestamp();
 
 CREATE SEQUENCE postrider.message_ids AS bigint;
 
@@ -13,7 +17,10 @@ CREATE TABLE postrider._store (
   name text NOT NULL,
   schema_version integer NOT NULL,
   version bigint NOT NULL DEFAULT 1,
-  paused_because text
+  paused_because text,
+  -- Where it was made or got its name. See identity.sql.
+  system_identifier bigint,
+  database_oid oid
 );
 
 -- What is set; a setting without a row has its default. The table of names, defaults and ranges is filled by
@@ -203,11 +210,11 @@ CREATE INDEX queue_held_back ON postrider.queue (place, endpoint_id, due_at) WHE
 -- An ordering key is known by its hash, because numbers are compared faster than texts: two keys that share one are
 -- ordered together.
 CREATE FUNCTION postrider._key(p_scope bigint, p_key text) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT hashtextextended(p_key, p_scope) $$;
+RETURN hashtextextended(p_key, p_scope);
 -- Who is next of a key: the one that is not behind it, then the others by position. Two that are not behind it cannot
 -- be: FIFO does not rest on code alone.
 CREATE FUNCTION postrider._turn(place smallint, key_position bigint) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT CASE WHEN place = 1 THEN key_position ELSE -9223372036854775808 END $$;
+RETURN CASE WHEN place = 1 THEN key_position ELSE -9223372036854775808 END;
 CREATE UNIQUE INDEX queue_key ON postrider.queue (postrider._key(key_scope, ordering_key),
   postrider._turn(place, key_position)) WHERE ordering_key IS NOT NULL;
 CREATE UNIQUE INDEX queue_idempotency ON postrider.queue (endpoint_id, idempotency_key)
@@ -240,6 +247,11 @@ CREATE TABLE postrider._stalled_keys (
 );
 CREATE INDEX stalled_keys_position ON postrider._stalled_keys (position);
 CREATE INDEX stalled_keys_key ON postrider._stalled_keys (key);
+
+-- Endpoints that were sent to by transactions that must not notify. A node looks every second.
+CREATE TABLE postrider._unheard (
+  endpoint_id bigint NOT NULL
+);
 
 -- Idempotency keys of completed messages, for idempotency_retention.
 CREATE TABLE postrider._reservations (

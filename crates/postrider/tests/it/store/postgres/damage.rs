@@ -37,26 +37,25 @@ async fn a_due_time_without_end_or_beginning_stops_nobody() {
     }
 }
 
-/// Its server checks nothing of what a text is.
 #[tokio::test]
 async fn text_that_is_no_utf8_is_set_aside_and_shown() {
     let database = Database::empty().await;
-    let (name, owner) = (database.name(), database.owner());
-    let server = test_servers::Database::empty().await;
-    let superuser = server.connect_as_superuser().await;
-    superuser.batch_execute(&format!("DROP DATABASE {name}")).await.unwrap();
-    let create = format!(
-        "CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' OWNER {owner}"
-    );
-    superuser.batch_execute(&create).await.unwrap();
     migrated(&database).await;
+    let superuser = database.connect_as_superuser().await;
+    // While it is called SQL_ASCII, the server takes any bytes as text.
+    let name_encoding = async |encoding: &str| {
+        let rename = "UPDATE pg_database SET encoding = pg_char_to_encoding($1) WHERE datname = current_database()";
+        superuser.execute(rename, &[&encoding]).await.unwrap();
+    };
     let store = PostgresStore::open(PostgresOptions::new(database.url())).await.unwrap();
     let endpoint = store.create_endpoint(new_endpoint("a", json!({}))).await.unwrap().id;
     let (node, _arrivals) = join(&store, Arc::new(NoDirectClaims)).await;
     let mut damaged = Vec::new();
     for column in ["content_type", "event_type", "ordering_key", "last_error"] {
         let id = store.send(to("a").ordering_key(column)).await.unwrap().id;
+        name_encoding("SQL_ASCII").await;
         overwrite(&database, id, column, r"E'a\xffb'").await;
+        name_encoding("UTF8").await;
         damaged.push(id);
     }
     let whole = store.send(to("a")).await.unwrap().id;

@@ -58,6 +58,13 @@ async fn no_lease_is_judged_until_one_lease_after_a_failover() {
     heartbeat(&store, quick).await.unwrap();
     primary.stop_immediately();
     standby.promote().unwrap();
+    let identity = "SELECT status FROM postrider.health_check() WHERE component = 'identity'";
+    let promoted = PostgresStore::connect(url).await.unwrap();
+    assert_eq!(
+        promoted.query_one(identity, &[]).await.unwrap().get::<_, &str>(0),
+        "ok",
+        "a standby is no copy"
+    );
     // Too short an outage to be noticed by the silence alone.
     advance(url, 7).await;
     heartbeat(&store, quick).await.unwrap();

@@ -230,7 +230,10 @@ async fn a_healthy_store_says_so() {
     owner.run("SELECT postrider.maintain_archive_partitions()").await;
     let health = health(&owner).await;
     let components: Vec<&str> = health.keys().map(String::as_str).collect();
-    assert_eq!(components, ["archive", "dead_letters", "dispatch", "endpoints", "nodes", "queue"]);
+    assert_eq!(
+        components,
+        ["archive", "dead_letters", "dispatch", "endpoints", "identity", "locks", "nodes", "queue"]
+    );
     assert!(health.values().all(|(status, _)| status == "ok"), "{health:?}");
 }
 

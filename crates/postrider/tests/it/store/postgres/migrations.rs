@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use postrider::error::StoreError;
 use postrider::store::Operate;
 use postrider::store::postgres::{PostgresOptions, PostgresStore};
-use test_servers::Database;
+use test_servers::{Address, Database};
 
 fn migrating(database: &Database) -> PostgresOptions {
     PostgresOptions { migrate: true, ..PostgresOptions::new(database.url()) }
@@ -61,4 +61,33 @@ async fn a_server_that_is_not_there_and_an_address_that_is_none_are_told_apart()
     assert!(matches!(nobody, Err(StoreError::Unavailable(_))));
     let why = refused(PostgresOptions::new("postgres://127.0.0.1/x?sslmode=perhaps")).await;
     assert!(why.contains("sslmode"), "{why}");
+}
+
+/// Of another encoding than every text of ours has.
+async fn of_encoding(beside: &Address, encoding: &str) -> (String, String) {
+    let name = format!("{}_{}", beside.name(), encoding.to_lowercase());
+    let create = format!(
+        "CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C' OWNER {}",
+        beside.owner()
+    );
+    beside.connect_as_superuser().await.batch_execute(&create).await.unwrap();
+    let url = format!("postgres://{}@127.0.0.1:{}/{name}", beside.owner(), beside.port());
+    (name, url)
+}
+
+#[tokio::test]
+async fn a_database_of_another_encoding_is_refused_with_how_to_make_one() {
+    let database = Database::empty().await;
+    for encoding in ["LATIN1", "SQL_ASCII"] {
+        let (name, url) = of_encoding(&database, encoding).await;
+        let migrating = PostgresOptions { migrate: true, ..PostgresOptions::new(&url) };
+        let by_command = PostgresStore::migrate(&url).await.unwrap_err().to_string();
+        for why in [refused(migrating).await, by_command] {
+            let says = [encoding, "UTF8", "CREATE DATABASE", "ENCODING 'UTF8' TEMPLATE template0"];
+            assert!(says.iter().all(|word| why.contains(word)), "{why}");
+        }
+        assert!(!PostgresStore::is_installed(&url).await.unwrap(), "nothing was made");
+        let drop = format!("DROP DATABASE {name} WITH (FORCE)");
+        database.connect_as_superuser().await.batch_execute(&drop).await.unwrap();
+    }
 }
