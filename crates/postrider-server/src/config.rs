@@ -142,6 +142,7 @@ impl RawConfig {
                         .collect::<Result<_, _>>()?,
                     secrets_dir: self.secrets_dir.map(|dir| folder("secrets_dir", dir)).transpose()?,
                     file_root: self.file_root.map(|dir| folder("file_root", dir)).transpose()?,
+                    ..Environment::default()
                 },
                 // The environment says, when the node starts.
                 tracer: None,

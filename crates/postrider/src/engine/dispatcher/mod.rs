@@ -16,7 +16,7 @@ mod attempting;
 mod claiming;
 mod switching;
 
-use super::attempt::Finished;
+use super::attempt::{Finished, Prevented};
 use super::circuits::Circuits;
 use super::ended::Ended;
 use super::errand::{Errand, answer};
@@ -26,6 +26,7 @@ use super::lane::Lane;
 use super::lanes::{Lanes, Rooms};
 use super::lease::Lease;
 use super::probation::Probation;
+use super::shortages::Shortages;
 use super::slots::Slots;
 use super::tally::Tally;
 use crate::breaker::Permission;
@@ -95,7 +96,8 @@ pub(super) struct Dispatcher {
     circuits: Circuits,
     probation: Probation,
     suspects_had_their_turn: bool,
-    attempts: JoinSet<Finished>,
+    attempts: JoinSet<Result<Finished, Box<Prevented>>>,
+    shortages: Shortages,
     next_batch: i64,
 
     settling: Option<Settling>,
@@ -124,6 +126,7 @@ impl Dispatcher {
             probation: Probation::default(),
             suspects_had_their_turn: false,
             attempts: JoinSet::new(),
+            shortages: Shortages::default(),
             next_batch: 1,
             settling: None,
             claiming: None,
