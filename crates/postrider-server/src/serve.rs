@@ -6,6 +6,8 @@ use std::sync::{Arc, RwLock};
 
 use console::style;
 use postrider::engine::{Event, Trial};
+use postrider::sink::{Environment, Kept};
+use postrider::store::NodeLimits;
 use postrider::{Endpoint, Engine, EngineOptions, NewMessage};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -16,6 +18,7 @@ use crate::api::{self, Api, Gate};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::metrics::Metrics;
+use crate::open_files;
 use crate::store_url::StoreUrl;
 use crate::traces::Traces;
 
@@ -30,6 +33,7 @@ pub(crate) struct Extras {
 
 pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     let mut signals = Signals::new()?;
+    let limits = open_files::shared(open_files::raised(), config.engine.max_in_flight);
     warn_of_unknown_variables();
     let created = !config.store.exists().await?;
     if created {
@@ -44,10 +48,16 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
         .map_err(|error| Failure::failed(format!("the listener has no address: {error}")))?;
     let traces = Traces::from_environment()?;
     let tracer = traces.as_ref().map(Traces::tracer);
-    let options = EngineOptions { tracer: tracer.clone(), ..config.engine.clone() };
+    let kept = Arc::new(Kept::up_to(limits.idle_connections_max as usize));
+    let options = EngineOptions {
+        max_in_flight: limits.max_in_flight,
+        environment: Environment { kept, ..config.engine.environment.clone() },
+        tracer: tracer.clone(),
+        ..config.engine.clone()
+    };
     let engine = Engine::start(store.engine, options).await?;
     let metrics = Metrics::new(store.api.clone(), engine.measures());
-    let node = Arc::new(Node::new(engine));
+    let node = Arc::new(Node::new(engine, limits));
 
     let stop = CancellationToken::new();
     let api = Api::new(store.api, Arc::clone(&node) as Arc<dyn api::Node>, tracer, stop.clone());
@@ -57,8 +67,11 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     }
     let gate = Gate::new(store.keyring, keys, address);
     let drained = CancellationToken::new();
-    let serving = tokio::spawn(api::serve(listener, router, gate, stop.clone(), drained.clone()));
+    let clients_max = limits.client_connections_max as usize;
+    let serving =
+        tokio::spawn(api::serve(listener, router, gate, clients_max, stop.clone(), drained.clone()));
     greet(&config.store, created, address);
+    open_files::tell(&limits, config.engine.max_in_flight);
     tracing::info!(store = %config.store, %address, node = config.engine.node_name, "Postrider is ready");
 
     let name = signals.next().await;
@@ -95,19 +108,22 @@ fn deaf(listen: SocketAddr, error: &std::io::Error) -> Failure {
 }
 
 /// The engine while it runs. Stopping takes it out, so whoever asks later is told no.
-struct Node(RwLock<Option<Engine>>);
+struct Node {
+    engine: RwLock<Option<Engine>>,
+    limits: NodeLimits,
+}
 
 impl Node {
-    fn new(engine: Engine) -> Self {
-        Self(RwLock::new(Some(engine)))
+    fn new(engine: Engine, limits: NodeLimits) -> Self {
+        Self { engine: RwLock::new(Some(engine)), limits }
     }
 
     fn ask<T>(&self, question: impl FnOnce(&Engine) -> T) -> Option<T> {
-        self.0.read().expect("nothing panics while it holds the engine").as_ref().map(question)
+        self.engine.read().expect("nothing panics while it holds the engine").as_ref().map(question)
     }
 
     async fn stop(&self) {
-        let engine = self.0.write().expect("nothing panics while it holds the engine").take();
+        let engine = self.engine.write().expect("nothing panics while it holds the engine").take();
         if let Some(engine) = engine {
             engine.stop().await;
         }
@@ -121,6 +137,10 @@ impl api::Node for Node {
 
     fn events(&self) -> Option<Receiver<Event>> {
         self.ask(Engine::events)
+    }
+
+    fn limits(&self) -> Option<NodeLimits> {
+        Some(self.limits)
     }
 
     fn trial(&self, endpoint: Endpoint, message: NewMessage, body_bytes_max: usize) -> Option<Trial> {

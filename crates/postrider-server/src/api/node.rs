@@ -2,6 +2,7 @@
 
 use postrider::endpoint::Endpoint;
 use postrider::engine::{Event, Trial};
+use postrider::store::NodeLimits;
 use postrider::{NewMessage, StoreError};
 use tokio::sync::broadcast::Receiver;
 
@@ -9,6 +10,7 @@ use tokio::sync::broadcast::Receiver;
 pub(crate) trait Node: Send + Sync + 'static {
     fn is_progressing(&self) -> bool;
     fn events(&self) -> Option<Receiver<Event>>;
+    fn limits(&self) -> Option<NodeLimits>;
     fn trial(&self, endpoint: Endpoint, message: NewMessage, body_bytes_max: usize) -> Option<Trial>;
 }
 
@@ -28,6 +30,9 @@ pub(crate) mod tests {
             false
         }
         fn events(&self) -> Option<Receiver<Event>> {
+            None
+        }
+        fn limits(&self) -> Option<NodeLimits> {
             None
         }
         fn trial(&self, _: Endpoint, _: NewMessage, _: usize) -> Option<Trial> {

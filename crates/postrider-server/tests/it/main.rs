@@ -8,6 +8,7 @@ mod chaos;
 mod chaos_postgres;
 mod cli;
 mod commands;
+mod crowded;
 mod delivery;
 mod demo;
 mod description;
