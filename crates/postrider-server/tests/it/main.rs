@@ -20,6 +20,7 @@ mod full_disk;
 mod http;
 mod letters;
 mod logs;
+mod malformed;
 mod metrics;
 mod moving;
 mod node;
