@@ -59,7 +59,7 @@ pub(crate) struct RawConfig {
     #[arg(long, env = "POSTRIDER_FILE_ROOT", hide_env_values = true, value_name = "DIR")]
     file_root: Option<PathBuf>,
 
-    /// Attempts running at once, over all endpoints [default: 1024]
+    /// Attempts running at once, over all endpoints; fewer where the limit of open files is low [default: 1024]
     #[arg(long, env = "POSTRIDER_MAX_IN_FLIGHT", hide_env_values = true, value_name = "N")]
     max_in_flight: Option<u32>,
 
@@ -142,6 +142,7 @@ impl RawConfig {
                         .collect::<Result<_, _>>()?,
                     secrets_dir: self.secrets_dir.map(|dir| folder("secrets_dir", dir)).transpose()?,
                     file_root: self.file_root.map(|dir| folder("file_root", dir)).transpose()?,
+                    ..Environment::default()
                 },
                 // The environment says, when the node starts.
                 tracer: None,

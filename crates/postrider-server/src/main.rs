@@ -15,6 +15,7 @@ mod fields;
 mod https;
 mod logging;
 mod metrics;
+mod open_files;
 mod output;
 mod panics;
 mod place;

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use console::style;
 use postrider::engine::{Event, Trial};
-use postrider::store::TokenKey;
+use postrider::sink::{Environment, Kept};
+use postrider::store::{NodeLimits, TokenKey};
 use postrider::{Endpoint, Engine, EngineOptions, NewMessage, Store, StoreError};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -19,6 +20,7 @@ use crate::api::{self, Api, Gate};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::metrics::Metrics;
+use crate::open_files;
 use crate::store_url::{NodeStore, StoreUrl};
 use crate::traces::Traces;
 
@@ -36,6 +38,7 @@ pub(crate) struct Extras {
 
 pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     let mut signals = Signals::new()?;
+    let limits = open_files::shared(open_files::raised(), config.engine.max_in_flight);
     warn_of_unknown_variables();
     let Opened { store, keys, created } = tokio::select! {
         opened = open(&config) => opened?,
@@ -51,10 +54,16 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
         .map_err(|error| Failure::failed(format!("the listener has no address: {error}")))?;
     let traces = Traces::from_environment()?;
     let tracer = traces.as_ref().map(Traces::tracer);
-    let options = EngineOptions { tracer: tracer.clone(), ..config.engine.clone() };
+    let kept = Arc::new(Kept::up_to(limits.idle_connections_max as usize));
+    let options = EngineOptions {
+        max_in_flight: limits.max_in_flight,
+        environment: Environment { kept, ..config.engine.environment.clone() },
+        tracer: tracer.clone(),
+        ..config.engine.clone()
+    };
     let measures = Arc::new(OnceLock::new());
     let metrics = Metrics::new(store.api.clone(), measures.clone());
-    let node = Arc::new(Node::default());
+    let node = Arc::new(Node::new(limits));
 
     let stop = CancellationToken::new();
     let api = Api::new(store.api, Arc::clone(&node) as Arc<dyn api::Node>, tracer, stop.clone());
@@ -64,7 +73,9 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     }
     let gate = Gate::new(store.keyring, keys, address);
     let drained = CancellationToken::new();
-    let serving = tokio::spawn(api::serve(listener, router, gate, stop.clone(), drained.clone()));
+    let clients_max = limits.client_connections_max as usize;
+    let serving =
+        tokio::spawn(api::serve(listener, router, gate, clients_max, stop.clone(), drained.clone()));
     let engine = tokio::select! {
         started = start(store.engine, options, &node, address) => Some(started?),
         name = signals.next() => {
@@ -79,6 +90,7 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     let _ = measures.set(engine.measures());
     node.runs(engine);
     greet(&config.store, created, address);
+    open_files::tell(&limits, config.engine.max_in_flight);
     tracing::info!(store = %config.store, %address, node = config.engine.node_name, "Postrider is ready");
 
     let name = signals.next().await;
@@ -184,7 +196,10 @@ impl Waiting {
 }
 
 /// The engine while it runs. Stopping takes it out, so whoever asks later is told no.
-struct Node(RwLock<Stage>);
+struct Node {
+    stage: RwLock<Stage>,
+    limits: NodeLimits,
+}
 
 enum Stage {
     /// The store takes no node yet; why.
@@ -193,13 +208,11 @@ enum Stage {
     Stopped,
 }
 
-impl Default for Node {
-    fn default() -> Self {
-        Self(RwLock::new(Stage::Starting(None)))
-    }
-}
-
 impl Node {
+    fn new(limits: NodeLimits) -> Self {
+        Self { stage: RwLock::new(Stage::Starting(None)), limits }
+    }
+
     fn waits(&self, error: String) {
         self.enter(Stage::Starting(Some(error)));
     }
@@ -209,11 +222,11 @@ impl Node {
     }
 
     fn enter(&self, stage: Stage) -> Stage {
-        std::mem::replace(&mut *self.0.write().expect("nothing panics while it holds the engine"), stage)
+        std::mem::replace(&mut *self.stage.write().expect("nothing panics while it holds the engine"), stage)
     }
 
     fn ask<T>(&self, question: impl FnOnce(&Engine) -> T) -> Option<T> {
-        match &*self.0.read().expect("nothing panics while it holds the engine") {
+        match &*self.stage.read().expect("nothing panics while it holds the engine") {
             Stage::Running(engine) => Some(question(engine)),
             Stage::Starting(_) | Stage::Stopped => None,
         }
@@ -232,7 +245,7 @@ impl api::Node for Node {
     }
 
     fn waits_for(&self) -> Option<String> {
-        match &*self.0.read().expect("nothing panics while it holds the engine") {
+        match &*self.stage.read().expect("nothing panics while it holds the engine") {
             Stage::Starting(why) => why.clone(),
             Stage::Running(_) | Stage::Stopped => None,
         }
@@ -240,6 +253,10 @@ impl api::Node for Node {
 
     fn events(&self) -> Option<Receiver<Event>> {
         self.ask(Engine::events)
+    }
+
+    fn limits(&self) -> Option<NodeLimits> {
+        Some(self.limits)
     }
 
     fn trial(&self, endpoint: Endpoint, message: NewMessage, body_bytes_max: usize) -> Option<Trial> {

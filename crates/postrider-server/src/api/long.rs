@@ -81,7 +81,7 @@ mod tests {
     use postrider::endpoint::EndpointId;
     use postrider::engine::{Event, Happening, Trial};
     use postrider::store::sqlite::SqliteOptions;
-    use postrider::store::{Keyring, NewToken, Scope, Tokens};
+    use postrider::store::{Keyring, NewToken, NodeLimits, Scope, Tokens};
     use postrider::{Endpoint, MessageId, NewMessage, SqliteStore, State};
     use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, TcpStream};
@@ -103,6 +103,9 @@ mod tests {
         }
         fn events(&self) -> Option<broadcast::Receiver<Event>> {
             Some(self.0.subscribe())
+        }
+        fn limits(&self) -> Option<NodeLimits> {
+            None
         }
         fn trial(&self, _: Endpoint, _: NewMessage, _: usize) -> Option<Trial> {
             None
@@ -127,7 +130,7 @@ mod tests {
         let gate = Gate::new(Arc::clone(&store) as Arc<dyn Keyring>, Vec::new(), address);
         let api = Api::new(Arc::clone(&store) as _, Arc::new(Noisy(happenings.clone())), None, stop.clone());
         let serving =
-            tokio::spawn(serve(listener, router(api), gate, stop.clone(), CancellationToken::new()));
+            tokio::spawn(serve(listener, router(api), gate, 64, stop.clone(), CancellationToken::new()));
         Served { happenings, store, address, stop, serving, _folder: folder }
     }
 

@@ -29,6 +29,7 @@ mod aside;
 mod authority;
 mod batch;
 mod body;
+mod clients;
 mod config;
 mod dlq;
 mod document;
@@ -58,6 +59,7 @@ mod tail;
 mod tokens;
 mod trace;
 mod wanted;
+mod wire;
 
 pub(crate) use gate::Gate;
 pub(crate) use metrics::with_metrics;

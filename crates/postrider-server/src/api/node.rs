@@ -2,6 +2,7 @@
 
 use postrider::endpoint::Endpoint;
 use postrider::engine::{Event, Trial};
+use postrider::store::NodeLimits;
 use postrider::{NewMessage, StoreError};
 use tokio::sync::broadcast::Receiver;
 
@@ -13,6 +14,7 @@ pub(crate) trait Node: Send + Sync + 'static {
         None
     }
     fn events(&self) -> Option<Receiver<Event>>;
+    fn limits(&self) -> Option<NodeLimits>;
     fn trial(&self, endpoint: Endpoint, message: NewMessage, body_bytes_max: usize) -> Option<Trial>;
 }
 
@@ -32,6 +34,9 @@ pub(crate) mod tests {
             false
         }
         fn events(&self) -> Option<Receiver<Event>> {
+            None
+        }
+        fn limits(&self) -> Option<NodeLimits> {
             None
         }
         fn trial(&self, _: Endpoint, _: NewMessage, _: usize) -> Option<Trial> {

@@ -15,6 +15,26 @@ const RETRY_AFTER_UNAVAILABLE_SECONDS: u32 = 1;
 
 pub(super) const MEDIA_TYPE: &str = "application/problem+json";
 
+/// The document for a request that is no HTTP/1.1, or whose head is too large to be read. None for any other status.
+pub(super) fn not_http(status: StatusCode) -> Option<Vec<u8>> {
+    let (kind, title, detail) = match status {
+        StatusCode::BAD_REQUEST => (
+            "malformed",
+            "The request is not HTTP/1.1",
+            "its first line or one of its headers cannot be read",
+        ),
+        StatusCode::URI_TOO_LONG => {
+            ("uri-too-long", "The path of the request is too long", "it may have 65534 bytes")
+        }
+        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => {
+            ("head-too-large", "The head of the request is too large", "it may have 100 headers, and 400 KiB")
+        }
+        _ => return None,
+    };
+    let problem = Problem::new(status, kind, title).detail(detail);
+    Some(serde_json::to_vec(&problem.document).expect("a problem becomes JSON"))
+}
+
 /// Why a request was refused, and what its answer's head says.
 #[derive(Debug)]
 pub(super) struct Problem {

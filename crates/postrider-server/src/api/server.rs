@@ -3,9 +3,8 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -15,21 +14,18 @@ use bytes::Bytes;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
+use super::clients::{Client, Clients, Phase};
 use super::gate::Gate;
+use super::wire::Wire;
 
-/// Far above what one machine's senders open, far below what its file descriptors allow.
-const CONNECTIONS_MAX: usize = 4096;
-/// A connection that does not finish its request's head by then is closed.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long to wait when the machine has no descriptor for another connection.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// A machine without descriptors refuses many connections a second, and says so once in this time.
+const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a connection may take to ask or to read, when nothing else keeps the node from ending.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -39,15 +35,18 @@ pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     gate: Gate,
+    connections_max: usize,
     stop: CancellationToken,
     drained: CancellationToken,
 ) {
     let gate = Arc::new(gate);
     let connections = TaskTracker::new();
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    while let Some((stream, place)) = next(&listener, &places, &stop).await {
+    let clients = Clients::up_to(connections_max);
+    let mut told_at = None;
+    while let Some((stream, client)) = stop.run_until_cancelled(next(&listener, &clients, &mut told_at)).await
+    {
         let ends = (stop.clone(), drained.clone());
-        connections.spawn(connection(stream, router.clone(), Arc::clone(&gate), ends, place));
+        connections.spawn(connection(stream, router.clone(), Arc::clone(&gate), ends, client));
     }
     drop(listener);
     connections.close();
@@ -56,24 +55,20 @@ pub(crate) async fn serve(
 
 async fn next(
     listener: &TcpListener,
-    places: &Arc<Semaphore>,
-    stop: &CancellationToken,
-) -> Option<(TcpStream, OwnedSemaphorePermit)> {
-    let accepted = async {
-        let place = Arc::clone(places).acquire_owned().await.expect("the semaphore is never closed");
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => return (stream, place),
-                Err(error) => {
-                    tracing::warn!(%error, "A connection could not be accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+    clients: &Arc<Clients>,
+    told_at: &mut Option<Instant>,
+) -> (TcpStream, Client) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return (stream, clients.enter().await),
+            Err(error) => {
+                if told_at.is_none_or(|at| at.elapsed() >= TELL_INTERVAL) {
+                    *told_at = Some(Instant::now());
+                    tracing::warn!(%error, "Connections cannot be accepted; one that waits is closed for each");
                 }
+                clients.make_room().await;
             }
         }
-    };
-    tokio::select! {
-        () = stop.cancelled() => None,
-        accepted = accepted => Some(accepted),
     }
 }
 
@@ -82,25 +77,21 @@ async fn connection(
     router: Router,
     gate: Arc<Gate>,
     (stop, drained): (CancellationToken, CancellationToken),
-    _place: OwnedSemaphorePermit,
+    client: Client,
 ) {
     // Answers are small and written whole: waiting for more to send only adds latency.
     let _ = stream.set_nodelay(true);
-    let cut = CancellationToken::new();
-    // Whoever watches it is told that it has ended.
-    let _ended = cut.clone().drop_guard();
-    let of_request = cut.clone();
-    let is_asked = Arc::new(AtomicBool::new(false));
-    let of_requests = Arc::clone(&is_asked);
+    let client = Arc::new(client);
+    let of_requests = Arc::clone(&client);
     let service = service_fn(move |request| {
-        let (router, gate) = (router.clone(), Arc::clone(&gate));
-        respond(router, gate, of_request.clone(), Arc::clone(&of_requests), request)
+        respond(router.clone(), Arc::clone(&gate), Arc::clone(&of_requests), request)
     });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service);
+    let wire = TokioIo::new(Wire::new(stream, Arc::clone(&client)));
+    let connection = http1::Builder::new().header_read_timeout(None).serve_connection(wire, service);
     tokio::pin!(connection);
+    // Whoever watches it is told that it has ended.
+    let cut = client.cut();
+    let _ended = cut.clone().drop_guard();
     let ended = cut.run_until_cancelled(async {
         tokio::select! {
             ended = connection.as_mut() => ended,
@@ -108,7 +99,7 @@ async fn connection(
                 connection.as_mut().graceful_shutdown();
                 tokio::select! {
                     ended = connection => ended,
-                    () = last_words(&drained, &is_asked) => Ok(()),
+                    () = last_words(&drained, &client) => Ok(()),
                 }
             }
         }
@@ -119,10 +110,10 @@ async fn connection(
 }
 
 /// Ends when nobody need wait for the connection any more.
-async fn last_words(drained: &CancellationToken, is_asked: &AtomicBool) {
+async fn last_words(drained: &CancellationToken, client: &Client) {
     drained.cancelled().await;
     tokio::time::sleep(LAST_WORDS).await;
-    while is_asked.load(Relaxed) {
+    while client.phase() == Phase::Busy {
         tokio::time::sleep(LAST_WORDS).await;
     }
 }
@@ -131,26 +122,30 @@ async fn last_words(drained: &CancellationToken, is_asked: &AtomicBool) {
 async fn respond(
     mut router: Router,
     gate: Arc<Gate>,
-    connection: CancellationToken,
-    is_asked: Arc<AtomicBool>,
+    client: Arc<Client>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let answer = match gate.admit(&mut request, connection).await {
+    client.is_at(if request.body().is_end_stream() { Phase::Busy } else { Phase::Body });
+    let answer = match gate.admit(&mut request, client.cut()).await {
         Ok(()) => {
-            is_asked.store(request.body().is_end_stream(), Relaxed);
-            let tells = |body| Body::new(TellsItsEnd { body, is_asked: Arc::clone(&is_asked) });
+            let tells = |body| Body::new(TellsItsEnd { body, client: Arc::clone(&client) });
             router.call(request.map(tells)).await
         }
         Err(problem) => Ok(problem.into_response()),
     };
-    is_asked.store(false, Relaxed);
+    // An answer of a known size is written at once, unless nobody reads it.
+    if answer.as_ref().is_ok_and(|answer| answer.body().size_hint().exact().is_none()) {
+        client.is_at(Phase::Busy);
+        return answer.map(|answer| answer.map(|body| Body::new(GoesOn { body, client })));
+    }
+    client.is_at(Phase::Idle);
     answer
 }
 
 /// The body of a request. When all of it is here, it is the node's turn.
 struct TellsItsEnd {
     body: Incoming,
-    is_asked: Arc<AtomicBool>,
+    client: Arc<Client>,
 }
 
 impl HttpBody for TellsItsEnd {
@@ -162,8 +157,10 @@ impl HttpBody for TellsItsEnd {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
-        if matches!(polled, Poll::Ready(None)) {
-            self.is_asked.store(true, Relaxed);
+        match &polled {
+            Poll::Ready(None) => self.client.is_at(Phase::Busy),
+            Poll::Ready(Some(_)) => self.client.is_at(Phase::Body),
+            Poll::Pending => {}
         }
         polled
     }
@@ -174,5 +171,37 @@ impl HttpBody for TellsItsEnd {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+/// The body of an answer that goes on. Its client is busy until it ends.
+struct GoesOn {
+    body: Body,
+    client: Arc<Client>,
+}
+
+impl HttpBody for GoesOn {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for GoesOn {
+    fn drop(&mut self) {
+        self.client.is_at(Phase::Idle);
     }
 }

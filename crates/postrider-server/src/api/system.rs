@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response, StatusCode, Uri};
 use postrider::message::NodeId;
+use postrider::store::StoreStatus;
 use postrider::{Invalid, StoreError};
 
 use super::answers::{self, Common, Named};
@@ -22,7 +23,8 @@ const REASON_CHARACTERS_MAX: usize = 1000;
 #[utoipa::path(get, path = "/v1/status", operation_id = "show_status", tag = "system",
     responses((status = 200, description = "Figures of the whole store", body = StatusView), Common))]
 pub(super) async fn status(State(api): State<Arc<Api>>) -> Result<Response<Body>, Problem> {
-    Ok(to_response(StatusCode::OK, &StatusView::from(api.operate.status().await?)))
+    let status = StoreStatus { limits: api.node.limits(), ..api.operate.status().await? };
+    Ok(to_response(StatusCode::OK, &StatusView::from(status)))
 }
 
 /// What changed and who was lost, newest first.

@@ -1,7 +1,7 @@
 //! `postrider status`: what is queued, and how the endpoints are.
 
 use jiff::Timestamp;
-use postrider::store::{EndpointStatus, StoreStatus};
+use postrider::store::{EndpointStatus, NodeLimits, StoreStatus};
 
 use crate::failure::Failure;
 use crate::output::Output;
@@ -33,6 +33,7 @@ fn text(place: &Place, status: &StoreStatus, output: Output, now: Timestamp) -> 
             view::age(at, now)
         ));
     }
+    lines.extend(status.limits.map(|limits| limits_line(&limits)));
     if let Some(reason) = &status.paused {
         lines.push(format!("everything is paused: {reason}"));
     } else if status.live_nodes == 0 {
@@ -48,6 +49,14 @@ fn text(place: &Place, status: &StoreStatus, output: Output, now: Timestamp) -> 
         );
     }
     lines.join("\n")
+}
+
+fn limits_line(limits: &NodeLimits) -> String {
+    let open_files = limits.open_files.map_or("any number of".to_owned(), |count| count.to_string());
+    format!(
+        "this node: {open_files} open files at most; {} attempts in flight, {} idle connections, {} clients",
+        limits.max_in_flight, limits.idle_connections_max, limits.client_connections_max
+    )
 }
 
 fn row(endpoint: &EndpointStatus, now: Timestamp) -> Vec<String> {

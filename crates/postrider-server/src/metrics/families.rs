@@ -63,6 +63,10 @@ pub(crate) const FAMILIES: &[Family] = &[
     ),
     gauge("postrider_in_flight", "Claims of this node that run or are about to."),
     gauge("postrider_in_flight_max", "How many claims this node may hold at once."),
+    counter(
+        "postrider_local_shortages",
+        "Attempts that this node could not make because it was short of something; they do not count.",
+    ),
     gauge("postrider_endpoint_in_flight", "Claims of this node for an endpoint that run or are about to."),
     gauge("postrider_build_info", "Always 1; the version is in its label."),
     counter("process_cpu_seconds", "Processor time of this process."),

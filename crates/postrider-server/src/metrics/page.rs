@@ -47,6 +47,10 @@ impl Samples {
         samples.put(Figure::new("postrider_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1.0));
         samples.put(Figure::new("postrider_in_flight", &[], f64::from(page.node.in_flight)));
         samples.put(Figure::new("postrider_in_flight_max", &[], f64::from(page.node.in_flight_max)));
+        for (of, count) in &page.node.shortages {
+            let labels = [("of", of.as_str())];
+            samples.put(Figure::new("postrider_local_shortages_total", &labels, *count as f64));
+        }
         page.store.into_iter().flatten().chain(page.process).for_each(|figure| samples.put(figure));
         page.node.endpoints.into_iter().for_each(|endpoint| samples.put_endpoint(endpoint));
         samples
@@ -154,6 +158,7 @@ fn plain(openmetrics: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use postrider::sink::Resource;
     use postrider::store::AttemptOutcome;
     use postrider::verdict::Class;
 
@@ -165,6 +170,7 @@ mod tests {
         let node = NodeFigures {
             in_flight: 3,
             in_flight_max: 1024,
+            shortages: vec![(Resource::OpenFiles, 2), (Resource::Memory, 0)],
             endpoints: vec![EndpointFigures {
                 endpoint: "shop".to_owned(),
                 in_flight: 3,

@@ -37,6 +37,7 @@ impl World {
             listener,
             api::router(api),
             gate,
+            64,
             CancellationToken::new(),
             CancellationToken::new(),
         ));

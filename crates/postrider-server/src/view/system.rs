@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use postrider::store::{
-    EndpointStatus, EventRecord, Figure, IssuedToken, NodeRecord, NodeState, Scope, StoreStatus, TokenRecord,
+    EndpointStatus, EventRecord, Figure, IssuedToken, NodeLimits, NodeRecord, NodeState, Scope, StoreStatus,
+    TokenRecord,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -34,6 +35,35 @@ pub(crate) struct StatusView {
     #[schema(required)]
     oldest_stored_event: Option<Timestamp>,
     endpoints: Vec<EndpointStatusView>,
+    /// Of the node that answers.
+    #[schema(required)]
+    limits: Option<NodeLimitsView>,
+}
+
+/// What a node may have open at once.
+#[derive(Serialize, ToSchema)]
+#[schema(as = NodeLimits)]
+struct NodeLimitsView {
+    /// Files and connections of its process; null when there is no limit.
+    #[schema(required)]
+    open_files: Option<u64>,
+    /// Attempts, over all endpoints.
+    max_in_flight: u32,
+    /// Connections to receivers that no attempt uses.
+    idle_connections_max: u64,
+    /// Connections to its API.
+    client_connections_max: u64,
+}
+
+impl From<NodeLimits> for NodeLimitsView {
+    fn from(limits: NodeLimits) -> Self {
+        Self {
+            open_files: limits.open_files,
+            max_in_flight: limits.max_in_flight,
+            idle_connections_max: limits.idle_connections_max,
+            client_connections_max: limits.client_connections_max,
+        }
+    }
 }
 
 #[derive(Serialize, ToSchema)]
@@ -68,6 +98,7 @@ impl From<StoreStatus> for StatusView {
             stored_events: status.stored_events,
             oldest_stored_event: status.oldest_stored_event,
             endpoints: status.endpoints.into_iter().map(EndpointStatusView::from).collect(),
+            limits: status.limits.map(NodeLimitsView::from),
         }
     }
 }

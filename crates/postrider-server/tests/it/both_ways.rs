@@ -96,11 +96,16 @@ fn said(way: &mut Way, step: Step<'_>) -> String {
     }
     let said = match serde_json::from_slice::<Value>(&output.stdout) {
         Ok(answer) => format!("{}\n{}", steadied(answer), told(&Output { stdout: Vec::new(), ..output })),
-        Err(_) => steady(&told(&output)),
+        Err(_) => without_limits(&steady(&told(&output))),
     };
     let said = said.replace(&way.place[1], "PLACE");
     let words = said.split(' ').map(|word| if word.contains("pr_") { "TOKEN" } else { word });
     format!("$ postrider {}\n{}", arguments.join(" "), words.collect::<Vec<_>>().join(" "))
+}
+
+/// Only a node tells of its limits.
+fn without_limits(said: &str) -> String {
+    said.lines().filter(|line| !line.starts_with("this node: ")).collect::<Vec<_>>().join("\n")
 }
 
 /// JSON without what is another every time.
@@ -111,6 +116,8 @@ fn steadied(mut answer: Value) -> Value {
             for (name, value) in fields {
                 *value = match name.as_str() {
                     "duration_seconds" | "store" | "token" | "prefix" => "…".into(),
+                    // Only a node has any.
+                    "limits" => Value::Null,
                     _ => steadied(value.take()),
                 };
             }

@@ -110,6 +110,15 @@ impl Home {
         Node::spawn(self.serve(&["--allow-internal"]))
     }
 
+    /// It may have this many files and connections open, and cannot raise the limit.
+    pub(crate) fn start_with_open_files(&self, open_files: u32) -> Node {
+        let serve = self.serve(&["--allow-internal"]);
+        let mut command = self.program("sh");
+        let limited = format!("ulimit -n {open_files}; exec \"$@\"");
+        command.args(["-c", &limited, "sh"]).arg(serve.get_program()).args(serve.get_args());
+        Node::start(command)
+    }
+
     fn serve(&self, arguments: &[&str]) -> Command {
         let unless_given = |flag: &str, given: &'static [&'static str]| match arguments.contains(&flag) {
             true => &[],

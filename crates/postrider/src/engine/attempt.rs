@@ -16,7 +16,8 @@ use super::spans::{AttemptSpan, Settling};
 use crate::breaker::Sign;
 use crate::endpoint::Endpoint;
 use crate::message::Claim;
-use crate::sink::{self, Capture, Delivery, Environment, Sink};
+use crate::sink::net::{blocking, judge};
+use crate::sink::{self, Capture, Delivery, Environment, Shortage, Sink, Undelivered};
 use crate::trace::Tracer;
 use crate::verdict::{Failure, Outcome, Receipt};
 
@@ -37,17 +38,17 @@ impl Connection {
         Self { endpoint, environment, connected: OnceCell::new() }
     }
 
-    async fn connected(&self) -> Result<&Connected, Failure> {
+    async fn connected(&self) -> Result<&Connected, Undelivered> {
         let connect = async || {
             let (endpoint, environment) = (self.endpoint.clone(), self.environment.clone());
             // Reads secrets and certificates from files.
             let connect = move || {
                 let sink = sink::connect(&endpoint, &environment)?;
-                Ok(Connected { sink, mask: Mask::of(&endpoint, &environment) })
+                Ok(Connected { sink, mask: Mask::of(&endpoint, &environment)? })
             };
-            tokio::task::spawn_blocking(connect)
-                .await
-                .unwrap_or_else(|_| Err(Failure::retryable("connecting the sink panicked")))
+            blocking(connect).await.unwrap_or_else(|error| {
+                Err(judge(&error, Failure::retryable("connecting the sink panicked")))
+            })
         };
         self.connected.get_or_try_init(connect).await
     }
@@ -111,8 +112,15 @@ pub(super) struct Finished {
     pub(super) epoch: i64,
 }
 
+/// It could not be made, for want of something on this node.
+pub(super) struct Prevented {
+    pub(super) claim: Claim,
+    pub(super) shortage: Shortage,
+    pub(super) epoch: i64,
+}
+
 impl Attempt {
-    pub(super) async fn run(self) -> Finished {
+    pub(super) async fn run(self) -> Result<Finished, Box<Prevented>> {
         let began = Instant::now();
         let held = CutOff { claim: self.claim, started_at: self.started_at };
         let held = InHand { claim: Some(held), cut_off: self.cut_off };
@@ -132,7 +140,17 @@ impl Attempt {
             now: self.started_at,
         };
         let (result, timed_out) = try_once(&self.connection, &delivery, self.timeout).await;
-        Finished {
+        let result = match result {
+            Ok(receipt) => Ok(receipt),
+            Err(Undelivered::Failed(failure)) => Err(failure),
+            Err(Undelivered::Short(shortage)) => {
+                if let Some(span) = span {
+                    span.end_prevented(&shortage);
+                }
+                return Err(Box::new(Prevented { claim: held.take(), shortage, epoch: self.epoch }));
+            }
+        };
+        Ok(Finished {
             claim: held.take(),
             endpoint: self.connection.endpoint.clone(),
             settling: span.map(|span| span.end(&result)),
@@ -145,7 +163,7 @@ impl Attempt {
             started_at: self.started_at,
             duration: began.elapsed(),
             epoch: self.epoch,
-        }
+        })
     }
 }
 
@@ -154,23 +172,25 @@ pub(super) async fn try_once(
     connection: &Connection,
     delivery: &Delivery,
     timeout: Duration,
-) -> (Result<Receipt, Failure>, bool) {
+) -> (Result<Receipt, Undelivered>, bool) {
     let deliver = AssertUnwindSafe(deliver(connection, delivery)).catch_unwind();
     match tokio::time::timeout(timeout, deliver).await {
         Ok(Ok(result)) => (result, false),
-        Ok(Err(_panic)) => (Err(Failure::retryable("the sink panicked")), false),
+        Ok(Err(_panic)) => (Err(Failure::retryable("the sink panicked").into()), false),
         Err(_elapsed) => {
-            (Err(Failure::retryable(format!("timed out after {} s", timeout.as_secs_f64()))), true)
+            let seconds = timeout.as_secs_f64();
+            (Err(Failure::retryable(format!("timed out after {seconds} s")).into()), true)
         }
     }
 }
 
-async fn deliver(connection: &Connection, delivery: &Delivery) -> Result<Receipt, Failure> {
+async fn deliver(connection: &Connection, delivery: &Delivery) -> Result<Receipt, Undelivered> {
     let Connected { sink, mask } = connection.connected().await?;
     let masked = |body: Option<Bytes>| body.map(|body| mask.over(&body, delivery.capture.bytes_max));
     match sink.deliver(delivery).await {
         Ok(receipt) => Ok(Receipt { body: masked(receipt.body), ..receipt }),
-        Err(failure) => Err(Failure { body: masked(failure.body), ..failure }),
+        Err(Undelivered::Failed(failure)) => Err(Failure { body: masked(failure.body), ..failure }.into()),
+        Err(Undelivered::Short(shortage)) => Err(shortage.into()),
     }
 }
 

@@ -9,6 +9,7 @@ use super::concurrency::Concurrency;
 use super::lanes::Rooms;
 use super::slots::Slot;
 use super::stock::Stock;
+use super::supply::Supply;
 use super::tally::Line;
 use crate::breaker::{Circuit, CircuitState, Failures, Permission};
 use crate::endpoint::Endpoint;
@@ -34,6 +35,8 @@ pub(super) struct Lane {
     pub(super) in_line: bool,
     /// The receiver asked to be left alone until then.
     pub(super) held_until: Option<Timestamp>,
+    /// Of what this node needs for its attempts.
+    pub(super) supply: Supply,
     /// A transition of its circuit is on its way to the store; nothing is claimed meanwhile.
     pub(super) circuit_moving: bool,
 }
@@ -64,6 +67,7 @@ impl Lane {
             work: Work::Nothing,
             in_line: false,
             held_until: None,
+            supply: Supply::Enough,
             circuit_moving: false,
             endpoint,
         }
@@ -88,12 +92,12 @@ impl Lane {
         self.endpoint = endpoint;
     }
 
-    /// What may be done for this endpoint now, as far as people, the receiver and the circuit are concerned.
+    /// What may be done for this endpoint now, as far as people, the receiver, this node and the circuit are concerned.
     pub(super) fn permission(&self, now: Timestamp) -> Option<Permission> {
         if self.circuit_moving || !self.endpoint.is_open_for_delivery() {
             return None;
         }
-        match self.held_until.filter(|until| now < *until) {
+        match self.held_until.filter(|until| now < *until).max(self.supply.wait_until(now)) {
             Some(until) => Some(Permission::Wait { until }),
             None => Some(self.circuit.permission(now)),
         }
@@ -105,6 +109,7 @@ impl Lane {
             || !self.endpoint.is_open_for_delivery()
             || matches!(self.circuit.state, CircuitState::Open { .. })
             || self.held_until.is_some_and(|until| now < until)
+            || self.supply.refuses(now)
     }
 
     /// How many claims it may hold: those that run, and a stock where attempts are quick. Its rate limit counts
@@ -127,6 +132,7 @@ impl Lane {
         let open = node_accepts
             && !self.circuit_moving
             && self.endpoint.is_open_for_delivery()
+            && self.supply == Supply::Enough
             && self.circuit.state == CircuitState::Closed;
         self.slot.set_limit(if open { self.concurrency.limit() } else { 0 });
     }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::endpoint::Endpoint;
-use crate::sink::{Environment, secrets_of};
+use crate::sink::{Environment, Shortage, secrets_of};
 
 /// What stands where a receiver repeated a secret.
 const MASK: &[u8] = b"***";
@@ -15,14 +15,14 @@ pub(super) struct Mask(Vec<Vec<u8>>);
 
 impl Mask {
     /// Reads secrets from files.
-    pub(super) fn of(endpoint: &Endpoint, environment: &Environment) -> Self {
-        let secrets = secrets_of(endpoint, environment).into_iter().flat_map(|secret| {
+    pub(super) fn of(endpoint: &Endpoint, environment: &Environment) -> Result<Self, Shortage> {
+        let secrets = secrets_of(endpoint, environment)?.into_iter().flat_map(|secret| {
             let quoted = serde_json::to_string(&secret).unwrap_or_default();
             let quoted = quoted.trim_matches('"').to_owned();
             // As it stands, and as it stands in JSON, where that differs.
             [Some(secret.clone()), Some(quoted).filter(|quoted| *quoted != secret)].into_iter().flatten()
         });
-        Self(secrets.map(String::into_bytes).filter(|secret| secret.len() >= MASKED_BYTES_MIN).collect())
+        Ok(Self(secrets.map(String::into_bytes).filter(|secret| secret.len() >= MASKED_BYTES_MIN).collect()))
     }
 
     /// `bytes_max` is where the answer was cut, if it was that long.

@@ -35,6 +35,8 @@ mod circuits;
 mod errand;
 mod slots;
 mod stock;
+mod supply;
+mod shortages;
 mod concurrency;
 mod attempt;
 mod mask;

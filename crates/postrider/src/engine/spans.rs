@@ -9,6 +9,7 @@ use opentelemetry::trace::{Span, SpanContext, SpanKind, Status};
 
 use crate::endpoint::Endpoint;
 use crate::message::{Claim, Message};
+use crate::sink::Shortage;
 use crate::store::Effect;
 use crate::trace::{self, Tracer};
 use crate::verdict::{Failure, Receipt};
@@ -62,6 +63,13 @@ impl AttemptSpan {
         }
         self.span.end();
         Settling { attempt: self.span.span_context().clone(), tracer: self.tracer, began: SystemTime::now() }
+    }
+
+    /// It was not made, and its claim goes back.
+    pub(super) fn end_prevented(mut self, shortage: &Shortage) {
+        self.span.set_attribute(KeyValue::new("postrider.outcome", "prevented"));
+        self.span.set_status(Status::error(shortage.to_string()));
+        self.span.end();
     }
 }
 

@@ -11,6 +11,7 @@ use super::histogram::{Buckets, Histogram};
 use super::slots::Slots;
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::error::StoreError;
+use crate::sink::Resource;
 use crate::store::figures::{ENDPOINTS_MAX, OTHERS};
 use crate::store::{AttemptOutcome, Results, Store};
 use crate::verdict::{Class, Outcome};
@@ -45,6 +46,8 @@ pub struct NodeFigures {
     /// Claims that run or are about to.
     pub in_flight: u32,
     pub in_flight_max: u32,
+    /// How often an attempt could not be made for want of it.
+    pub shortages: Vec<(Resource, u64)>,
     /// The first hundred that this node heard of, and the rest as one.
     pub endpoints: Vec<EndpointFigures>,
 }
@@ -72,7 +75,13 @@ impl Measures {
         if others.attempts.iter().any(|(_, _, count)| *count > 0) || endpoints.len() < lines.len() {
             endpoints.push(others);
         }
-        NodeFigures { in_flight: self.slots.taken_in_all(), in_flight_max: self.slots.total(), endpoints }
+        let shortages = Resource::ALL.into_iter().zip(&self.tally.shortages);
+        NodeFigures {
+            in_flight: self.slots.taken_in_all(),
+            in_flight_max: self.slots.total(),
+            shortages: shortages.map(|(of, count)| (of, count.load(Relaxed))).collect(),
+            endpoints,
+        }
     }
 }
 
@@ -91,6 +100,8 @@ impl EndpointFigures {
 pub(super) struct Tally {
     lines: RwLock<Lines>,
     dropped: Line,
+    /// As [`Resource::ALL`].
+    shortages: [AtomicU64; Resource::ALL.len()],
 }
 
 #[derive(Default)]
@@ -102,7 +113,11 @@ struct Lines {
 
 impl Tally {
     pub(super) fn new() -> Self {
-        Self { lines: RwLock::default(), dropped: Line::new(OTHERS.into(), false) }
+        Self {
+            lines: RwLock::default(),
+            dropped: Line::new(OTHERS.into(), false),
+            shortages: Default::default(),
+        }
     }
 
     pub(super) fn line(&self, endpoint: &Endpoint) -> Arc<Line> {
@@ -122,6 +137,11 @@ impl Tally {
             lines.alone -= usize::from(line.stands_alone);
             self.dropped.add(&line);
         }
+    }
+
+    /// An attempt could not be made.
+    pub(super) fn short_of(&self, resource: Resource) {
+        self.shortages[resource as usize].fetch_add(1, Relaxed);
     }
 
     /// A claim was lost with its node.

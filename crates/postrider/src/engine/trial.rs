@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::attempt::{Connection, try_once};
 use crate::endpoint::Endpoint;
 use crate::message::{Message, MessageId, NewMessage};
-use crate::sink::{Capture, Delivery, Environment};
+use crate::sink::{Capture, Delivery, Environment, Undelivered};
 use crate::verdict::Class;
 
 /// A message that is about to be tried, once, as this node would try it.
@@ -30,7 +30,7 @@ pub struct TrialReport {
     /// What the receiver answered, its first bytes; secrets of the endpoint are masked in it.
     pub body: Option<Bytes>,
     pub class: Option<Class>,
-    /// With its class tag in front.
+    /// With its class tag in front, unless this node could not try at all.
     pub error: Option<String>,
 }
 
@@ -79,13 +79,21 @@ impl Trial {
                 class: None,
                 error: None,
             },
-            Err(failure) => TrialReport {
+            Err(Undelivered::Failed(failure)) => TrialReport {
                 delivered: false,
                 status: failure.status,
                 duration,
                 class: Some(failure.class),
                 error: Some(failure.tagged()),
                 body: failure.body,
+            },
+            Err(Undelivered::Short(shortage)) => TrialReport {
+                delivered: false,
+                status: None,
+                duration,
+                class: None,
+                error: Some(shortage.to_string()),
+                body: None,
             },
         }
     }

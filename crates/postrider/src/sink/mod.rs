@@ -14,19 +14,42 @@ use crate::protocol::Protocol;
 use crate::protocol::secret::Reference;
 use crate::verdict::{Failure, Receipt};
 
-pub use net::{Resolve, SystemResolver};
+pub use kept::Kept;
+pub use net::{Resolve, Resource, Shortage, SystemResolver};
 
 mod http;
 mod file;
 mod json;
-mod net;
+mod kept;
+pub(crate) mod net;
 mod secret;
 
 /// A connected destination. `deliver` returns Ok only when the receiver acknowledged. The caller puts
 /// one deadline over the whole call and drops it when that passes.
 #[async_trait]
 pub trait Sink: Send + Sync {
-    async fn deliver(&self, delivery: &Delivery) -> Result<Receipt, Failure>;
+    async fn deliver(&self, delivery: &Delivery) -> Result<Receipt, Undelivered>;
+}
+
+/// Why a message was not delivered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Undelivered {
+    /// The attempt was made, or can never be made.
+    Failed(Failure),
+    /// This node could not make the attempt; that says nothing about the receiver.
+    Short(Shortage),
+}
+
+impl From<Failure> for Undelivered {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<Shortage> for Undelivered {
+    fn from(shortage: Shortage) -> Self {
+        Self::Short(shortage)
+    }
 }
 
 /// One attempt to deliver one message.
@@ -57,7 +80,7 @@ impl Delivery {
 }
 
 /// What a node allows its sinks to touch.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Environment {
     /// Deliver to loopback, private and other internal addresses too.
     pub allow_internal: bool,
@@ -67,14 +90,38 @@ pub struct Environment {
     pub secrets_dir: Option<PathBuf>,
     /// Below which file sinks write; None refuses them.
     pub file_root: Option<PathBuf>,
+    /// What sinks may keep open when no attempt uses it.
+    pub kept: Arc<Kept>,
+    /// Finds the addresses of receivers.
+    pub resolver: Arc<dyn Resolve>,
+}
+
+impl Default for Environment {
+    fn default() -> Self {
+        Self {
+            allow_internal: false,
+            allow_nets: Vec::new(),
+            secrets_dir: None,
+            file_root: None,
+            kept: Arc::default(),
+            resolver: Arc::new(SystemResolver),
+        }
+    }
 }
 
 /// What a receiver could repeat of an endpoint's secrets, as they are sent. A reference that leads nowhere has none.
-pub(crate) fn secrets_of(endpoint: &Endpoint, environment: &Environment) -> Vec<String> {
+pub(crate) fn secrets_of(endpoint: &Endpoint, environment: &Environment) -> Result<Vec<String>, Shortage> {
     let shown = Value::Object(endpoint.protocol.redacted(&endpoint.config));
     let secrets = secret::Secrets::new(environment);
-    let mut found = Vec::new();
-    hidden(&Value::Object(endpoint.config.clone()), &shown, &mut |text| found.extend(secrets.reveal(text)));
+    let (mut found, mut shortage) = (Vec::new(), None);
+    hidden(&Value::Object(endpoint.config.clone()), &shown, &mut |text| match secrets.reveal(text) {
+        Ok(secret) => found.push(secret),
+        Err(Undelivered::Failed(_)) => {}
+        Err(Undelivered::Short(short)) => shortage = Some(short),
+    });
+    if let Some(shortage) = shortage {
+        return Err(shortage);
+    }
     let basic = endpoint.config.get("auth").and_then(|auth| auth.get("username")).and_then(Value::as_str);
     if let Some(username) = basic {
         let pairs: Vec<String> =
@@ -83,7 +130,7 @@ pub(crate) fn secrets_of(endpoint: &Endpoint, environment: &Environment) -> Vec<
     }
     // A secret that holds another one goes first.
     found.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
-    found
+    Ok(found)
 }
 
 /// Calls `tell` with every text of `whole` that `shown` hides or refers to.
@@ -106,20 +153,11 @@ fn is_reference(text: &str) -> bool {
 }
 
 /// Config to sink. Does no I/O to the receiver yet, except opening what the sink holds.
-pub fn connect(endpoint: &Endpoint, environment: &Environment) -> Result<Arc<dyn Sink>, Failure> {
-    connect_with(endpoint, environment, Arc::new(SystemResolver))
-}
-
-/// As [`connect`], with names resolved by `resolver`.
-pub fn connect_with(
-    endpoint: &Endpoint,
-    environment: &Environment,
-    resolver: Arc<dyn Resolve>,
-) -> Result<Arc<dyn Sink>, Failure> {
+pub fn connect(endpoint: &Endpoint, environment: &Environment) -> Result<Arc<dyn Sink>, Undelivered> {
     let config = &endpoint.config;
     endpoint.protocol.check_config(config).map_err(|invalid| Failure::permanent(invalid.to_string()))?;
     Ok(match endpoint.protocol {
-        Protocol::Http => Arc::new(http::HttpSink::connect(endpoint, environment, resolver)?),
+        Protocol::Http => Arc::new(http::HttpSink::connect(endpoint, environment)?),
         Protocol::File => Arc::new(file::FileSink::connect(endpoint, environment)?),
     })
 }

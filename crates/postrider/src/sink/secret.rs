@@ -1,8 +1,9 @@
 //! Finds out what references to secrets stand for. Errors name the reference, never a value.
 
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 
-use super::Environment;
+use super::{Environment, Undelivered, net};
 use crate::protocol::secret::Reference;
 use crate::verdict::Failure;
 
@@ -20,14 +21,17 @@ impl Secrets {
     }
 
     /// The secret itself. A missing one is retryable: it is the node that lacks it, not the message.
-    pub(super) fn reveal(&self, text: &str) -> Result<String, Failure> {
+    pub(super) fn reveal(&self, text: &str) -> Result<String, Undelivered> {
         match Reference::parse(text).map_err(Failure::permanent)? {
             None => Ok(text.to_owned()),
-            Some(Reference::Variable(name)) => (self.variable)(name)
-                .ok_or_else(|| Failure::retryable(format!("the secret ${{{name}}} is not set on this node"))),
-            Some(Reference::File(name)) => self
-                .file(name)
-                .map_err(|why| Failure::retryable(format!("the secret file:{name} cannot be read: {why}"))),
+            Some(Reference::Variable(name)) => Ok((self.variable)(name).ok_or_else(|| {
+                Failure::retryable(format!("the secret ${{{name}}} is not set on this node"))
+            })?),
+            Some(Reference::File(name)) => self.file(name).map_err(|error| {
+                let why = net::short(&error);
+                let failure = Failure::retryable(format!("the secret file:{name} cannot be read: {why}"));
+                net::judge(&error, failure)
+            }),
         }
     }
 
@@ -36,43 +40,38 @@ impl Secrets {
         &self,
         text: &str,
         parse: impl FnOnce(&str) -> Result<T, E>,
-    ) -> Result<T, Failure> {
-        parse(&self.reveal(text)?).map_err(|why| match Reference::parse(text) {
+    ) -> Result<T, Undelivered> {
+        Ok(parse(&self.reveal(text)?).map_err(|why| match Reference::parse(text) {
             Ok(Some(_)) => Failure::retryable(format!("the secret {text} {why}")),
             _ => Failure::permanent(format!("a secret {why}")),
-        })
+        })?)
     }
 
-    fn file(&self, name: &str) -> Result<String, String> {
-        let directory = self.directory.as_deref().ok_or("this node has no --secrets-dir")?;
-        let path = below(directory, name)?;
-        let size = std::fs::metadata(&path).map_err(reason)?.len();
-        if size > FILE_BYTES_MAX {
-            return Err(format!("it has more than {FILE_BYTES_MAX} bytes"));
+    fn file(&self, name: &str) -> io::Result<String> {
+        let refused = |why: String| Err(io::Error::other(why));
+        let Some(directory) = self.directory.as_deref() else {
+            return refused("this node has no --secrets-dir".to_owned());
+        };
+        let directory = directory.canonicalize()?;
+        // Links are followed before the check, so that none leads out of the directory.
+        let path = directory.join(name).canonicalize()?;
+        if !path.starts_with(&directory) {
+            return refused("it is not below --secrets-dir".to_owned());
         }
-        let mut text = std::fs::read_to_string(&path).map_err(reason)?;
+        if std::fs::metadata(&path)?.len() > FILE_BYTES_MAX {
+            return refused(format!("it has more than {FILE_BYTES_MAX} bytes"));
+        }
+        let mut text = std::fs::read_to_string(&path)?;
         // Editors and `echo` end a file with a newline that nobody means.
         text.truncate(text.trim_end_matches(['\r', '\n']).len());
         Ok(text)
     }
 }
 
-/// Links are followed before the check, so that none leads out of the directory.
-fn below(directory: &Path, name: &str) -> Result<PathBuf, String> {
-    let directory = directory.canonicalize().map_err(reason)?;
-    let path = directory.join(name).canonicalize().map_err(reason)?;
-    match path.starts_with(&directory) {
-        true => Ok(path),
-        false => Err("it is not below --secrets-dir".to_owned()),
-    }
-}
-
-fn reason(error: std::io::Error) -> String {
-    super::net::short(&error)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::verdict::Class;
 
@@ -80,6 +79,13 @@ mod tests {
         Secrets {
             directory: directory.map(Path::to_owned),
             variable: |name| (name == "POSTRIDER_SECRET_KNOWN").then(|| "hidden".to_owned()),
+        }
+    }
+
+    fn failure<T: std::fmt::Debug>(revealed: Result<T, Undelivered>) -> Failure {
+        match revealed.unwrap_err() {
+            Undelivered::Failed(failure) => failure,
+            Undelivered::Short(shortage) => panic!("{shortage}"),
         }
     }
 
@@ -95,14 +101,14 @@ mod tests {
 
     #[test]
     fn a_missing_variable_is_retryable_and_named() {
-        let failure = secrets(None).reveal("${POSTRIDER_SECRET_LOST}").unwrap_err();
+        let failure = failure(secrets(None).reveal("${POSTRIDER_SECRET_LOST}"));
         assert_eq!(failure.class, Class::Retryable);
         assert!(failure.error.contains("${POSTRIDER_SECRET_LOST}"), "{}", failure.error);
     }
 
     #[test]
     fn a_variable_without_the_prefix_is_never_read() {
-        assert_eq!(secrets(None).reveal("${HOME}").unwrap_err().class, Class::Permanent);
+        assert_eq!(failure(secrets(None).reveal("${HOME}")).class, Class::Permanent);
     }
 
     #[test]
@@ -117,7 +123,7 @@ mod tests {
     fn a_missing_file_or_directory_is_retryable_and_named() {
         let directory = tempfile::tempdir().unwrap();
         for secrets in [secrets(Some(directory.path())), secrets(None)] {
-            let failure = secrets.reveal("file:lost").unwrap_err();
+            let failure = failure(secrets.reveal("file:lost"));
             assert_eq!(failure.class, Class::Retryable);
             assert!(failure.error.contains("file:lost"), "{}", failure.error);
         }
@@ -132,7 +138,7 @@ mod tests {
         std::os::unix::fs::symlink(outside.path().join("key"), directory.path().join("link")).unwrap();
         std::os::unix::fs::symlink(outside.path(), directory.path().join("dir")).unwrap();
         for name in ["file:link", "file:dir/key"] {
-            let failure = secrets(Some(directory.path())).reveal(name).unwrap_err();
+            let failure = failure(secrets(Some(directory.path())).reveal(name));
             assert!(failure.error.contains("not below"), "{}", failure.error);
         }
     }
@@ -141,15 +147,15 @@ mod tests {
     fn a_path_that_climbs_out_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         for name in ["file:../key", "file:/etc/passwd", "file:a/../../key", "file:"] {
-            assert_eq!(secrets(Some(directory.path())).reveal(name).unwrap_err().class, Class::Permanent);
+            assert_eq!(failure(secrets(Some(directory.path())).reveal(name)).class, Class::Permanent);
         }
     }
 
     #[test]
     fn a_secret_that_breaks_its_rule_is_named_but_not_shown() {
-        let failure = secrets(None)
-            .reveal_as("${POSTRIDER_SECRET_KNOWN}", |_| Err::<(), _>("must be longer"))
-            .unwrap_err();
+        let revealed =
+            secrets(None).reveal_as("${POSTRIDER_SECRET_KNOWN}", |_| Err::<(), _>("must be longer"));
+        let failure = failure(revealed);
         assert_eq!(failure.error, "the secret ${POSTRIDER_SECRET_KNOWN} must be longer");
     }
 }

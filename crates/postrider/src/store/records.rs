@@ -220,6 +220,21 @@ pub struct StoreStatus {
     pub stored_events: u64,
     pub oldest_stored_event: Option<Timestamp>,
     pub endpoints: Vec<EndpointStatus>,
+    /// Of the node that was asked; a store has none.
+    pub limits: Option<NodeLimits>,
+}
+
+/// What a node may have open at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeLimits {
+    /// Files and connections of its process; None: there is no limit.
+    pub open_files: Option<u64>,
+    /// Attempts, over all endpoints.
+    pub max_in_flight: u32,
+    /// Connections to receivers that no attempt uses.
+    pub idle_connections_max: u64,
+    /// Connections to its API.
+    pub client_connections_max: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

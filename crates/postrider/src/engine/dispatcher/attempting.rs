@@ -6,9 +6,9 @@ use tokio::task::JoinError;
 use tokio::time::Instant;
 
 use super::{Dispatcher, GATHERING_MAX, KEYED_GATHERING_MAX};
-use crate::breaker::CircuitState;
+use crate::breaker::{CircuitState, Sign};
 use crate::endpoint::EndpointId;
-use crate::engine::attempt::{Attempt, Finished};
+use crate::engine::attempt::{Attempt, Finished, Prevented};
 use crate::engine::ended::Ended;
 use crate::message::Claim;
 use crate::settings::CaptureResponse;
@@ -110,8 +110,40 @@ impl Dispatcher {
         Capture { on_success, on_failure, bytes_max: settings.response_body_max_bytes as usize }
     }
 
-    pub(super) fn attempt_ended(&mut self, finished: Result<Finished, JoinError>) {
-        let finished = finished.expect("an attempt catches the panics of its sink and is never aborted here");
+    pub(super) fn attempt_ended(&mut self, ended: Result<Result<Finished, Box<Prevented>>, JoinError>) {
+        match ended.expect("an attempt catches the panics of its sink and is never aborted here") {
+            Ok(finished) => self.attempt_finished(finished),
+            Err(prevented) => self.attempt_prevented(*prevented),
+        }
+    }
+
+    /// It does not count, and neither the receiver nor its circuit hears of it.
+    fn attempt_prevented(&mut self, Prevented { claim, shortage, epoch }: Prevented) {
+        let id = claim.message.endpoint;
+        self.give_back(&claim);
+        let (now, accepts) = (self.parts.store.now(), self.accepts());
+        let Some(lane) = self.lanes.get_mut(id) else { return };
+        lane.running -= 1;
+        lane.supply.ran_out(now);
+        lane.publish_room(accepts);
+        self.shortages.note(&shortage, &lane.endpoint.name, &self.parts.tally, &self.parts.environment.kept);
+        let settings = &self.parts.snapshot.settings;
+        let next = lane.failures.observe(
+            lane.circuit,
+            epoch,
+            Sign::Neutral,
+            now,
+            settings.circuit_breaker_threshold,
+            settings.circuit_breaker_cooldown,
+        );
+        if let Some(to) = next {
+            self.move_circuit(id, to);
+        }
+        self.give_back_stock(id);
+        self.gather(None);
+    }
+
+    fn attempt_finished(&mut self, finished: Finished) {
         let id = finished.claim.message.endpoint;
         self.parts.slots.release(id, 1);
         let (now, accepts) = (self.parts.store.now(), self.accepts());
@@ -126,6 +158,7 @@ impl Dispatcher {
         lane.tally.attempted(&finished.outcome, now, finished.duration, age);
         lane.stock.observe(finished.load, finished.duration);
         lane.concurrency.observe(finished.load, finished.started_at, now);
+        let was_short = lane.supply.sufficed(finished.started_at);
         lane.publish_room(accepts);
         let settings = &self.parts.snapshot.settings;
         let next = lane.failures.observe(
@@ -141,8 +174,8 @@ impl Dispatcher {
         let held_until = ended.settlement.hold_endpoint_until;
         lane.held_until = lane.held_until.max(held_until);
         self.unsettled.push(ended);
-        if is_keyed {
-            // Its successor may be claimed together with settling it.
+        if is_keyed || was_short {
+            // Its successor may be claimed together with settling it; what waited for a shortage to end may, too.
             self.wake(id);
         }
         self.lanes.has_room_again(id);

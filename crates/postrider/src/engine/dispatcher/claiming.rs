@@ -63,8 +63,10 @@ impl Dispatcher {
                     // A stock would keep suspects from finding room.
                     let limit =
                         if suspected.contains(&id) { lane.concurrency.limit() } else { lane.claims_max() };
-                    let room = self.parts.slots.reserve(&lane.slot, limit, share.min(left));
+                    let wanted = lane.supply.at_once(share.min(left));
+                    let room = self.parts.slots.reserve(&lane.slot, limit, wanted);
                     if room > 0 {
+                        lane.supply.claimed(now);
                         lane.work = Work::Asked;
                         left -= room;
                         request.wants.push(Want { endpoint: id, room, pick: Pick::Due });
@@ -130,14 +132,16 @@ impl Dispatcher {
         }
         for (endpoint, mut ids) in by_endpoint {
             // Its endpoint may have been dropped since it was found.
-            let Some(lane) = self.lanes.get(endpoint) else {
+            let Some(lane) = self.lanes.get_mut(endpoint) else {
                 ids.into_iter().for_each(|id| self.trial_ended(id));
                 continue;
             };
             let limit = lane.endpoint.max_in_flight();
-            let room = self.parts.slots.reserve(&lane.slot, limit, ids.len() as u32);
+            let wanted = lane.supply.at_once(ids.len() as u32);
+            let room = self.parts.slots.reserve(&lane.slot, limit, wanted);
             let without_room = ids.split_off(room as usize);
             if room > 0 {
+                lane.supply.claimed(now);
                 request.alone = trial.isolated;
                 request.wants.push(Want { endpoint, room, pick: Pick::Suspects(ids) });
             }

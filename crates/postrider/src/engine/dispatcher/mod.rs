@@ -16,7 +16,7 @@ mod attempting;
 mod claiming;
 mod switching;
 
-use super::attempt::{CutOff, Finished};
+use super::attempt::{CutOff, Finished, Prevented};
 use super::circuits::Circuits;
 use super::ended::Ended;
 use super::errand::{Errand, answer};
@@ -26,6 +26,7 @@ use super::lane::Lane;
 use super::lanes::{Lanes, Rooms};
 use super::lease::Lease;
 use super::probation::Probation;
+use super::shortages::Shortages;
 use super::slots::Slots;
 use super::tally::Tally;
 use crate::breaker::Permission;
@@ -98,9 +99,10 @@ pub(super) struct Dispatcher {
     circuits: Circuits,
     probation: Probation,
     suspects_had_their_turn: bool,
-    attempts: JoinSet<Finished>,
+    attempts: JoinSet<Result<Finished, Box<Prevented>>>,
     /// Attempts that were aborted come back here.
     cut_off: (mpsc::UnboundedSender<CutOff>, mpsc::UnboundedReceiver<CutOff>),
+    shortages: Shortages,
     next_batch: i64,
 
     settling: Option<Settling>,
@@ -130,6 +132,7 @@ impl Dispatcher {
             suspects_had_their_turn: false,
             attempts: JoinSet::new(),
             cut_off: mpsc::unbounded_channel(),
+            shortages: Shortages::default(),
             next_batch: 1,
             settling: None,
             claiming: None,

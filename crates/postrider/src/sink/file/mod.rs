@@ -1,12 +1,13 @@
 //! Writes messages as JSON Lines below the node's `--file-root`. An fsync is the acknowledgement.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use serde_json::Value;
 
-use super::{Delivery, Environment, Sink};
+use super::kept::Holder;
+use super::{Delivery, Environment, Sink, Undelivered};
 use crate::endpoint::Endpoint;
 use crate::verdict::{Failure, Receipt};
 
@@ -25,14 +26,16 @@ pub(super) struct FileSink {
 }
 
 impl FileSink {
-    pub(super) fn connect(endpoint: &Endpoint, environment: &Environment) -> Result<Self, Failure> {
+    pub(super) fn connect(endpoint: &Endpoint, environment: &Environment) -> Result<Self, Undelivered> {
         let root = environment.file_root.as_ref().ok_or_else(|| {
             Failure::permanent("this node writes no files; --file-root says below which directory it may")
         })?;
         let path = endpoint.config.get("path").and_then(Value::as_str).unwrap_or_default();
+        let writer = Writer::of(Place::new(root, PathBuf::from(path))?);
+        environment.kept.add(Arc::downgrade(&writer) as Weak<dyn Holder>);
         Ok(Self {
             endpoint: Arc::clone(&endpoint.name),
-            writer: Writer::of(Place::new(root, PathBuf::from(path))?),
+            writer,
             rotate_size: endpoint.config.get("rotate_size").and_then(Value::as_u64),
         })
     }
@@ -40,7 +43,7 @@ impl FileSink {
 
 #[async_trait]
 impl Sink for FileSink {
-    async fn deliver(&self, delivery: &Delivery) -> Result<Receipt, Failure> {
+    async fn deliver(&self, delivery: &Delivery) -> Result<Receipt, Undelivered> {
         let line = line::of(delivery, &self.endpoint);
         self.writer.write(line, self.rotate_size).await?;
         Ok(Receipt::default())

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
-use super::place::{failed, sync_parent};
+use super::place::{cannot, failed, sync_parent};
 use super::writer::Line;
+use crate::sink::Undelivered;
 use crate::verdict::Failure;
 
 pub(super) struct OpenFile {
@@ -17,8 +18,8 @@ pub(super) struct OpenFile {
 }
 
 impl OpenFile {
-    pub(super) fn open(path: PathBuf) -> Result<Self, Failure> {
-        open(&path).map_err(|error| failed("open", &path, &error)).map(|(file, size)| Self {
+    pub(super) fn open(path: PathBuf) -> Result<Self, Undelivered> {
+        open(&path).map_err(|error| cannot("open", &path, &error)).map(|(file, size)| Self {
             file,
             path,
             size,
@@ -32,7 +33,7 @@ impl OpenFile {
     }
 
     /// Returns when all lines are on the disk.
-    pub(super) fn append(&mut self, lines: &[Line]) -> Result<(), Failure> {
+    pub(super) fn append(&mut self, lines: &[Line]) -> Result<(), Undelivered> {
         let mut bytes = Vec::with_capacity(lines.iter().map(|line| line.bytes.len()).sum());
         for line in lines {
             let size = self.size + bytes.len() as u64;
@@ -43,7 +44,7 @@ impl OpenFile {
             }
             bytes.extend_from_slice(&line.bytes);
         }
-        self.write(&bytes)
+        Ok(self.write(&bytes)?)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
@@ -54,12 +55,12 @@ impl OpenFile {
     }
 
     /// The full file gets the time as part of its name; a new one takes its place.
-    fn rotate(&mut self) -> Result<(), Failure> {
+    fn rotate(&mut self) -> Result<(), Undelivered> {
         let rotate = || {
             fs::rename(&self.path, free_name(&self.path))?;
             open(&self.path)
         };
-        let (file, size) = rotate().map_err(|error| failed("rotate", &self.path, &error))?;
+        let (file, size) = rotate().map_err(|error| cannot("rotate", &self.path, &error))?;
         self.file = file;
         self.size = size;
         Ok(())

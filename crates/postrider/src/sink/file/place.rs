@@ -4,7 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::sink::net::short;
+use crate::sink::Undelivered;
+use crate::sink::net::{judge, short};
 use crate::verdict::Failure;
 
 /// One file below a root. The root's links are resolved, so that equal places are equal.
@@ -15,18 +16,18 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn new(root: &Path, relative: PathBuf) -> Result<Self, Failure> {
-        fs::create_dir_all(root).map_err(|error| failed("create", root, &error))?;
-        let root = root.canonicalize().map_err(|error| failed("open", root, &error))?;
+    pub(super) fn new(root: &Path, relative: PathBuf) -> Result<Self, Undelivered> {
+        fs::create_dir_all(root).map_err(|error| cannot("create", root, &error))?;
+        let root = root.canonicalize().map_err(|error| cannot("open", root, &error))?;
         Ok(Self { root, relative })
     }
 
     /// The file's path, its directories made. Refused when a link leads out of the root.
-    pub(super) fn prepare(&self) -> Result<PathBuf, Failure> {
+    pub(super) fn prepare(&self) -> Result<PathBuf, Undelivered> {
         let mut directory = self.root.clone();
         for part in self.relative.parent().into_iter().flat_map(Path::components) {
             directory.push(part);
-            make(&directory).map_err(|error| failed("create", &directory, &error))?;
+            make(&directory).map_err(|error| cannot("create", &directory, &error))?;
             directory = self.inside(&directory)?;
         }
         let name =
@@ -38,14 +39,15 @@ impl Place {
         }
     }
 
-    fn inside(&self, path: &Path) -> Result<PathBuf, Failure> {
-        let real = path.canonicalize().map_err(|error| failed("open", path, &error))?;
+    fn inside(&self, path: &Path) -> Result<PathBuf, Undelivered> {
+        let real = path.canonicalize().map_err(|error| cannot("open", path, &error))?;
         match real.starts_with(&self.root) {
             true => Ok(real),
             false => Err(Failure::permanent(format!(
                 "config.path: {} leads out of --file-root",
                 self.relative.display()
-            ))),
+            ))
+            .into()),
         }
     }
 }
@@ -64,6 +66,11 @@ pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
         Some(directory) => fs::File::open(directory)?.sync_all(),
         None => Ok(()),
     }
+}
+
+/// The file could not be had; not a byte was written.
+pub(super) fn cannot(doing: &str, path: &Path, error: &io::Error) -> Undelivered {
+    judge(error, failed(doing, path, error))
 }
 
 /// A full disk or a missing permission can be put right while the message waits; a path that cannot be

@@ -8,6 +8,9 @@ use tokio::sync::oneshot;
 
 use super::open::OpenFile;
 use super::place::Place;
+use crate::sink::kept::Holder;
+use crate::sink::net::begin_blocking;
+use crate::sink::{Shortage, Undelivered};
 use crate::verdict::Failure;
 
 pub(super) struct Writer {
@@ -29,7 +32,7 @@ enum Turn {
 pub(super) struct Line {
     pub(super) bytes: Vec<u8>,
     pub(super) rotate_size: Option<u64>,
-    done: oneshot::Sender<Result<(), Failure>>,
+    done: oneshot::Sender<Result<(), Undelivered>>,
 }
 
 impl Writer {
@@ -52,7 +55,7 @@ impl Writer {
         self: &Arc<Self>,
         bytes: Vec<u8>,
         rotate_size: Option<u64>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Undelivered> {
         let (done, written) = oneshot::channel();
         let turn = {
             let mut queue = lock(&self.queue);
@@ -61,11 +64,25 @@ impl Writer {
         };
         if let Turn::Free(file) = turn {
             let writer = Arc::clone(self);
-            tokio::task::spawn_blocking(move || writer.run(file));
+            if let Err(shortage) = begin_blocking(move || writer.run(file)) {
+                self.give_up(&shortage);
+            }
         }
-        written
-            .await
-            .unwrap_or_else(|_| Err(Failure::retryable("the node stopped before the file was written")))
+        written.await.unwrap_or_else(|_| {
+            Err(Failure::retryable("the node stopped before the file was written").into())
+        })
+    }
+
+    /// Nobody writes; the next line tries again.
+    fn give_up(&self, shortage: &Shortage) {
+        let waiting = {
+            let mut queue = lock(&self.queue);
+            queue.file = Turn::Free(None);
+            std::mem::take(&mut queue.waiting)
+        };
+        for line in waiting {
+            let _ = line.done.send(Err(shortage.clone().into()));
+        }
     }
 
     /// Writes batch after batch until nothing waits.
@@ -88,7 +105,7 @@ impl Writer {
         }
     }
 
-    fn write_batch(&self, file: &mut Option<OpenFile>, batch: &[Line]) -> Result<(), Failure> {
+    fn write_batch(&self, file: &mut Option<OpenFile>, batch: &[Line]) -> Result<(), Undelivered> {
         if batch.is_empty() {
             return Ok(());
         }
@@ -101,6 +118,14 @@ impl Writer {
         current.append(batch)?;
         *file = Some(current);
         Ok(())
+    }
+}
+
+impl Holder for Writer {
+    fn let_go(&self) {
+        if let Turn::Free(file) = &mut lock(&self.queue).file {
+            file.take();
+        }
     }
 }
 

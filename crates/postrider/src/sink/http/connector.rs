@@ -17,6 +17,7 @@ use super::connection::{Connection, Http1, Http2};
 use super::origin::Origin;
 use super::tls;
 use crate::protocol::seconds;
+use crate::sink::Undelivered;
 use crate::sink::net::{self, Gate};
 use crate::verdict::Failure;
 
@@ -61,7 +62,7 @@ impl Connector {
         }
     }
 
-    pub(super) fn prepare_tls(&self) -> Result<&Arc<ClientConfig>, Failure> {
+    pub(super) fn prepare_tls(&self) -> Result<&Arc<ClientConfig>, Undelivered> {
         if let Some(config) = self.tls.get() {
             return Ok(config);
         }
@@ -82,21 +83,21 @@ impl Connector {
         self.connect_timeout
     }
 
-    pub(super) async fn open(&self, origin: &Origin) -> Result<Connection, Failure> {
+    pub(super) async fn open(&self, origin: &Origin) -> Result<Connection, Undelivered> {
         let addresses = self.gate.admit(&origin.host, origin.port).await?;
         let stream = net::connect(&addresses).await?;
         // Requests are written in one piece; waiting for more only delays them.
         let _ = stream.set_nodelay(true);
         if !origin.tls {
             return match self.http2 {
-                Version2::PriorKnowledge => speak_http2(stream).await,
-                Version2::Negotiated | Version2::Never => speak_http1(stream).await,
+                Version2::PriorKnowledge => Ok(speak_http2(stream).await?),
+                Version2::Negotiated | Version2::Never => Ok(speak_http1(stream).await?),
             };
         }
         let stream = self.encrypt(stream, &origin.host).await?;
         match stream.get_ref().1.alpn_protocol() {
-            Some(b"h2") => speak_http2(stream).await,
-            _ => speak_http1(stream).await,
+            Some(b"h2") => Ok(speak_http2(stream).await?),
+            _ => Ok(speak_http1(stream).await?),
         }
     }
 
@@ -104,11 +105,12 @@ impl Connector {
         &self,
         stream: tokio::net::TcpStream,
         host: &Host,
-    ) -> Result<TlsStream<tokio::net::TcpStream>, Failure> {
+    ) -> Result<TlsStream<tokio::net::TcpStream>, Undelivered> {
         let connector = TlsConnector::from(Arc::clone(self.prepare_tls()?));
         let name = server_name(host)?;
         connector.connect(name, stream).await.map_err(|error| {
-            Failure::retryable(format!("the TLS handshake with {host} failed: {}", net::short(&error)))
+            let why = net::short(&error);
+            net::judge(&error, Failure::retryable(format!("the TLS handshake with {host} failed: {why}")))
         })
     }
 }

@@ -7,12 +7,12 @@ use async_trait::async_trait;
 use http_body_util::Full;
 use tokio::time::Instant;
 
-use super::net::{Gate, Resolve};
+use super::net::Gate;
 use super::secret::Secrets;
-use super::{Delivery, Environment, Sink};
+use super::{Delivery, Environment, Sink, Undelivered};
 use crate::endpoint::Endpoint;
 use crate::protocol::Protocol;
-use crate::verdict::{Failure, Receipt};
+use crate::verdict::Receipt;
 
 use connector::Connector;
 use pool::Pool;
@@ -41,22 +41,18 @@ pub(super) struct HttpSink {
 }
 
 impl HttpSink {
-    pub(super) fn connect(
-        endpoint: &Endpoint,
-        environment: &Environment,
-        resolver: Arc<dyn Resolve>,
-    ) -> Result<Self, Failure> {
+    pub(super) fn connect(endpoint: &Endpoint, environment: &Environment) -> Result<Self, Undelivered> {
         let config = &endpoint.config;
         let (origin, target) = origin::parse(config)?;
-        let connector = Arc::new(Connector::new(config, Gate::new(environment, resolver)));
+        let connector = Arc::new(Connector::new(config, Gate::new(environment)));
         // A config that cannot be trusted is told now, not at the first message.
         if origin.tls {
             connector.prepare_tls()?;
         }
         Ok(Self {
             template: Template::new(endpoint, &origin, target, &Secrets::new(environment))?,
-            redirects: Redirects::new(config, &connector),
-            pool: Pool::new(origin, connector, endpoint.max_in_flight() as usize),
+            redirects: Redirects::new(config, &connector, &environment.kept),
+            pool: Pool::new(origin, connector, endpoint.max_in_flight() as usize, &environment.kept),
             timeout: Protocol::Http.timeout(config),
         })
     }
@@ -64,7 +60,7 @@ impl HttpSink {
 
 #[async_trait]
 impl Sink for HttpSink {
-    async fn deliver(&self, delivery: &Delivery) -> Result<Receipt, Failure> {
+    async fn deliver(&self, delivery: &Delivery) -> Result<Receipt, Undelivered> {
         let options = &delivery.message.options;
         let timeout = crate::protocol::seconds(options, "timeout").unwrap_or(self.timeout);
         let deadline = Instant::now() + timeout;
@@ -77,6 +73,6 @@ impl Sink for HttpSink {
         if let Some(connection) = connection {
             self.pool.put(connection);
         }
-        result
+        result.map_err(Undelivered::from)
     }
 }

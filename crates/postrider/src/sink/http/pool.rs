@@ -13,6 +13,8 @@ use super::answer::Answer;
 use super::connection::{Connection, Http1, Http2, Sent};
 use super::connector::Connector;
 use super::origin::Origin;
+use crate::sink::Undelivered;
+use crate::sink::kept::{Holder, Kept, Place};
 use crate::verdict::Failure;
 
 /// Shorter than the keep-alive of common servers, so that they seldom close what is about to be used.
@@ -26,7 +28,7 @@ pub(super) struct Pool {
     connector: Arc<Connector>,
     idle: Arc<IdleConnections>,
     /// None where HTTP/2 is out of the question.
-    shared: Option<Shared>,
+    shared: Option<Arc<Shared>>,
 }
 
 #[derive(Default)]
@@ -47,9 +49,16 @@ enum Reused {
 }
 
 impl Pool {
-    pub(super) fn new(origin: Origin, connector: Arc<Connector>, idle_max: usize) -> Self {
-        let shared = connector.may_share(&origin).then(Shared::default);
-        Self { origin, connector, idle: Arc::new(IdleConnections::new(idle_max)), shared }
+    pub(super) fn new(origin: Origin, connector: Arc<Connector>, idle_max: usize, kept: &Arc<Kept>) -> Self {
+        let idle = Arc::new(IdleConnections::new(idle_max, Arc::clone(kept)));
+        let shared = connector.may_share(&origin).then(|| Arc::new(Shared::default()));
+        if idle_max > 0 {
+            kept.add(Arc::downgrade(&idle) as Weak<dyn Holder>);
+            if let Some(shared) = &shared {
+                kept.add(Arc::downgrade(shared) as Weak<dyn Holder>);
+            }
+        }
+        Self { origin, connector, idle, shared }
     }
 
     pub(super) fn origin(&self) -> &Origin {
@@ -61,7 +70,7 @@ impl Pool {
     ///
     /// Written without `async` so that a delivery is small: the request moves straight into the
     /// connection, and what is rare goes on the heap.
-    pub(super) fn send(&self, request: Request) -> impl Future<Output = Result<Answer, Failure>> {
+    pub(super) fn send(&self, request: Request) -> impl Future<Output = Result<Answer, Undelivered>> {
         let connection = match self.reused() {
             Reused::Ready(connection) => connection,
             Reused::Busy(busy) => return Either::Left(self.send_once_ready(busy, request).boxed()),
@@ -70,7 +79,7 @@ impl Pool {
         let sent = connection.send(request, &self.origin);
         Either::Right(sent.then(|sent| match sent {
             Sent::Returned(request) => Either::Left(self.send_anew(request).boxed()),
-            sent => Either::Right(ready(self.answer(sent))),
+            sent => Either::Right(ready(self.answer(sent).map_err(Undelivered::from))),
         }))
     }
 
@@ -91,7 +100,7 @@ impl Pool {
         }
     }
 
-    async fn send_once_ready(&self, mut busy: Http1, request: Request) -> Result<Answer, Failure> {
+    async fn send_once_ready(&self, mut busy: Http1, request: Request) -> Result<Answer, Undelivered> {
         while !timeout(READY_TIME_MAX, busy.ready()).await.unwrap_or(false) {
             match self.idle.take() {
                 Some(next) => busy = next,
@@ -100,14 +109,14 @@ impl Pool {
         }
         match Connection::Http1(busy).send(request, &self.origin).await {
             Sent::Returned(request) => self.send_anew(request).await,
-            sent => self.answer(sent),
+            sent => Ok(self.answer(sent)?),
         }
     }
 
-    async fn send_anew(&self, request: Request) -> Result<Answer, Failure> {
+    async fn send_anew(&self, request: Request) -> Result<Answer, Undelivered> {
         let opened = timeout(self.connector.connect_timeout(), self.open()).await;
-        let connection = opened.unwrap_or_else(|_| Err(self.timed_out()))?;
-        self.answer(connection.send(request, &self.origin).await)
+        let connection = opened.unwrap_or_else(|_| Err(self.timed_out().into()))?;
+        Ok(self.answer(connection.send(request, &self.origin).await)?)
     }
 
     fn reused(&self) -> Reused {
@@ -121,7 +130,7 @@ impl Pool {
         }
     }
 
-    async fn open(&self) -> Result<Connection, Failure> {
+    async fn open(&self) -> Result<Connection, Undelivered> {
         let Some(shared) = self.sharing() else {
             return self.connector.open(&self.origin).await;
         };
@@ -138,7 +147,7 @@ impl Pool {
     }
 
     fn sharing(&self) -> Option<&Shared> {
-        self.shared.as_ref().filter(|shared| !shared.declined.load(Ordering::Relaxed))
+        self.shared.as_deref().filter(|shared| !shared.declined.load(Ordering::Relaxed))
     }
 
     fn timed_out(&self) -> Failure {
@@ -153,9 +162,24 @@ impl Shared {
     }
 }
 
+/// Requests under way keep the connection open until they end.
+impl Holder for Shared {
+    fn let_go(&self) {
+        lock(&self.open).take();
+    }
+}
+
 struct IdleConnections {
     state: Mutex<IdleState>,
     count_max: usize,
+    kept: Arc<Kept>,
+}
+
+impl Holder for IdleConnections {
+    fn let_go(&self) {
+        let closing = std::mem::take(&mut lock(&self.state).list);
+        drop(closing);
+    }
 }
 
 #[derive(Default)]
@@ -168,6 +192,7 @@ struct IdleState {
 struct Idle {
     connection: Http1,
     since: Instant,
+    _place: Place,
 }
 
 impl Idle {
@@ -177,8 +202,8 @@ impl Idle {
 }
 
 impl IdleConnections {
-    fn new(count_max: usize) -> Self {
-        Self { state: Mutex::default(), count_max }
+    fn new(count_max: usize, kept: Arc<Kept>) -> Self {
+        Self { state: Mutex::default(), count_max, kept }
     }
 
     fn take(&self) -> Option<Http1> {
@@ -191,7 +216,14 @@ impl IdleConnections {
         if state.list.len() >= self.count_max {
             return;
         }
-        state.list.push(Idle { connection, since: Instant::now() });
+        // Where the node keeps as many as it may, the oldest of this receiver makes room.
+        let place = self.kept.place().or_else(|| {
+            let oldest = (!state.list.is_empty()).then(|| state.list.remove(0))?;
+            drop(oldest);
+            self.kept.place()
+        });
+        let Some(place) = place else { return };
+        state.list.push(Idle { connection, since: Instant::now(), _place: place });
         if !state.is_swept {
             state.is_swept = true;
             tokio::spawn(sweep(Arc::downgrade(self)));

@@ -16,17 +16,19 @@ use super::connector::Connector;
 use super::origin::{self, Origin};
 use super::pool::Pool;
 use crate::protocol::headers::is_secret;
+use crate::sink::{Kept, Undelivered};
 use crate::verdict::Failure;
 
 pub(super) struct Redirects {
     max: u64,
     connector: Arc<Connector>,
+    kept: Arc<Kept>,
 }
 
 impl Redirects {
-    pub(super) fn new(config: &Map<String, Value>, connector: &Arc<Connector>) -> Self {
+    pub(super) fn new(config: &Map<String, Value>, connector: &Arc<Connector>, kept: &Arc<Kept>) -> Self {
         let max = config.get("max_redirects").and_then(Value::as_u64).unwrap_or(0);
-        Self { max, connector: Arc::clone(connector) }
+        Self { max, connector: Arc::clone(connector), kept: Arc::clone(kept) }
     }
 
     pub(super) fn are_followed(&self) -> bool {
@@ -34,7 +36,7 @@ impl Redirects {
     }
 
     /// The answer at the end of the way. Every hop passes the gate, for it opens its own connection.
-    pub(super) async fn send(&self, pool: &Pool, mut request: Request) -> Result<Answer, Failure> {
+    pub(super) async fn send(&self, pool: &Pool, mut request: Request) -> Result<Answer, Undelivered> {
         let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
         let mut here =
             pool.origin().url(target).ok_or_else(|| Failure::permanent("the URL cannot be sent"))?;
@@ -46,12 +48,13 @@ impl Redirects {
             let from = Origin::of(&here);
             let to = checked(from.as_ref(), &next, &answer)?;
             readdress(&mut request, from.as_ref() == Some(&to), &to, &next)?;
-            answer = Pool::new(to, Arc::clone(&self.connector), 0).send(request.clone()).await?;
+            let pool = Pool::new(to, Arc::clone(&self.connector), 0, &self.kept);
+            answer = pool.send(request.clone()).await?;
             here = next;
         }
         match next_hop(&here, request.method(), &answer)? {
             Some(_) => {
-                Err(stopped(&answer, &format!("after {} redirects, which is max_redirects", self.max)))
+                Err(stopped(&answer, &format!("after {} redirects, which is max_redirects", self.max)).into())
             }
             None => Ok(answer),
         }

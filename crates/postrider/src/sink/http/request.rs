@@ -16,8 +16,8 @@ use crate::endpoint::Endpoint;
 use crate::message::{JSON, Message};
 use crate::protocol::headers;
 use crate::protocol::signature::{SigningKey, signatures};
-use crate::sink::Delivery;
 use crate::sink::secret::Secrets;
+use crate::sink::{Delivery, Undelivered};
 use crate::verdict::Failure;
 
 const AGENT: &str = concat!("postrider/", env!("CARGO_PKG_VERSION"));
@@ -48,7 +48,7 @@ impl Template {
         origin: &Origin,
         target: Target,
         secrets: &Secrets,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, Undelivered> {
         let mut headers = endpoint_headers(endpoint, origin, secrets)?;
         let endpoint_sets_content_type = headers.contains_key(CONTENT_TYPE);
         let signing_keys = signing_keys(endpoint, secrets)?;
@@ -121,7 +121,11 @@ impl Template {
     }
 }
 
-fn endpoint_headers(endpoint: &Endpoint, origin: &Origin, secrets: &Secrets) -> Result<HeaderMap, Failure> {
+fn endpoint_headers(
+    endpoint: &Endpoint,
+    origin: &Origin,
+    secrets: &Secrets,
+) -> Result<HeaderMap, Undelivered> {
     let mut headers = HeaderMap::new();
     headers.insert(HOST, origin.authority()?);
     headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
@@ -141,7 +145,7 @@ fn endpoint_headers(endpoint: &Endpoint, origin: &Origin, secrets: &Secrets) -> 
     Ok(headers)
 }
 
-fn authorization(auth: &Value, secrets: &Secrets) -> Result<HeaderValue, Failure> {
+fn authorization(auth: &Value, secrets: &Secrets) -> Result<HeaderValue, Undelivered> {
     let text = |key: &str| auth.get(key).and_then(Value::as_str).unwrap_or_default();
     match text("type") {
         "basic" => {
@@ -151,11 +155,11 @@ fn authorization(auth: &Value, secrets: &Secrets) -> Result<HeaderValue, Failure
         "bearer" => secrets.reveal_as(text("token"), |token| {
             HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| "cannot be sent in a header")
         }),
-        other => Err(Failure::permanent(format!("config.auth.type: {other:?} is not known"))),
+        other => Err(Failure::permanent(format!("config.auth.type: {other:?} is not known")).into()),
     }
 }
 
-fn signing_keys(endpoint: &Endpoint, secrets: &Secrets) -> Result<Vec<SigningKey>, Failure> {
+fn signing_keys(endpoint: &Endpoint, secrets: &Secrets) -> Result<Vec<SigningKey>, Undelivered> {
     let listed = endpoint.config.get("signing_secrets").and_then(Value::as_array);
     let texts = listed.into_iter().flatten().map(|secret| secret.as_str().unwrap_or_default());
     texts.map(|text| secrets.reveal_as(text, SigningKey::parse)).collect()

@@ -1,7 +1,9 @@
 //! The way out: which addresses a node may connect to, and how it connects to them.
 
+use std::fs::File;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,19 +12,23 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use ipnet::IpNet;
 use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
 use url::Host;
 
-use super::Environment;
+use super::{Environment, Undelivered};
 use crate::verdict::Failure;
 
+pub use shortage::{Resource, Shortage};
+
 mod address;
+mod shortage;
 
 /// How long one address of several is tried alone (RFC 8305 advises 250 ms).
 const HEAD_START: Duration = Duration::from_millis(250);
 
 /// Names to addresses.
 #[async_trait]
-pub trait Resolve: Send + Sync {
+pub trait Resolve: std::fmt::Debug + Send + Sync {
     async fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>>;
 }
 
@@ -33,7 +39,41 @@ pub struct SystemResolver;
 #[async_trait]
 impl Resolve for SystemResolver {
     async fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>> {
-        Ok(tokio::net::lookup_host((name, 0)).await?.map(|address| address.ip()).collect())
+        let name = name.to_owned();
+        let look_up = move || {
+            let found = (name.as_str(), 0).to_socket_addrs().map_err(lookup_failed)?;
+            Ok(found.map(|address| address.ip()).collect())
+        };
+        blocking(look_up).await?
+    }
+}
+
+/// The operating system calls a lookup that could not open a socket a temporary failure.
+fn lookup_failed(error: io::Error) -> io::Error {
+    match File::open("/dev/null") {
+        Err(cause) if Resource::lacking(&cause).is_some() => cause,
+        Ok(_) | Err(_) => error,
+    }
+}
+
+/// Runs `work` on a thread that may wait.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    begin_blocking(work).map_err(io::Error::other)?.await.map_err(io::Error::other)
+}
+
+/// The call itself panics only when the runtime can have no thread.
+pub(super) fn begin_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, Shortage> {
+    let begun = catch_unwind(AssertUnwindSafe(|| tokio::task::spawn_blocking(work)));
+    begun.map_err(|_| Shortage { of: Resource::Threads, error: "no thread can be started".to_owned() })
+}
+
+/// What `failure` is, given the operating system's error behind it.
+pub(crate) fn judge(error: &io::Error, failure: Failure) -> Undelivered {
+    match Resource::lacking(error) {
+        Some(of) => Undelivered::Short(Shortage { of, error: failure.error }),
+        None => Undelivered::Failed(failure),
     }
 }
 
@@ -46,32 +86,33 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    pub(super) fn new(environment: &Environment, resolver: Arc<dyn Resolve>) -> Self {
+    pub(super) fn new(environment: &Environment) -> Self {
         Self {
             allow_internal: environment.allow_internal,
             allow_nets: environment.allow_nets.clone(),
-            resolver,
+            resolver: Arc::clone(&environment.resolver),
         }
     }
 
     /// The addresses of a host, resolved once; refused if any single one is internal.
-    pub(super) async fn admit(&self, host: &Host, port: u16) -> Result<Vec<SocketAddr>, Failure> {
+    pub(super) async fn admit(&self, host: &Host, port: u16) -> Result<Vec<SocketAddr>, Undelivered> {
         let addresses = match host {
             Host::Ipv4(address) => vec![IpAddr::V4(*address)],
             Host::Ipv6(address) => vec![IpAddr::V6(*address)],
             Host::Domain(name) => self.resolve(name).await?,
         };
         match addresses.iter().find(|address| !self.allows(**address)) {
-            Some(internal) => Err(refused(host, *internal)),
+            Some(internal) => Err(refused(host, *internal).into()),
             None => Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect()),
         }
     }
 
-    async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, Failure> {
+    async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, Undelivered> {
         let failed = |why: &str| Failure::retryable(format!("cannot resolve {name}: {why}"));
-        let addresses = self.resolver.resolve(name).await.map_err(|error| failed(&short(&error)))?;
+        let addresses =
+            self.resolver.resolve(name).await.map_err(|error| judge(&error, failed(&short(&error))))?;
         if addresses.is_empty() {
-            return Err(failed("it has no address"));
+            return Err(failed("it has no address").into());
         }
         Ok(addresses)
     }
@@ -96,11 +137,12 @@ fn refused(host: &Host, address: IpAddr) -> Failure {
     ))
 }
 
-/// Connects to the first address that answers. A slow one does not hold up those after it.
-pub(super) async fn connect(addresses: &[SocketAddr]) -> Result<TcpStream, Failure> {
+/// Connects to the first address that answers. A slow one does not hold up those after it. If none answers and this
+/// node could not try one of them, that is what the caller hears.
+pub(super) async fn connect(addresses: &[SocketAddr]) -> Result<TcpStream, Undelivered> {
     let mut waiting = interleaved(addresses).into_iter();
     let mut trying = FuturesUnordered::new();
-    let mut failure = None;
+    let mut undelivered = None;
     loop {
         if let Some(address) = waiting.next() {
             trying.push(async move { (address, TcpStream::connect(address).await) });
@@ -114,11 +156,15 @@ pub(super) async fn connect(addresses: &[SocketAddr]) -> Result<TcpStream, Failu
         };
         match finished {
             Some((_, Ok(stream))) => return Ok(stream),
-            Some((address, Err(error))) => failure = Some(cannot_connect(address, &error)),
+            Some((address, Err(error))) => {
+                undelivered = match undelivered {
+                    Some(Undelivered::Short(shortage)) => Some(Undelivered::Short(shortage)),
+                    Some(Undelivered::Failed(_)) | None => Some(cannot_connect(address, &error)),
+                };
+            }
             None if waiting.len() == 0 => {
-                return Err(
-                    failure.unwrap_or_else(|| Failure::retryable("there is no address to connect to"))
-                );
+                return Err(undelivered
+                    .unwrap_or_else(|| Failure::retryable("there is no address to connect to").into()));
             }
             None => {}
         }
@@ -139,11 +185,26 @@ fn interleaved(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     order
 }
 
-fn cannot_connect(address: SocketAddr, error: &io::Error) -> Failure {
-    Failure::retryable(match error.kind() {
+fn cannot_connect(address: SocketAddr, error: &io::Error) -> Undelivered {
+    let failure = Failure::retryable(match error.kind() {
         io::ErrorKind::ConnectionRefused => format!("connection refused by {address}"),
         _ => format!("cannot connect to {address}: {}", short(error)),
-    })
+    });
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable if !is_within_reach(address) => failure.into(),
+        _ => judge(error, failure),
+    }
+}
+
+/// False when this machine has no address to reach it from, as where IPv6 is off. Sends nothing: connecting a UDP
+/// socket chooses the own address by the same rules, and takes no port from TCP.
+fn is_within_reach(address: SocketAddr) -> bool {
+    let unspecified = match address {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let connected = UdpSocket::bind((unspecified, 0)).and_then(|socket| socket.connect(address));
+    !connected.is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
 }
 
 /// The error as a phrase, without the number that follows it.

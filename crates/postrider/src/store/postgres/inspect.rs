@@ -96,6 +96,7 @@ pub(super) async fn status(shared: &Shared) -> Result<StoreStatus> {
         stored_events: 0,
         oldest_stored_event: None,
         endpoints,
+        limits: None,
     })
 }
 

@@ -282,6 +282,7 @@ pub(super) fn status(conn: &Connection, store: &str, now: Timestamp) -> Result<S
         stored_events,
         oldest_stored_event,
         endpoints,
+        limits: None,
     })
 }
 

@@ -11,6 +11,7 @@ mod delivery;
 mod retries;
 mod order;
 mod limits;
+mod shortage;
 mod breaker;
 mod neighbours;
 mod steering;

@@ -102,7 +102,7 @@ async fn a_receiver_that_is_away_is_retryable_and_works_again_once_it_is_back(re
     let sink = receiver.sink();
     sink.deliver(&delivery(message(1, "{}"))).await.unwrap();
     receiver.stop().await;
-    let failure = sink.deliver(&delivery(message(2, "{}"))).await.unwrap_err();
+    let failure = sink.deliver(&delivery(message(2, "{}"))).await.failed();
     assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
     assert!(!failure.error.is_empty() && !failure.error.starts_with('['), "{:?}", failure.error);
     receiver.start().await;
@@ -115,8 +115,8 @@ async fn a_receiver_that_is_away_is_retryable_and_works_again_once_it_is_back(re
 async fn what_is_refused_for_good_is_permanent(receiver: &mut dyn Receiver) {
     let endpoint = receiver.refusing().await;
     let failure = match connect(&endpoint, &receiver.environment()) {
-        Ok(sink) => sink.deliver(&delivery(message(1, "{}"))).await.unwrap_err(),
-        Err(failure) => failure,
+        Ok(sink) => sink.deliver(&delivery(message(1, "{}"))).await.failed(),
+        Err(refused) => refused.failed(),
     };
     assert_eq!(failure.class, Class::Permanent, "{}", failure.error);
     assert_eq!(receiver.held(), []);

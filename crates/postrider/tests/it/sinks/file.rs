@@ -22,8 +22,8 @@ fn sink(root: &Path, config: Value) -> Arc<dyn Sink> {
 
 async fn failure_of(root: &Path, path: &str) -> Failure {
     match connect(&endpoint("file", json!({"path": path})), &below(root)) {
-        Ok(sink) => sink.deliver(&delivery(message(1, "{}"))).await.unwrap_err(),
-        Err(failure) => failure,
+        Ok(sink) => sink.deliver(&delivery(message(1, "{}"))).await.failed(),
+        Err(refused) => refused.failed(),
     }
 }
 
@@ -171,7 +171,7 @@ async fn a_link_inside_the_root_is_followed() {
 #[tokio::test]
 async fn a_node_without_a_root_writes_no_files() {
     let failure =
-        connect(&endpoint("file", json!({"path": "a"})), &Environment::default()).map(drop).unwrap_err();
+        connect(&endpoint("file", json!({"path": "a"})), &Environment::default()).map(drop).failed();
     assert_eq!(failure.class, Class::Permanent);
     assert_says(&failure, "--file-root");
 }

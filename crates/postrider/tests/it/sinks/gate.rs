@@ -6,8 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use postrider::sink::{Environment, Resolve, Sink, connect, connect_with};
+use postrider::sink::{Environment, Resolve, Resource, Sink, Undelivered, connect};
 use postrider::verdict::{Class, Failure};
+use rustix::io::Errno;
 use serde_json::json;
 
 use super::raw::RawServer;
@@ -15,7 +16,7 @@ use super::server::Server;
 use super::support::*;
 
 /// Gives the next prepared answer, and errors when there is none left.
-#[derive(Default)]
+#[derive(Default, Debug)]
 pub(super) struct Answers {
     prepared: Mutex<VecDeque<Vec<IpAddr>>>,
     asked: Mutex<Vec<String>>,
@@ -49,11 +50,12 @@ fn allowing(net: &str) -> Environment {
 }
 
 fn resolved(url: &str, environment: &Environment, answers: &Arc<Answers>) -> Arc<dyn Sink> {
-    connect_with(&endpoint("http", json!({"url": url})), environment, Arc::clone(answers) as Arc<dyn Resolve>)
-        .unwrap()
+    let environment =
+        Environment { resolver: Arc::clone(answers) as Arc<dyn Resolve>, ..environment.clone() };
+    connect(&endpoint("http", json!({"url": url})), &environment).unwrap()
 }
 
-async fn deliver(sink: &Arc<dyn Sink>) -> Result<(), Failure> {
+async fn deliver(sink: &Arc<dyn Sink>) -> Result<(), Undelivered> {
     sink.deliver(&delivery(message(1, "{}"))).await.map(drop)
 }
 
@@ -107,7 +109,7 @@ async fn internal_addresses_are_refused_in_every_spelling() {
     for spelling in spellings {
         let url = format!("http://{spelling}:{port}/");
         let sink = connect(&endpoint("http", json!({"url": url})), &closed()).unwrap();
-        let failure = deliver(&sink).await.unwrap_err();
+        let failure = deliver(&sink).await.failed();
         assert_refused(&failure, "is an internal address");
     }
 }
@@ -116,7 +118,7 @@ async fn internal_addresses_are_refused_in_every_spelling() {
 async fn a_name_is_judged_by_its_addresses() {
     for name in ["localhost", "localhost.", "internal.example", "INTERNAL.example"] {
         let answers = Answers::new(&[&["127.0.0.1"]]);
-        let failure = deliver(&resolved(&format!("http://{name}/"), &closed(), &answers)).await.unwrap_err();
+        let failure = deliver(&resolved(&format!("http://{name}/"), &closed(), &answers)).await.failed();
         assert_refused(&failure, &format!("{} (127.0.0.1)", name.to_lowercase()));
     }
 }
@@ -127,7 +129,7 @@ async fn one_internal_address_among_public_ones_refuses_the_name() {
         [&["93.184.216.34", "10.0.0.1"][..], &["10.0.0.1", "93.184.216.34"], &["2606:4700::1", "::1"]]
     {
         let answers = Answers::new(&[addresses]);
-        let failure = deliver(&resolved("http://mixed.example/", &closed(), &answers)).await.unwrap_err();
+        let failure = deliver(&resolved("http://mixed.example/", &closed(), &answers)).await.failed();
         assert_refused(&failure, "mixed.example");
     }
 }
@@ -144,18 +146,18 @@ async fn the_address_that_was_checked_is_the_one_connected_to() {
     }
     assert_eq!(answers.asked(), ["rebinding.example"], "resolved once for all that goes over one connection");
     server.stop().await;
-    assert_refused(&deliver(&sink).await.unwrap_err(), "rebinding.example (10.0.0.1)");
+    assert_refused(&deliver(&sink).await.failed(), "rebinding.example (10.0.0.1)");
     assert_eq!(answers.asked().len(), 2);
 }
 
 #[tokio::test]
 async fn a_name_that_cannot_be_resolved_is_retryable() {
     let sink = resolved("http://nowhere.example/", &closed(), &Answers::new(&[]));
-    let failure = deliver(&sink).await.unwrap_err();
+    let failure = deliver(&sink).await.failed();
     assert_eq!(failure.class, Class::Retryable);
     assert_eq!(failure.error, "cannot resolve nowhere.example: no such host");
     let sink = resolved("http://empty.example/", &closed(), &Answers::new(&[&[]]));
-    let failure = deliver(&sink).await.unwrap_err();
+    let failure = deliver(&sink).await.failed();
     assert_eq!(
         (failure.class, failure.error.as_str()),
         (Class::Retryable, "cannot resolve empty.example: it has no address")
@@ -173,8 +175,8 @@ async fn an_allowed_network_opens_that_network_only() {
     deliver_to("127.0.0.1", &allowing("127.0.0.0/8")).await.unwrap();
     deliver_to("127.0.0.1", &open_environment()).await.unwrap();
     deliver_to("[::ffff:127.0.0.1]", &allowing("127.0.0.1/32")).await.unwrap();
-    assert_refused(&deliver_to("127.0.0.1", &allowing("10.0.0.0/8")).await.unwrap_err(), "127.0.0.1");
-    assert_refused(&deliver_to("[::1]", &allowing("127.0.0.0/8")).await.unwrap_err(), "::1");
+    assert_refused(&deliver_to("127.0.0.1", &allowing("10.0.0.0/8")).await.failed(), "127.0.0.1");
+    assert_refused(&deliver_to("[::1]", &allowing("127.0.0.0/8")).await.failed(), "::1");
 }
 
 #[tokio::test]
@@ -193,14 +195,39 @@ async fn a_refused_connection_names_the_address() {
         listener.local_addr().unwrap().port()
     };
     let address: SocketAddr = ([127, 0, 0, 1], port).into();
-    let failure = deliver(&plain_sink(&format!("http://{address}/"))).await.unwrap_err();
+    let failure = deliver(&plain_sink(&format!("http://{address}/"))).await.failed();
     assert_eq!(
         (failure.class, failure.error),
         (Class::Retryable, format!("connection refused by {address}"))
     );
 }
 
+/// The machine has no descriptor to ask with.
+#[derive(Debug)]
+struct Short;
+
+#[async_trait]
+impl Resolve for Short {
+    async fn resolve(&self, _: &str) -> io::Result<Vec<IpAddr>> {
+        Err(Errno::MFILE.into())
+    }
+}
+
+#[tokio::test]
+async fn what_this_node_lacks_is_not_charged_to_the_receiver() {
+    let environment = Environment { resolver: Arc::new(Short), ..closed() };
+    let sink = connect(&endpoint("http", json!({"url": "http://any.example/"})), &environment).unwrap();
+    match deliver(&sink).await {
+        Err(Undelivered::Short(shortage)) => {
+            assert_eq!(shortage.of, Resource::OpenFiles);
+            assert!(shortage.error.contains("any.example"), "{shortage}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Never answers.
+#[derive(Debug)]
 struct Silent;
 
 #[async_trait]
@@ -213,9 +240,10 @@ impl Resolve for Silent {
 #[tokio::test(start_paused = true)]
 async fn connecting_takes_no_longer_than_its_timeout() {
     let config = json!({"url": "http://silent.example/", "connect_timeout": 2.5});
-    let sink = connect_with(&endpoint("http", config), &closed(), Arc::new(Silent)).unwrap();
+    let environment = Environment { resolver: Arc::new(Silent), ..closed() };
+    let sink = connect(&endpoint("http", config), &environment).unwrap();
     let begin = tokio::time::Instant::now();
-    let failure = deliver(&sink).await.unwrap_err();
+    let failure = deliver(&sink).await.failed();
     assert_eq!(begin.elapsed().as_millis(), 2500);
     assert_eq!(
         (failure.class, failure.error.as_str()),

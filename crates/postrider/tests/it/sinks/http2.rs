@@ -79,7 +79,7 @@ async fn a_restarted_receiver_gets_a_new_connection() {
     let sink = http_sink(json!({"url": server.url("/"), "http2": true}));
     sink.deliver(&delivery(message(1, "{}"))).await.unwrap();
     server.stop().await;
-    sink.deliver(&delivery(message(2, "{}"))).await.unwrap_err();
+    sink.deliver(&delivery(message(2, "{}"))).await.failed();
     let server = Server::start_at(address, Speaks::Http2, None, |_| status(200)).await;
     for number in 3..6 {
         sink.deliver(&delivery(message(number, "{}"))).await.unwrap();
@@ -91,7 +91,7 @@ async fn a_restarted_receiver_gets_a_new_connection() {
 async fn a_receiver_that_speaks_http1_to_prior_knowledge_is_retryable() {
     let server = Server::ok().await;
     let sink = http_sink(json!({"url": server.url("/"), "http2": true}));
-    let failure = sink.deliver(&delivery(message(1, "{}"))).await.unwrap_err();
+    let failure = sink.deliver(&delivery(message(1, "{}"))).await.failed();
     assert_eq!(failure.class, postrider::verdict::Class::Retryable, "{}", failure.error);
 }
 

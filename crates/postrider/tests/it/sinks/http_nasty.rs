@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 async fn failure_of(server: &RawServer) -> Failure {
     let sink = plain_sink(&server.url());
     let sent = delivery(message(1, "{}"));
-    tokio::time::timeout(PATIENCE, sink.deliver(&sent)).await.unwrap().unwrap_err()
+    tokio::time::timeout(PATIENCE, sink.deliver(&sent)).await.unwrap().failed()
 }
 
 #[tokio::test]
@@ -123,7 +123,7 @@ async fn a_body_that_drips_is_left_in_time_for_the_message_s_own_timeout() {
     let sent = delivery(Message { options: object(json!({"timeout": 0.3})), ..message(1, "{}") });
     let sink = plain_sink(&server.url());
     let failure =
-        tokio::time::timeout(Duration::from_millis(300), sink.deliver(&sent)).await.unwrap().unwrap_err();
+        tokio::time::timeout(Duration::from_millis(300), sink.deliver(&sent)).await.unwrap().failed();
     assert_eq!(failure.class, Class::Gone);
 }
 
@@ -188,7 +188,7 @@ async fn an_answer_before_the_payload_was_read_is_judged() {
     .await;
     let sink = plain_sink(&server.url());
     let large = delivery(message(1, vec![b'x'; 20_000_000]));
-    let failure = tokio::time::timeout(PATIENCE, sink.deliver(&large)).await.unwrap().unwrap_err();
+    let failure = tokio::time::timeout(PATIENCE, sink.deliver(&large)).await.unwrap().failed();
     assert_eq!((failure.class, failure.status), (Class::Permanent, Some(413)));
     tokio::time::timeout(PATIENCE, sink.deliver(&delivery(message(2, "{}")))).await.unwrap().unwrap();
 }
@@ -279,7 +279,7 @@ async fn a_connection_closed_while_idle_never_makes_a_message_arrive_twice_in_on
     for attempt in 1..=200 {
         match sink.deliver(&Delivery { attempt, ..delivery(message(1, "{}")) }).await {
             Ok(_) => delivered += 1,
-            Err(failure) => assert_eq!(failure.class, Class::Retryable, "{}", failure.error),
+            Err(lost) => assert_eq!(lost.clone().failed().class, Class::Retryable, "{lost:?}"),
         }
     }
     let seen = seen.lock().unwrap();

@@ -30,7 +30,7 @@ fn following(server: &Server, more: Value) -> Arc<dyn Sink> {
 }
 
 async fn failure_of(sink: &Arc<dyn Sink>) -> Failure {
-    sink.deliver(&delivery(message(1, "{}"))).await.unwrap_err()
+    sink.deliver(&delivery(message(1, "{}"))).await.failed()
 }
 
 #[tokio::test]

@@ -87,12 +87,12 @@ async fn a_header_that_cannot_be_sent_is_permanent_and_named() {
     for name in ["webhook-id", "content-length", "a b"] {
         let headers = BTreeMap::from([(name.to_owned(), "x".to_owned())]);
         let message = Message { headers, ..message(1, "{}") };
-        let failure = plain_sink(&server.url("/")).deliver(&delivery(message)).await.unwrap_err();
+        let failure = plain_sink(&server.url("/")).deliver(&delivery(message)).await.failed();
         assert_eq!(failure.class, Class::Permanent);
         assert_says(&failure, &format!("headers.{name}: "));
     }
     let message = Message { content_type: "a\nb".to_owned(), ..message(1, "{}") };
-    let failure = plain_sink(&server.url("/")).deliver(&delivery(message)).await.unwrap_err();
+    let failure = plain_sink(&server.url("/")).deliver(&delivery(message)).await.failed();
     assert_eq!(failure.class, Class::Permanent);
     assert_says(&failure, "content_type: ");
     assert!(server.received().is_empty());
@@ -121,7 +121,7 @@ async fn secrets_are_read_from_files_when_the_sink_connects() {
     });
     let endpoint = endpoint("http", config);
     for (missing, text) in [("token", "the-token\n"), ("key", "the-key"), ("signing", WHSEC)] {
-        let failure = connect(&endpoint, &environment).map(drop).unwrap_err();
+        let failure = connect(&endpoint, &environment).map(drop).failed();
         assert_eq!(failure.class, Class::Retryable);
         assert!(failure.error.starts_with("the secret file:"), "{}", failure.error);
         std::fs::write(directory.path().join(missing), text).unwrap();
@@ -176,7 +176,7 @@ async fn a_message_may_add_to_the_url_and_choose_its_method() {
 #[tokio::test]
 async fn a_config_that_was_never_checked_is_refused_when_the_sink_connects() {
     let failure =
-        connect(&endpoint("http", json!({"url": "ftp://x/"})), &open_environment()).map(drop).unwrap_err();
+        connect(&endpoint("http", json!({"url": "ftp://x/"})), &open_environment()).map(drop).failed();
     assert_eq!(failure.class, Class::Permanent);
     assert_says(&failure, "config.url: ");
 }

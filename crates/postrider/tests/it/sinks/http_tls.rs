@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use postrider::sink::{Sink, connect_with};
+use postrider::sink::{Environment, Sink, connect};
 use postrider::verdict::Class;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::{Value, json};
@@ -43,7 +43,8 @@ pub(super) fn named_sink(server: &Server, host: &str, more: Value) -> Arc<dyn Si
     let mut config = object(json!({"url": format!("https://{host}:{}/", server.address.port())}));
     config.extend(object(more));
     let answers = Answers::new(&[&["127.0.0.1"][..]; 100]);
-    connect_with(&endpoint("http", Value::Object(config)), &open_environment(), answers).unwrap()
+    let environment = Environment { resolver: answers, ..open_environment() };
+    connect(&endpoint("http", Value::Object(config)), &environment).unwrap()
 }
 
 #[tokio::test]
@@ -76,7 +77,7 @@ async fn another_authority_or_another_name_is_refused_before_anything_is_sent() 
         named_sink(&server, "other.test", json!({"tls": {"ca": authority.pem()}})),
     ];
     for sink in sinks {
-        let failure = sink.deliver(&delivery(message(1, "{}"))).await.unwrap_err();
+        let failure = sink.deliver(&delivery(message(1, "{}"))).await.failed();
         assert_eq!(failure.class, Class::Retryable);
         assert_says(&failure, "certificate");
     }
@@ -87,7 +88,7 @@ async fn another_authority_or_another_name_is_refused_before_anything_is_sent() 
 async fn a_receiver_that_does_not_speak_tls_is_retryable() {
     let server = Server::ok().await;
     let sink = named_sink(&server, "receiver.test", json!({"tls": {"ca": Authority::new().pem()}}));
-    let failure = sink.deliver(&delivery(message(1, "{}"))).await.unwrap_err();
+    let failure = sink.deliver(&delivery(message(1, "{}"))).await.failed();
     assert_eq!(failure.class, Class::Retryable);
     assert_says(&failure, "TLS handshake with receiver.test failed");
 }
@@ -106,7 +107,7 @@ async fn a_redirect_never_leaves_encryption() {
     let server = Server::start_at(loopback(), Speaks::Http1, Some(acceptor), redirect).await;
     let sink =
         named_sink(&server, "receiver.test", json!({"tls": {"ca": authority.pem()}, "max_redirects": 5}));
-    let failure = sink.deliver(&delivery(message(1, "{}"))).await.unwrap_err();
+    let failure = sink.deliver(&delivery(message(1, "{}"))).await.failed();
     assert_eq!(failure.class, Class::Permanent);
     assert_says(&failure, "unencrypted");
     assert!(plain.received().is_empty());

@@ -7,7 +7,7 @@ use postrider::breaker::Circuit;
 use postrider::endpoint::{Endpoint, EndpointId, EndpointOptions};
 use postrider::message::{JSON, Message, MessageId};
 use postrider::protocol::Protocol;
-use postrider::sink::{Capture, Delivery, Environment, Sink, connect};
+use postrider::sink::{Capture, Delivery, Environment, Sink, Undelivered, connect};
 use postrider::verdict::Failure;
 use serde_json::{Map, Value, json};
 
@@ -82,6 +82,28 @@ pub(super) fn http_sink(config: Value) -> Arc<dyn Sink> {
 /// A sink for the URL with nothing else set.
 pub(super) fn plain_sink(url: &str) -> Arc<dyn Sink> {
     http_sink(json!({"url": url}))
+}
+
+/// What a receiver or a config is to blame for.
+pub(super) trait Failed {
+    fn failed(self) -> Failure;
+}
+
+impl Failed for Undelivered {
+    #[track_caller]
+    fn failed(self) -> Failure {
+        match self {
+            Self::Failed(failure) => failure,
+            Self::Short(shortage) => panic!("{shortage}"),
+        }
+    }
+}
+
+impl<T: std::fmt::Debug> Failed for Result<T, Undelivered> {
+    #[track_caller]
+    fn failed(self) -> Failure {
+        self.unwrap_err().failed()
+    }
 }
 
 #[track_caller]

@@ -1,0 +1,124 @@
+//! A node that may have few files open: receivers that hang and clients that send half a request take nothing from others.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::eventually;
+use crate::node::Home;
+use crate::receiver::Receiver;
+
+const OPEN_FILES: u32 = 256;
+const HANGING_ENDPOINTS: usize = 20;
+/// More together than the node may have files open.
+const MESSAGES_EACH: usize = 20;
+const CLIENTS: usize = 400;
+const HEALTHY_MESSAGES: usize = 50;
+
+/// Takes connections and never answers.
+fn silent() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        let taken: Vec<TcpStream> = listener.incoming().map_while(Result::ok).collect();
+        drop(taken);
+    });
+    address
+}
+
+/// A client whose request never becomes whole.
+fn half_a_request(address: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(address).expect("the kernel takes it");
+    let _ = stream.write_all(b"POST /v1/endpoints/healthy/messages HTTP/1.1\r\nhost: ");
+    stream
+}
+
+#[test]
+fn few_open_files_cost_a_healthy_endpoint_no_message_and_no_attempt() {
+    let healthy = Receiver::start(|_| Some(200));
+    let home = Home::new();
+    let node = home.start_with_open_files(OPEN_FILES);
+    let silent = silent();
+    let mut batch = String::new();
+    for n in 0..HANGING_ENDPOINTS {
+        let name = format!("hanging-{n}");
+        let config = json!({ "url": format!("http://{silent}/"), "timeout": 60 });
+        node.create_endpoint(json!({ "name": name, "protocol": "http", "config": config }));
+        for _ in 0..MESSAGES_EACH {
+            batch += &format!("{}\n", json!({ "endpoint": name, "payload": {} }));
+        }
+    }
+    node.create_endpoint(json!({
+        "name": "healthy", "protocol": "http", "config": { "url": healthy.url() },
+        "retry_policy": { "max_attempts": 1 },
+    }));
+    let ndjson = [("content-type", "application/x-ndjson")];
+    node.post("/v1/messages:batch", &ndjson, batch.as_bytes()).expect(202);
+    eventually(Duration::from_secs(30), "attempts hang", || {
+        let status = node.get("/v1/status").expect(200).json();
+        (status["processing"].as_u64()? > 40).then_some(())
+    });
+
+    let clients: Vec<TcpStream> = (0..CLIENTS).map(|_| half_a_request(node.address)).collect();
+    node.get("/livez").expect(200);
+    node.get("/readyz").expect(200);
+    let sent: Vec<i64> = (0..HEALTHY_MESSAGES).map(|_| node.send("healthy", &[], "{}")).collect();
+    for id in sent {
+        let story = node.until(id, "completed");
+        assert_eq!(story["attempt_count"], 1, "{story:#}");
+    }
+    drop(clients);
+
+    node.get("/readyz").expect(200);
+    let status = node.get("/v1/status").expect(200).json();
+    assert_eq!(status["dead"], 0, "{status:#}");
+    let hanging = node.get("/v1/messages?endpoint=hanging-0&limit=100").expect(200).json();
+    for message in hanging["items"].as_array().expect("a page") {
+        let story = node.get(&format!("/v1/messages/{}", message["id"])).expect(200).json();
+        assert_eq!(story["last_error"], json!(null), "nothing was charged to the receiver: {story:#}");
+    }
+}
+
+#[test]
+fn a_head_that_is_not_finished_and_a_client_that_says_nothing_are_closed() {
+    let home = Home::new();
+    let node = home.start();
+    let mut silent = TcpStream::connect(node.address).expect("the node listens");
+    for client in [&mut half_a_request(node.address), &mut silent] {
+        client.set_read_timeout(Some(Duration::from_secs(25))).expect("a timeout");
+        assert_eq!(client.read(&mut [0; 100]).expect("it is closed"), 0);
+    }
+}
+
+#[test]
+fn a_client_that_idles_makes_room_for_another() {
+    let home = Home::new();
+    // Room for twelve clients.
+    let node = home.start_with_open_files(64);
+    let mut clients: Vec<_> = (0..40).map(|_| node.client()).collect();
+    for client in &mut clients[28..] {
+        client.send("GET", "/readyz", &[], b"").expect("an answer").expect(200);
+    }
+    let mut more: Vec<_> = (0..12).map(|_| node.client()).collect();
+    for client in &mut more {
+        client.send("GET", "/readyz", &[], b"").expect("an answer").expect(200);
+    }
+    for client in &mut clients {
+        let kind = client.read().expect_err("it idles, and is closed").kind();
+        assert!(matches!(kind, ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset), "{kind}");
+    }
+    let limits = &node.get("/v1/status").expect(200).json()["limits"];
+    assert_eq!(
+        *limits,
+        json!({ "open_files": 64, "max_in_flight": 24, "idle_connections_max": 12, "client_connections_max": 12 })
+    );
+    let url = format!("http://{}", node.address);
+    let told = home.run(&["status", "--url", &url]);
+    let told = String::from_utf8(told.stdout).expect("text");
+    assert!(
+        told.contains("64 open files at most; 24 attempts in flight, 12 idle connections, 12 clients"),
+        "{told}"
+    );
+}
