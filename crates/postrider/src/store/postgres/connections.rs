@@ -60,7 +60,10 @@ impl Connections {
         if let Ok(answered) = tokio::time::timeout(NAMED_AFTER, &mut asked).await {
             return answered;
         }
-        let (answered, blockers) = tokio::join!(asked, self.blockers(process));
+        let (answered, blockers) = tokio::select! {
+            answered = &mut asked => (answered, None),
+            blockers = self.blockers(process) => (asked.await, blockers),
+        };
         answered.map_err(|error| match (error, blockers) {
             (StoreError::Unavailable(why), Some(who)) => StoreError::Unavailable(format!("{why}: {who}")),
             (error, _) => error,

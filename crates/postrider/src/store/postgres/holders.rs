@@ -74,7 +74,10 @@ pub(super) async fn look(shared: &Shared) -> Result<()> {
         (had_any || !told.is_empty()).then(|| serde_json::to_value(told)).transpose().unwrap_or_default()
     };
     match noted {
-        Some(noted) => shared.own.call("SELECT postrider._note_in_the_way($1)", &[&Json(noted)]).await,
+        Some(noted) => {
+            let note = "SELECT set_config('lock_timeout', '1s', true), postrider._note_in_the_way($1)";
+            shared.own.call(note, &[&Json(noted)]).await
+        }
         None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
--- Capture: triggers that send what changes in an application's table. All of it runs with the caller's rights: who
+-- Capture: triggers that send what changes in an application's table. All but the checks runs with the caller's rights: who
 -- captures a table has to be allowed to make triggers on it, and who writes to it has to be allowed to send. TRUNCATE
 -- is not captured.
 

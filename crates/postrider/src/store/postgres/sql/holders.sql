@@ -26,12 +26,12 @@ BEGIN
           FROM pg_stat_activity WHERE pid = p_pid);
 END $$;
 
--- Sessions that hold one of our locks so that others cannot have it. Most do so for a moment: a node looks twice. What nodes do for the
+-- Sessions that hold one of our locks so that others cannot have it. Most do so for a moment: a node looks twice, and takes the same
+-- session in the same transaction (null: in whichever) for one that held it all the time. What nodes do for the
 -- store as a whole may take a while, and nothing waits for it. Of ordering keys those count that a node had to leave alone, or that a
 -- sender waits for, which has locked the stripe of its key before. A lock has no name for its key.
 CREATE FUNCTION postrider._lock_holders()
-RETURNS TABLE (lock text, session text, pid integer, transaction text, endpoint_id bigint, stops_delivery boolean,
-               patience interval)
+RETURNS TABLE (lock text, session text, transaction text, endpoint_id bigint, stops_delivery boolean, patience interval)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 BEGIN
@@ -61,12 +61,16 @@ BEGIN
           WHEN h.class = 1886548336 AND h.exclusive THEN 'many ordering keys'
           WHEN h.class = 1886548340 AND h.exclusive THEN 'many idempotency keys'
         END AS lock,
+        h.objsubid = 2 AND h.class IN (1886548337, 1886548338) AS is_of_nodes,
         h.class = 1886548338 AND h.object <= 3 AS is_upkeep
       FROM locks h LEFT JOIN postrider.endpoints e ON h.class = 1886548337 AND h.objsubid = 2 AND e.id = h.object
       WHERE h.granted AND h.pid IS DISTINCT FROM pg_backend_pid()
         AND (h.objsubid = 2 OR h.key IN (SELECT key FROM wanted))
     )
-    SELECT DISTINCT h.lock, postrider._session_named(h.pid, h.transaction), h.pid, h.transaction, h.endpoint_id,
+    SELECT DISTINCT h.lock, postrider._session_named(h.pid, h.transaction),
+      -- Nodes take their own locks again and again, each time for a moment. Nobody else has any business with them.
+      CASE WHEN NOT h.is_of_nodes OR EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = h.pid AND a.usename = current_user)
+           THEN h.transaction END, h.endpoint_id,
       h.endpoint_id IS NOT NULL OR h.lock LIKE 'all %',
       CASE WHEN h.is_upkeep THEN interval '1 minute' ELSE interval '1 second' END
     FROM held h WHERE h.lock IS NOT NULL AND postrider._session_named(h.pid, h.transaction) IS NOT NULL;

@@ -50,8 +50,12 @@ async fn is_named(lock: impl AsyncFn(&Prompt) -> String) {
     let id = post.send("a", "{}").await;
     let names =
         |text: &str| text.contains(&stranger.named.replace('"', "\\\"")) || text.contains(&stranger.named);
-    until("a reason", async || post.store.story(id).await.unwrap().reason.is_some_and(|why| names(&why)))
-        .await;
+    until("a reason", async || {
+        // It does other things meanwhile, in other transactions.
+        stranger.prompt.run("SELECT 1").await;
+        post.store.story(id).await.unwrap().reason.is_some_and(|why| names(&why))
+    })
+    .await;
     let said = locks_say(&owner).await;
     assert!(said.starts_with("critical") && names(&said) && said.contains("since"), "{said}");
     assert!(store.in_the_way().iter().any(|sentence| names(sentence)), "{:?}", store.in_the_way());
