@@ -14,6 +14,7 @@ use crate::endpoint::Endpoint;
 use crate::protocol::Protocol;
 use crate::verdict::{Failure, Receipt};
 
+use answer::RetryStatus;
 use connector::Connector;
 use pool::Pool;
 use redirect::Redirects;
@@ -37,6 +38,7 @@ pub(super) struct HttpSink {
     template: Template,
     pool: Pool,
     redirects: Redirects,
+    retry_status: RetryStatus,
     timeout: Duration,
 }
 
@@ -56,6 +58,7 @@ impl HttpSink {
         Ok(Self {
             template: Template::new(endpoint, &origin, target, &Secrets::new(environment))?,
             redirects: Redirects::new(config, &connector),
+            retry_status: RetryStatus::new(config),
             pool: Pool::new(origin, connector, endpoint.max_in_flight() as usize),
             timeout: Protocol::Http.timeout(config),
         })
@@ -73,7 +76,7 @@ impl Sink for HttpSink {
             false => self.pool.send(request).await?,
             true => Box::pin(self.redirects.send(&self.pool, request)).await?,
         };
-        let (result, connection) = answer.judge(delivery, deadline).await;
+        let (result, connection) = answer.judge(delivery, &self.retry_status, deadline).await;
         if let Some(connection) = connection {
             self.pool.put(connection);
         }

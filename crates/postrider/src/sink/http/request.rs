@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Method, Uri};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::cloudevents::Mode;
+use super::cloudevents::CloudEvents;
 use super::encoding::{header_value, owned};
 use super::origin::{Origin, Target};
 use super::{Body, Request};
@@ -39,7 +39,7 @@ pub(super) struct Template {
     headers: HeaderMap,
     endpoint_sets_content_type: bool,
     signing_keys: Vec<SigningKey>,
-    cloudevents: Option<Mode>,
+    cloudevents: Option<CloudEvents>,
 }
 
 impl Template {
@@ -67,7 +67,7 @@ impl Template {
             endpoint_sets_content_type,
             headers,
             signing_keys,
-            cloudevents: text("cloudevents").map(|mode| Mode::new(mode, &endpoint.name)),
+            cloudevents: CloudEvents::of(endpoint),
         })
     }
 
@@ -88,7 +88,7 @@ impl Template {
         about(delivery, &mut headers);
         let body = match &self.cloudevents {
             None => message.payload.clone(),
-            Some(mode) => mode.apply(delivery, &id, &mut headers),
+            Some(cloudevents) => cloudevents.apply(delivery, &id, &mut headers),
         };
         let timestamp = delivery.now.as_second();
         headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(timestamp));

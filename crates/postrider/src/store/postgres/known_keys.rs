@@ -103,6 +103,12 @@ fn details(kind: &Kind) -> Details {
         Kind::Text { bytes_max, rule } => {
             Details { max: Some(*bytes_max as i64), rule: Some(rule.0), ..nothing }
         }
+        Kind::Codes { min, max, classes } => Details {
+            min: Some(*min as i64),
+            max: Some(*max as i64),
+            choices: Some(classes.to_vec()),
+            ..nothing
+        },
         Kind::Secret(rule) => Details { rule: Some(rule.0), ..nothing },
         Kind::Secrets { min, max, rule } => {
             Details { min: Some(*min as i64), max: Some(*max as i64), rule: Some(rule.0), ..nothing }
@@ -120,6 +126,7 @@ fn kind_name(kind: &Kind) -> &'static str {
         Kind::Seconds { .. } => "seconds",
         Kind::Choice(_) => "choice",
         Kind::Text { .. } => "text",
+        Kind::Codes { .. } => "codes",
         Kind::Secret(_) => "secret",
         Kind::Secrets { .. } => "secrets",
         Kind::Headers => "headers",

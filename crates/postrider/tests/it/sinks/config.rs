@@ -46,6 +46,9 @@ fn good_http_configs_are_accepted() {
         with("signing_secrets", json!(["whsk_nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A="])),
         with("cloudevents", json!("binary")),
         with("cloudevents", json!("structured")),
+        with("cloudevents_type", json!("shop.order")),
+        with("retry_status", json!([404, "4xx"])),
+        with("retry_status", json!([])),
         with("tls", json!({})),
         with("auto_disable_on_gone", json!(true)),
         with("max_redirects", json!(10)),
@@ -229,11 +232,11 @@ fn bad_http_configs_name_the_field_and_the_rule() {
         (with("http2", json!("yes")), "config.http2: must be true or false"),
         (
             with("url_suffix", json!("/x")),
-            "config.url_suffix: is not known here; known are: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, tls, auto_disable_on_gone, max_redirects, http2",
+            "config.url_suffix: is not known here; known are: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, cloudevents_type, retry_status, tls, auto_disable_on_gone, max_redirects, http2",
         ),
         (
             with("proxy", json!("http://p")),
-            "config.proxy: is not known here; known are: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, tls, auto_disable_on_gone, max_redirects, http2",
+            "config.proxy: is not known here; known are: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, cloudevents_type, retry_status, tls, auto_disable_on_gone, max_redirects, http2",
         ),
     ];
     for (config, expected) in bad {

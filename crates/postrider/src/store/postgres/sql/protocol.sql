@@ -8,21 +8,21 @@
 --                  deeper ones are joined by dots ('auth:basic.tls'). The key `type` of a typed object has no row.
 --   position       its number over the whole table, from 1, in the program's order: lists are in this order
 --   name           Key::name
---   kind           flag, whole, seconds, choice, text, secret, secrets, headers, object, typed (Kind in small letters)
+--   kind           flag, whole, seconds, choice, text, codes, secret, secrets, headers, object, typed (Kind in small letters)
 --   scope          endpoint, both, message (Scope)
 --   required       Key::required
 --   default_value  Key::default as jsonb, or null
---   min, max       whole: its range; seconds: max; text: max is bytes_max; secrets: how many; else null
---   choices        choice: what may be said; typed: the names of its variants, in order; else null
+--   min, max       whole, codes: its range; seconds: max; text: max is bytes_max; secrets: how many; else null
+--   choices        choice: what may be said; codes: the classes; typed: the names of its variants, in order; else null
 --   rule           text, secret, secrets: the name of the rule, that of the Rust function: url, method, url_suffix,
---                  signing_secret, username, password, token, certificates, path (_broken_rule below); else null
+--                  signing_secret, username, no_control, token, certificates, path (_broken_rule below); else null
 CREATE TABLE postrider._known_keys (
   protocol text NOT NULL,
   path text NOT NULL,
   position integer NOT NULL,
   name text NOT NULL,
   kind text NOT NULL CHECK (kind IN
-    ('flag', 'whole', 'seconds', 'choice', 'text', 'secret', 'secrets', 'headers', 'object', 'typed')),
+    ('flag', 'whole', 'seconds', 'choice', 'text', 'codes', 'secret', 'secrets', 'headers', 'object', 'typed')),
   scope text NOT NULL CHECK (scope IN ('endpoint', 'both', 'message')),
   required boolean NOT NULL,
   default_value jsonb,
@@ -36,6 +36,10 @@ CREATE TABLE postrider._known_keys (
 -- As the program writes a text between quotes.
 CREATE FUNCTION postrider._quoted(p_text text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT '"' || replace(replace(p_text, '\', '\\'), '"', '\"') || '"' $$;
+
+-- As the program lists what may be said.
+CREATE FUNCTION postrider._one_of(p_choices text[]) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT string_agg(postrider._quoted(c), ' or ' ORDER BY n) FROM unnest(p_choices) WITH ORDINALITY AS u (c, n) $$;
 
 CREATE FUNCTION postrider._is_object(p_value jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT coalesce(jsonb_typeof(p_value) = 'object', false) $$;
@@ -58,6 +62,24 @@ BEGIN
     RETURN;
   END IF;
   PERFORM postrider._invalid(p_field, format('must be a number from %s to %s', p_min, p_max));
+END $$;
+
+-- A list of whole numbers, and of names for many of them.
+CREATE FUNCTION postrider._check_codes(p_field text, p_value jsonb, p_min numeric, p_max numeric, p_classes text[])
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_item record;
+BEGIN
+  IF jsonb_typeof(p_value) <> 'array' THEN
+    PERFORM postrider._invalid(p_field, 'must be a list');
+  END IF;
+  FOR v_item IN SELECT item, n FROM jsonb_array_elements(p_value) WITH ORDINALITY AS a (item, n) LOOP
+    CONTINUE WHEN jsonb_typeof(v_item.item) = 'string' AND (v_item.item #>> '{}') = ANY (p_classes)
+      OR jsonb_typeof(v_item.item) = 'number' AND v_item.item::text ~ '^[0-9]+$'
+         AND v_item.item::text::numeric BETWEEN p_min AND p_max;
+    PERFORM postrider._invalid(format('%s[%s]', p_field, v_item.n - 1),
+      format('must be a whole number from %s to %s, or %s', p_min, p_max, postrider._one_of(p_classes)));
+  END LOOP;
 END $$;
 
 -- A text that is one of these. The sentence joins them as the program does.
@@ -219,7 +241,7 @@ BEGIN
     WHEN 'username' THEN
       RETURN CASE WHEN p_text LIKE '%:%' OR p_text ~ v_control
                   THEN 'must not contain '':'' or control characters' END;
-    WHEN 'password' THEN
+    WHEN 'no_control' THEN
       RETURN CASE WHEN p_text ~ v_control THEN 'must not contain control characters' END;
     WHEN 'token' THEN
       RETURN CASE WHEN p_text = '' OR p_text ~ '[^!-~]' THEN 'must be visible ASCII characters without spaces' END;
@@ -338,8 +360,7 @@ BEGIN
         PERFORM postrider._invalid(p_field, format('must be a number of seconds above 0 and up to %s', k.max));
       END IF;
     WHEN 'choice' THEN
-      PERFORM postrider._check_choice(p_field, p_value, k.choices, 'must be '
-        || (SELECT string_agg(postrider._quoted(c), ' or ' ORDER BY n) FROM unnest(k.choices) WITH ORDINALITY AS u (c, n)));
+      PERFORM postrider._check_choice(p_field, p_value, k.choices, 'must be ' || postrider._one_of(k.choices));
     WHEN 'text' THEN
       IF jsonb_typeof(p_value) <> 'string' THEN
         PERFORM postrider._invalid(p_field, 'must be a string');
@@ -368,13 +389,14 @@ BEGIN
       IF NOT postrider._is_object(p_value) THEN
         PERFORM postrider._invalid(p_field, 'must be an object');
       ELSIF v_variant IS NULL OR v_variant <> ALL (k.choices) OR jsonb_typeof(p_value->'type') <> 'string' THEN
-        PERFORM postrider._invalid(p_field || '.type', 'must be '
-          || (SELECT string_agg(postrider._quoted(c), ' or ' ORDER BY n) FROM unnest(k.choices) WITH ORDINALITY AS u (c, n)));
+        PERFORM postrider._invalid(p_field || '.type', 'must be ' || postrider._one_of(k.choices));
       END IF;
       PERFORM postrider._check_keys(k.protocol, p_field, v_path || ':' || v_variant, 'message', p_value, true);
   END CASE;
 END $$;
 
+    WHEN 'codes' THEN
+      PERFORM postrider._check_codes(p_field, p_value, k.min, k.max, k.choices);
 -- Every key of p_map is in the table, and what is required is there. Keys of scope p_but are not known here.
 CREATE FUNCTION postrider._check_keys(
   p_protocol text, p_within text, p_path text, p_but text, p_map jsonb, p_required boolean

@@ -319,7 +319,12 @@ fn value_rules(key: &Key) -> Vec<(Value, String)> {
             rules.extend(text_rules(rule.0));
             rules
         }
-        Kind::Secret(_) | Kind::Secrets { .. } | Kind::Headers | Kind::Object(_) | Kind::Typed(_) => {
+        Kind::Codes { .. }
+        | Kind::Secret(_)
+        | Kind::Secrets { .. }
+        | Kind::Headers
+        | Kind::Object(_)
+        | Kind::Typed(_) => {
             panic!("no message says {:?} for itself, so SQL has no check for it", key.name)
         }
     }
