@@ -245,7 +245,7 @@ fn check_headers(field: &str, value: &Value) -> Result<(), Invalid> {
             None => texts.push((name.as_str(), text)),
         }
     }
-    headers::check(field, texts.into_iter())
+    headers::check(field, &texts)
 }
 
 fn check_typed(field: &str, value: &Value, variants: Variants) -> Result<(), Invalid> {

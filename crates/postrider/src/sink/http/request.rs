@@ -37,6 +37,8 @@ pub(super) struct Template {
     target: Target,
     /// Host, agent, the endpoint's own headers and its credentials; what a message fills in is empty.
     headers: HeaderMap,
+    /// Those that no message may replace.
+    kept: Vec<HeaderName>,
     endpoint_sets_content_type: bool,
     signing_keys: Vec<SigningKey>,
     cloudevents: Option<CloudEvents>,
@@ -50,6 +52,7 @@ impl Template {
         secrets: &Secrets,
     ) -> Result<Self, Failure> {
         let mut headers = endpoint_headers(endpoint, origin, secrets)?;
+        let kept = headers.keys().filter(|name| endpoint.keeps_header(name.as_str())).cloned().collect();
         let endpoint_sets_content_type = headers.contains_key(CONTENT_TYPE);
         let signing_keys = signing_keys(endpoint, secrets)?;
         // Room for what every message has, so that no copy of the map has to grow.
@@ -66,6 +69,7 @@ impl Template {
             target,
             endpoint_sets_content_type,
             headers,
+            kept,
             signing_keys,
             cloudevents: CloudEvents::of(endpoint),
         })
@@ -81,9 +85,12 @@ impl Template {
         }
         for (name, value) in &message.headers {
             let refused = |rule| Failure::permanent(format!("headers.{name}: {rule}"));
-            let name = headers::name(name).map_err(refused)?;
+            let name = headers::name_of_message(name).map_err(refused)?;
             let value = headers::value(&name, value).map_err(refused)?;
-            headers.insert(name, value);
+            // The endpoint may have begun to set it after the message was sent.
+            if !self.kept.contains(&name) {
+                headers.insert(name, value);
+            }
         }
         about(delivery, &mut headers);
         let body = match &self.cloudevents {

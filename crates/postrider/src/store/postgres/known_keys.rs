@@ -142,3 +142,30 @@ fn scope_name(scope: Scope) -> &'static str {
         Scope::Message => "message",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::json::DEPTH_MAX;
+    use crate::protocol::headers::{OF_POSTRIDER, OF_THE_CONNECTION, OF_THE_PROXY, SECRET_WORDS};
+
+    #[test]
+    fn functions_have_the_words_and_numbers_of_the_program() {
+        let protocol = include_str!("sql/protocol.sql").split_whitespace().collect::<Vec<_>>().join(" ");
+        let quoted = OF_THE_CONNECTION.map(|name| format!("'{name}'")).join(", ");
+        for words in [
+            format!("lower(h.key) ~ '{}'", SECRET_WORDS.join("|")),
+            format!("v_name IN ({quoted}) OR v_name LIKE '{OF_THE_PROXY}%'"),
+            format!("v_name ~ '^({})'", OF_POSTRIDER.join("|")),
+        ] {
+            assert!(protocol.contains(&words), "{words}");
+        }
+        let json = include_str!("sql/json.sql");
+        for number in [
+            format!("$.**{{{DEPTH_MAX}}}"),
+            format!("$.**{{{}}}", DEPTH_MAX + 2),
+            format!("1 .. {DEPTH_MAX}"),
+        ] {
+            assert!(json.contains(&number), "{number}");
+        }
+    }
+}

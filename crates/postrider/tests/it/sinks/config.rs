@@ -256,6 +256,7 @@ fn headers_that_others_rely_on_cannot_be_set_by_endpoint_or_message() {
         "Keep-Alive",
         "Expect",
         "Proxy-Connection",
+        "Proxy-Authorization",
         "webhook-id",
         "Webhook-Signature",
         "webhook-anything",
@@ -286,6 +287,7 @@ fn message_headers_are_checked_for_http_and_free_for_files() {
     let twice = BTreeMap::from([("A".to_owned(), String::new()), ("a".to_owned(), String::new())]);
     assert_eq!(Protocol::Http.check_headers(&twice).unwrap_err().field, "headers.a");
     assert_eq!(Protocol::File.check_headers(&headers("any thing", "a\nb")), Ok(()));
+    assert_eq!(Protocol::File.check_headers(&twice).unwrap_err().field, "headers.a");
 }
 
 #[test]
