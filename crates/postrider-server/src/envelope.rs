@@ -9,7 +9,7 @@ use postrider::{Invalid, NewMessage};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::fields::{self, Fields, object, string};
+use crate::fields::{self, BadDocument, Fields, object, string};
 use crate::send_values;
 
 const KNOWN_OPTIONS: [&str; 10] = [
@@ -25,34 +25,15 @@ const KNOWN_OPTIONS: [&str; 10] = [
     "options",
 ];
 
-/// Why a document is no message.
-#[derive(Debug)]
-pub(crate) enum BadEnvelope {
-    Json(serde_json::Error),
-    Value(Invalid),
-}
-
-impl From<serde_json::Error> for BadEnvelope {
-    fn from(error: serde_json::Error) -> Self {
-        Self::Json(error)
-    }
-}
-
-impl From<Invalid> for BadEnvelope {
-    fn from(invalid: Invalid) -> Self {
-        Self::Value(invalid)
-    }
-}
-
 /// A message whose endpoint is known already.
-pub(crate) fn message(endpoint: String, document: &Bytes) -> Result<NewMessage, BadEnvelope> {
+pub(crate) fn message(endpoint: String, document: &Bytes) -> Result<NewMessage, BadDocument> {
     let given = Fields::raw(document)?;
     fields::known(given.keys(), &["payload", "payload_base64", "options"])?;
     made(endpoint, document, &given)
 }
 
 /// A message that names its endpoint.
-pub(crate) fn addressed(document: &Bytes) -> Result<NewMessage, BadEnvelope> {
+pub(crate) fn addressed(document: &Bytes) -> Result<NewMessage, BadDocument> {
     let given = Fields::raw(document)?;
     fields::known(given.keys(), &["endpoint", "payload", "payload_base64", "options"])?;
     let endpoint = fields::required("endpoint", given.get("endpoint"))?;
@@ -65,7 +46,7 @@ fn made(
     endpoint: String,
     document: &Bytes,
     given: &BTreeMap<String, &RawValue>,
-) -> Result<NewMessage, BadEnvelope> {
+) -> Result<NewMessage, BadDocument> {
     let json = given.get("payload").map(|json| document.slice_ref(json.get().as_bytes()));
     let payload = match (json, given.get("payload_base64").copied()) {
         (Some(_), Some(_)) => {
@@ -77,6 +58,7 @@ fn made(
     let options = match given.get("options").map_or("null", |options| options.get()) {
         "null" => Map::new(),
         text => {
+            fields::not_too_deep("options", text)?;
             fields::none_twice("options", text.as_bytes())?;
             serde_json::from_str(text).map_err(|_| Invalid::new("options", "must be an object"))?
         }

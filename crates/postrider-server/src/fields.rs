@@ -9,6 +9,25 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, Se
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+/// Why a document is not what is asked for.
+#[derive(Debug)]
+pub(crate) enum BadDocument {
+    Json(serde_json::Error),
+    Value(Invalid),
+}
+
+impl From<serde_json::Error> for BadDocument {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Json(error)
+    }
+}
+
+impl From<Invalid> for BadDocument {
+    fn from(invalid: Invalid) -> Self {
+        Self::Value(invalid)
+    }
+}
+
 /// The fields of an object, of which none may be given twice.
 pub(crate) struct Fields<T>(pub(crate) BTreeMap<String, T>);
 
@@ -20,7 +39,11 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Fields<T> {
 
 impl Fields<Value> {
     /// Nor anything within them.
-    pub(crate) fn read(body: &[u8]) -> serde_json::Result<BTreeMap<String, Value>> {
+    pub(crate) fn read(body: &[u8]) -> Result<BTreeMap<String, Value>, BadDocument> {
+        if Json::check_depth(body).is_err() {
+            let given = Fields::raw(body)?;
+            given.iter().try_for_each(|(field, value)| not_too_deep(field, value.get()))?;
+        }
         none_twice("", body)?;
         let Self(fields) = serde_json::from_slice(body)?;
         Ok(fields)
@@ -54,6 +77,11 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for FieldsVisitor<T> {
         }
         Ok(Fields(fields))
     }
+}
+
+/// Asked first, because the parser would give up with other words.
+pub(crate) fn not_too_deep(field: &str, json: &str) -> Result<(), Invalid> {
+    Json::check_depth(json.as_bytes()).map_err(|rule| Invalid::new(field, rule))
 }
 
 /// No object within it has a key twice; what has is named by its path, which begins with `name`.

@@ -99,6 +99,7 @@ pub(crate) fn correlation_id(field: &str, text: &str) -> Result<Uuid, Invalid> {
 }
 
 pub(crate) fn options(field: &str, text: &str) -> Result<Map<String, Value>, Invalid> {
+    fields::not_too_deep(field, text)?;
     let Ok(Value::Object(map)) = serde_json::from_str(text) else {
         return Err(Invalid::new(field, "must be a JSON object"));
     };

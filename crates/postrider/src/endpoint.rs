@@ -1,5 +1,6 @@
 //! An endpoint: a named destination with its protocol, checked config and policy.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,9 @@ use serde_json::{Map, Value};
 
 use crate::breaker::Circuit;
 use crate::error::Invalid;
-use crate::protocol::Protocol;
+use crate::json::check_object;
+use crate::protocol::secret::Reference;
+use crate::protocol::{Protocol, headers};
 use crate::rate::RateLimit;
 use crate::retry::{RetryOverrides, RetryPolicy};
 use crate::settings::Settings;
@@ -28,6 +31,8 @@ impl fmt::Display for EndpointId {
 pub const NAME_BYTES_MAX: usize = 128;
 pub const IN_FLIGHT_DEFAULT: u32 = 64;
 pub const IN_FLIGHT_MAX: u32 = 10_000;
+/// More than any receiver asks for.
+const OVERRIDE_HEADERS_MAX: usize = 100;
 
 /// What a person asks for; [`NewEndpoint::check`] makes it trustworthy.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -118,6 +123,30 @@ impl Endpoint {
         self.options.max_in_flight.unwrap_or(IN_FLIGHT_DEFAULT)
     }
 
+    /// Checks a message's headers; errors name the field as `headers.<name>`.
+    pub fn check_headers(&self, headers: &BTreeMap<String, String>) -> Result<(), Invalid> {
+        self.protocol.check_headers(headers)?;
+        match headers.keys().find(|name| self.keeps_header(name)) {
+            Some(name) => Err(Invalid::new(format!("headers.{name}"), headers::KEPT)),
+            None => Ok(()),
+        }
+    }
+
+    /// A message may not replace it: `auth` sets it, or the config does and `override_headers` does not list it. Without such a
+    /// list what is secret is kept.
+    pub(crate) fn keeps_header(&self, name: &str) -> bool {
+        let is_it = |other: &str| other.eq_ignore_ascii_case(name);
+        if self.config.contains_key("auth") && is_it(headers::OF_AUTH) {
+            return true;
+        }
+        let own = self.config.get("headers").and_then(Value::as_object);
+        let set = own.and_then(|own| own.iter().find(|(other, _)| is_it(other)));
+        set.is_some_and(|(_, value)| match &self.options.override_headers {
+            Some(listed) => !listed.iter().any(|other| is_it(other)),
+            None => headers::is_secret(name) || value.as_str().is_some_and(Reference::is_one),
+        })
+    }
+
     /// Messages may be handed to its receiver now, as far as people and circuit are concerned.
     pub fn is_open_for_delivery(&self) -> bool {
         self.disabled.is_none() && !self.paused
@@ -144,6 +173,9 @@ pub struct EndpointOptions {
     pub key_scope: KeyScope,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_queue_size: Option<u64>,
+    /// Headers of the config that a message may replace; None: all but secret ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub override_headers: Option<Vec<String>>,
     pub durability: Durability,
 }
 
@@ -176,6 +208,9 @@ impl NewEndpoint {
     pub fn check(self, settings: &Settings) -> Result<CheckedEndpoint, Invalid> {
         check_name(&self.name)?;
         let protocol = Protocol::from_name(&self.protocol)?;
+        for (field, given) in [("retry_policy", &self.retry_policy), ("options", &self.options)] {
+            given.as_ref().and_then(Value::as_object).map_or(Ok(()), |given| check_object(field, given))?;
+        }
         protocol.check_config(&self.config)?;
         check_timeout(protocol, &self.config, settings)?;
         Ok(CheckedEndpoint {
@@ -222,8 +257,15 @@ pub fn check_name(name: &str) -> Result<(), Invalid> {
 }
 
 impl EndpointOptions {
-    const KEYS: [&str; 6] =
-        ["durability", "max_in_flight", "rate_limit", "on_dead", "key_scope", "max_queue_size"];
+    const KEYS: [&str; 7] = [
+        "durability",
+        "max_in_flight",
+        "rate_limit",
+        "on_dead",
+        "key_scope",
+        "max_queue_size",
+        "override_headers",
+    ];
 
     pub fn check(raw: Option<&Value>) -> Result<Self, Invalid> {
         let Some(raw) = raw.filter(|value| !value.is_null()) else {
@@ -250,6 +292,7 @@ impl EndpointOptions {
                 "max_queue_size" => {
                     options.max_queue_size = Some(whole_number(&field, value, 0, i64::MAX as u64)?);
                 }
+                "override_headers" => options.override_headers = Some(header_names(&field, value)?),
                 _ => return Err(Invalid::unknown_key("options", key, &Self::KEYS)),
             }
         }
@@ -262,6 +305,20 @@ pub(crate) fn whole_number(field: &str, value: &Value, min: u64, max: u64) -> Re
         .as_u64()
         .filter(|number| (min..=max).contains(number))
         .ok_or_else(|| Invalid::new(field, format!("must be a whole number from {min} to {max}")))
+}
+
+fn header_names(field: &str, value: &Value) -> Result<Vec<String>, Invalid> {
+    let items = value.as_array().filter(|items| items.len() <= OVERRIDE_HEADERS_MAX).ok_or_else(|| {
+        Invalid::new(field, format!("must be a list of at most {OVERRIDE_HEADERS_MAX} names of headers"))
+    })?;
+    let name = |(at, item): (usize, &Value)| {
+        let name = item.as_str().ok_or_else(|| "must be a string".to_owned());
+        let name = name.and_then(|name| headers::name(name).map(|_| name.to_owned()));
+        name.map_err(|rule| Invalid::new(format!("{field}[{at}]"), rule))
+    };
+    let names: Vec<String> = items.iter().enumerate().map(name).collect::<Result<_, _>>()?;
+    headers::none_twice(field, &names)?;
+    Ok(names)
 }
 
 fn one_of<T: serde::de::DeserializeOwned>(field: &str, value: &Value, choices: &str) -> Result<T, Invalid> {

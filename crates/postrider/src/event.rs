@@ -144,7 +144,7 @@ impl NewEventType {
         if self.description.as_ref().is_some_and(|text| text.contains('\0')) {
             return Err(Invalid::new("description", NUL));
         }
-        check_nul("schema", self.schema.as_ref())?;
+        check_rule("schema", self.schema.as_ref())?;
         self.schema.as_ref().map_or(Ok(()), |schema| pubsub::check_schema("schema", schema))
     }
 }
@@ -191,8 +191,8 @@ impl NewSubscription {
 
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         pubsub::check_pattern("pattern", &self.pattern)?;
-        check_nul("filter", self.filter.as_ref())?;
-        check_nul("template", self.template.as_ref())
+        check_rule("filter", self.filter.as_ref())?;
+        check_rule("template", self.template.as_ref())
     }
 }
 
@@ -215,9 +215,8 @@ pub struct Subscribed {
     pub existed: bool,
 }
 
-fn check_nul(field: &str, json: Option<&Json>) -> Result<(), Invalid> {
-    match json {
-        Some(json) if json.has_nul() => Err(Invalid::new(field, NUL)),
-        _ => Ok(()),
-    }
+fn check_rule(field: &str, json: Option<&Json>) -> Result<(), Invalid> {
+    let Some(json) = json else { return Ok(()) };
+    json.check_levels().map_err(|rule| Invalid::new(field, rule))?;
+    if json.has_nul() { Err(Invalid::new(field, NUL)) } else { Ok(()) }
 }

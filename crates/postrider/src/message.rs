@@ -31,6 +31,13 @@ pub struct NodeId(pub i64);
 pub const PRIORITY_MAX: u8 = 10;
 pub const JSON: &str = "application/json";
 
+/// Does a payload of this content type have to be JSON?
+pub fn is_json(content_type: &str) -> bool {
+    let media = content_type.split(';').next().unwrap_or_default().trim();
+    let suffix = media.len().checked_sub("+json".len()).and_then(|at| media.get(at..));
+    media.eq_ignore_ascii_case(JSON) || suffix.is_some_and(|suffix| suffix.eq_ignore_ascii_case("+json"))
+}
+
 /// What an application sends. Checked against the endpoint and the settings when it is sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewMessage {

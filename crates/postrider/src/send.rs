@@ -5,7 +5,9 @@ use jiff::Timestamp;
 use crate::clock::truncated;
 use crate::endpoint::{DisabledBy, Endpoint};
 use crate::error::{Invalid, StoreError};
-use crate::message::{NewMessage, PRIORITY_MAX};
+use crate::json::Json;
+use crate::message::{self, NewMessage, PRIORITY_MAX};
+use crate::protocol::headers;
 use crate::settings::Settings;
 
 pub const CONTENT_TYPE_BYTES_MAX: usize = 256;
@@ -15,6 +17,23 @@ pub(crate) const OUT_OF_CALENDAR: &str = "must be a time before 9999-12-30";
 pub(crate) const EXPIRES_TOO_EARLY: &str = "must be later than scheduled_at";
 
 pub fn check(message: &NewMessage, endpoint: &Endpoint, settings: &Settings) -> Result<(), StoreError> {
+    check_payload(message)?;
+    check_all_but_payload(message, endpoint, settings)
+}
+
+/// A payload that says it is JSON is. Reading it takes a moment, so it is read before anybody waits for the store.
+pub(crate) fn check_payload(message: &NewMessage) -> Result<(), Invalid> {
+    match message::is_json(&message.content_type) {
+        true => Json::check(&message.payload).map_err(|rule| Invalid::new("payload", rule)),
+        false => Ok(()),
+    }
+}
+
+pub(crate) fn check_all_but_payload(
+    message: &NewMessage,
+    endpoint: &Endpoint,
+    settings: &Settings,
+) -> Result<(), StoreError> {
     match endpoint.disabled {
         Some(DisabledBy::Operator) => {
             return Err(StoreError::Disabled { endpoint: endpoint.name.to_string() });
@@ -90,7 +109,10 @@ fn check_headers(
     }
     let bytes = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     at_most("headers", bytes, settings.max_headers_bytes, "max_headers_bytes")?;
-    endpoint.map_or(Ok(()), |endpoint| endpoint.protocol.check_headers(&message.headers))?;
+    match endpoint {
+        Some(endpoint) => endpoint.check_headers(&message.headers)?,
+        None => headers::none_twice("headers", message.headers.keys())?,
+    }
     Ok(())
 }
 

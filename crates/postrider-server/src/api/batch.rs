@@ -39,9 +39,11 @@ pub(super) async fn send(
     send_options::refuse_headers(&parts.headers, "the options of its line")?;
     let most = api.limits.max_batch_messages(&*api.operate).await?;
     let Held { bytes: body, share: _share } = body::read(&parts.headers, body, BODY_MAX).await?;
-    let (numbers, mut messages) = aside::run(body.len(), async move { lines(&body, most) }).await?;
+    let bytes = body.len();
+    let (numbers, mut messages) = aside::run(bytes, async move { lines(&body, most) }).await?;
     messages.iter_mut().for_each(|message| trace::carry_on(&parts.headers, message));
-    let sent = match api.operate.send_batch(messages.clone()).await {
+    let (operate, sending) = (Arc::clone(&api.operate), messages.clone());
+    let sent = match aside::run(bytes, async move { operate.send_batch(sending).await }).await {
         Ok(sent) => sent,
         Err(error) => {
             let guilty = batch::guilty(&*api.operate, &messages, &error).await;

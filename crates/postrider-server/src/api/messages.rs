@@ -53,7 +53,8 @@ pub(super) async fn send(
 ) -> Result<Response<Body>, Problem> {
     let (mut message, headers, _share) = read(&api, endpoint_name(name)?, request).await?;
     let span = SendSpan::begin(api.tracer.as_ref(), &headers, &mut message);
-    let sent = api.operate.send(message).await;
+    let operate = Arc::clone(&api.operate);
+    let sent = aside::run(message.payload.len(), async move { operate.send(message).await }).await;
     span.end(&sent);
     let sent = sent?;
     let answer = format!(r#"{{"id":{},"duplicate":{}}}"#, sent.id, sent.duplicate);

@@ -6,7 +6,7 @@ use axum::response::IntoResponse;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use postrider::{Invalid, StoreError};
 
-use crate::envelope::BadEnvelope;
+use crate::fields::BadDocument;
 use crate::view::ProblemView;
 
 /// A full queue drains in seconds or not at all; asking more often than this helps nobody.
@@ -121,11 +121,11 @@ impl From<serde_json::Error> for Problem {
     }
 }
 
-impl From<BadEnvelope> for Problem {
-    fn from(bad: BadEnvelope) -> Self {
+impl From<BadDocument> for Problem {
+    fn from(bad: BadDocument) -> Self {
         match bad {
-            BadEnvelope::Json(error) => error.into(),
-            BadEnvelope::Value(invalid) => StoreError::Invalid(invalid).into(),
+            BadDocument::Json(error) => error.into(),
+            BadDocument::Value(invalid) => StoreError::Invalid(invalid).into(),
         }
     }
 }

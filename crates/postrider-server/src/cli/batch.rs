@@ -8,8 +8,9 @@ use serde_json::json;
 use super::lines::{Line, Lines};
 use super::progress::{Progress, plural};
 use crate::batch::guilty;
-use crate::envelope::{self, BadEnvelope};
+use crate::envelope;
 use crate::failure::{Exit, Failure};
+use crate::fields::BadDocument;
 use crate::output::Output;
 
 /// Few enough that other writers get their turn between two transactions, and many enough that these cost little.
@@ -154,15 +155,15 @@ impl Account {
     }
 }
 
-impl From<BadEnvelope> for Failure {
-    fn from(bad: BadEnvelope) -> Self {
+impl From<BadDocument> for Failure {
+    fn from(bad: BadDocument) -> Self {
         match bad {
-            BadEnvelope::Json(error) => {
+            BadDocument::Json(error) => {
                 // It is one line, whose number is said already.
                 let error = error.to_string().replace(" at line 1 column ", " at column ");
                 Invalid::new("message", format!("is not the JSON that is asked for: {error}")).into()
             }
-            BadEnvelope::Value(invalid) => invalid.into(),
+            BadDocument::Value(invalid) => invalid.into(),
         }
     }
 }

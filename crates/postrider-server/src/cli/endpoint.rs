@@ -267,6 +267,7 @@ impl PolicyArgs {
 }
 
 fn json_value(field: &str, text: &str) -> Result<Value, Invalid> {
+    fields::not_too_deep(field, text)?;
     let value =
         serde_json::from_str(text).map_err(|error| Invalid::new(field, format!("is not JSON: {error}")))?;
     fields::none_twice("", text.as_bytes()).map_err(|twice| Invalid::new(field, twice.to_string()))?;

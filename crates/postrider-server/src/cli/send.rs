@@ -4,8 +4,8 @@ use std::io::{IsTerminal, Read};
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use postrider::message::JSON;
-use postrider::{Invalid, NewMessage};
+use postrider::message::{JSON, is_json};
+use postrider::{Invalid, Json, NewMessage};
 use serde::de::IgnoredAny;
 use serde_json::json;
 
@@ -13,7 +13,7 @@ use super::batch;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::place::Place;
-use crate::{send_values, view};
+use crate::send_values;
 
 pub(super) const HELP: &str = "\
 Each line of a batch is a JSON document as in POST /v1/messages:batch:
@@ -131,24 +131,24 @@ fn message(arguments: SendArgs, now: Timestamp) -> Result<NewMessage, Failure> {
     let endpoint = arguments.endpoint.expect("required without --batch");
     let mut message = NewMessage::new(endpoint, payload(arguments.payload.as_deref())?);
     message.content_type = arguments.content_type;
-    if view::is_json(&message.content_type)
-        && let Err(error) = serde_json::from_slice::<&serde_json::value::RawValue>(&message.payload)
+    if is_json(&message.content_type)
+        && let Err(rule) = Json::check(&message.payload)
     {
-        return Err(not_json(&message.payload, &error));
+        return Err(not_json(&message.payload, rule));
     }
     message.event_type = arguments.event_type;
     arguments.options.apply(&mut message, now)?;
     Ok(message)
 }
 
-fn not_json(payload: &[u8], error: &serde_json::Error) -> Failure {
+fn not_json(payload: &[u8], rule: String) -> Failure {
     let refused = |rule: String| Failure::from(Invalid::new("payload", rule));
     if payload.is_empty() {
         return refused("is empty, which is not JSON".to_owned()).hint(
             "give it behind the endpoint, or say with --content-type text/plain that nothing is meant",
         );
     }
-    let failure = refused(format!("is not JSON: {error}"));
+    let failure = refused(rule);
     let documents = serde_json::Deserializer::from_slice(payload).into_iter::<IgnoredAny>();
     match documents.take(2).filter(Result::is_ok).count() {
         2 => {

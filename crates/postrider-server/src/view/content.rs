@@ -3,6 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use postrider::message::is_json;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -45,11 +46,6 @@ impl ResponseBody {
         let decoded = self.response_body_base64.and_then(|text| STANDARD.decode(text).ok());
         decoded.map(Bytes::from).or(self.response_body.map(Bytes::from))
     }
-}
-
-pub(crate) fn is_json(content_type: &str) -> bool {
-    let media = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    media == "application/json" || media.ends_with("+json")
 }
 
 /// A payload on one line, as far as it can be read.

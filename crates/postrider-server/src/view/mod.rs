@@ -5,7 +5,7 @@ use postrider::Endpoint;
 use postrider::store::{DeadLetter, Story};
 use serde_json::{Value, json};
 
-pub(crate) use content::{ResponseBody, is_json, payload_text};
+pub(crate) use content::{ResponseBody, payload_text};
 pub(crate) use dead_letter::{DeadLetterView, DlqSummaryView, ListedDeadLetterView};
 pub(crate) use done::{Published, Redriven, Released, Replayed, Swept};
 pub(crate) use endpoint::{EndpointView, HealthView};

@@ -18,6 +18,7 @@ mod event_cases;
 mod events;
 mod full_disk;
 mod http;
+mod json;
 mod letters;
 mod logs;
 mod malformed;

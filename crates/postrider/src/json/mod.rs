@@ -4,15 +4,20 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error as _};
+use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny};
 use serde::ser::{Serialize, Serializer};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use crate::error::Invalid;
 
 pub use number::Number;
 
 mod number;
 mod reader;
+
+/// Lists and objects, one within the other: as deep as JSON is read anywhere. SQL says the same.
+pub(crate) const DEPTH_MAX: usize = 128;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Json {
@@ -29,6 +34,52 @@ impl Json {
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         let raw: &RawValue = serde_json::from_slice(text).map_err(not_json)?;
         reader::read(raw.get())
+    }
+
+    /// The same without making a value of it: any number is taken, and any escape.
+    pub fn check(text: &[u8]) -> Result<(), String> {
+        Self::check_depth(text)?;
+        // The parser skips over strings without looking at their encoding.
+        let text = std::str::from_utf8(text).map_err(|error| format!("is not JSON: {error}"))?;
+        serde_json::from_str::<IgnoredAny>(text).map(drop).map_err(not_json)
+    }
+
+    /// Whatever else is wrong with it: other parsers may give up where it is too deep, with other words.
+    pub fn check_depth(text: &[u8]) -> Result<(), String> {
+        let opens = |byte: &&u8| matches!(byte, b'[' | b'{');
+        // Most have far fewer, and counting is quick.
+        if text.iter().filter(opens).count() <= DEPTH_MAX {
+            return Ok(());
+        }
+        let (mut depth, mut quoted) = (0_usize, false);
+        let mut bytes = text.iter();
+        while let Some(byte) = bytes.next() {
+            match byte {
+                b'\\' if quoted => drop(bytes.next()),
+                b'"' => quoted = !quoted,
+                b'[' | b'{' if !quoted => depth += 1,
+                b']' | b'}' if !quoted => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            if depth > DEPTH_MAX {
+                return Err(too_deep());
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong with a value that was made, not read.
+    pub(crate) fn check_levels(&self) -> Result<(), String> {
+        if self.fits_in(DEPTH_MAX) { Ok(()) } else { Err(too_deep()) }
+    }
+
+    fn fits_in(&self, levels: usize) -> bool {
+        let below = |value: &Self| value.fits_in(levels - 1);
+        match self {
+            Self::Null | Self::Flag(_) | Self::Number(_) | Self::Text(_) => true,
+            Self::List(items) => levels > 0 && items.iter().all(below),
+            Self::Object(members) => levels > 0 && members.values().all(below),
+        }
     }
 
     /// By the name that JSON Schema has for it.
@@ -52,6 +103,27 @@ impl Json {
             Self::Object(members) => members.iter().any(|(key, value)| key.contains('\0') || value.has_nul()),
         }
     }
+}
+
+/// The same of an object as other parsers make it.
+pub(crate) fn check_object(field: &str, object: &Map<String, Value>) -> Result<(), Invalid> {
+    match object.values().all(|value| fits_in(DEPTH_MAX - 1, value)) {
+        true => Ok(()),
+        false => Err(Invalid::new(field, too_deep())),
+    }
+}
+
+fn fits_in(levels: usize, value: &Value) -> bool {
+    let below = |value: &Value| fits_in(levels - 1, value);
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
+        Value::Array(items) => levels > 0 && items.iter().all(below),
+        Value::Object(members) => levels > 0 && members.values().all(below),
+    }
+}
+
+fn too_deep() -> String {
+    format!("is more than {DEPTH_MAX} levels deep")
 }
 
 fn not_json(error: serde_json::Error) -> String {

@@ -3,10 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Json, Number, not_json};
+use super::{DEPTH_MAX, Json, Number, not_json, too_deep};
 
-/// As deep as the program reads JSON anywhere.
-const DEPTH_MAX: usize = 128;
 const CLOSED: &str = "serde found the end of every value";
 
 /// What serde has not looked at: the escapes of strings, the size of numbers, and how deep it all is.
@@ -21,7 +19,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn value(&mut self, depth: usize) -> Result<Json, String> {
-        let deeper = || depth.checked_sub(1).ok_or_else(|| format!("is more than {DEPTH_MAX} levels deep"));
+        let deeper = || depth.checked_sub(1).ok_or_else(too_deep);
         Ok(match self.peek() {
             b'n' => self.word("null", Json::Null),
             b't' => self.word("true", Json::Flag(true)),

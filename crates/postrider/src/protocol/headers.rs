@@ -1,18 +1,17 @@
 //! Which headers an endpoint or a message may set, and which of them are secrets.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use http::{HeaderName, HeaderValue};
 
 use crate::error::Invalid;
 
 /// They frame the request or belong to the connection, so only the sink may write them.
-pub(crate) const OF_THE_CONNECTION: [&str; 10] = [
+pub(crate) const OF_THE_CONNECTION: [&str; 9] = [
     "connection",
     "content-length",
     "expect",
     "keep-alive",
-    "proxy-connection",
     "te",
     "trailer",
     "transfer-encoding",
@@ -20,34 +19,66 @@ pub(crate) const OF_THE_CONNECTION: [&str; 10] = [
     "http2-settings",
 ];
 
+/// So do those that begin like this.
+pub(crate) const OF_THE_PROXY: &str = "proxy-";
+
 /// Postrider writes these itself; receivers rely on them.
 pub(crate) const OF_POSTRIDER: [&str; 3] = ["webhook-", "postrider-", "ce-"];
 
+pub(crate) const TWICE: &str = "is given twice; names of headers ignore case";
+pub(crate) const KEPT: &str = "is set by the endpoint, which does not let messages replace it";
+
 /// A header with one of these in its name holds a credential as a rule.
-const SECRET_WORDS: [&str; 9] =
+pub(crate) const SECRET_WORDS: [&str; 9] =
     ["auth", "cookie", "api-key", "apikey", "token", "secret", "password", "credential", "access-key"];
 
-/// Errors name the field as `<within>.<name>`, with the name as it was typed.
-pub fn check<'a>(
+/// What `auth` of an endpoint sets, whatever its type.
+pub(crate) const OF_AUTH: &str = "authorization";
+
+/// Of an endpoint. Errors name the field as `<within>.<name>`, with the name as it was typed.
+pub(super) fn check(within: &str, headers: &[(&str, &str)]) -> Result<(), Invalid> {
+    none_twice(within, headers.iter().map(|(name, _)| name))?;
+    headers.iter().try_for_each(|(typed, text)| {
+        name(typed).and_then(|name| value(&name, text)).map(drop).map_err(|rule| at(within, typed, rule))
+    })
+}
+
+/// Of a message.
+pub(super) fn check_of_message(headers: &BTreeMap<String, String>) -> Result<(), Invalid> {
+    headers.iter().try_for_each(|(typed, text)| {
+        let name = name_of_message(typed);
+        name.and_then(|name| value(&name, text)).map(drop).map_err(|rule| at("headers", typed, rule))
+    })
+}
+
+/// A receiver would get one of them, and no sender could tell which.
+pub(crate) fn none_twice(
     within: &str,
-    headers: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
+    names: impl IntoIterator<Item = impl AsRef<str>>,
 ) -> Result<(), Invalid> {
-    let mut seen = HashSet::with_capacity(headers.len());
-    for (typed, text) in headers {
-        let invalid = |rule: String| Invalid::new(format!("{within}.{typed}"), rule);
-        let name = name(typed).map_err(invalid)?;
-        value(&name, text).map_err(invalid)?;
-        if !seen.insert(name) {
-            return Err(invalid("is given twice; names of headers ignore case".to_owned()));
-        }
+    let mut seen = HashSet::new();
+    names.into_iter().try_for_each(|name| match seen.insert(name.as_ref().to_ascii_lowercase()) {
+        true => Ok(()),
+        false => Err(at(within, name.as_ref(), TWICE)),
+    })
+}
+
+fn at(within: &str, name: &str, rule: impl Into<String>) -> Invalid {
+    Invalid::new(format!("{within}.{name}"), rule)
+}
+
+/// The name, if a message may set it at some endpoint.
+pub(crate) fn name_of_message(typed: &str) -> Result<HeaderName, String> {
+    match name(typed)? {
+        http::header::HOST => Err("can be set by the endpoint only".to_owned()),
+        name => Ok(name),
     }
-    Ok(())
 }
 
 /// The name, if an endpoint or a message may set it.
 pub fn name(typed: &str) -> Result<HeaderName, String> {
     let name = HeaderName::from_bytes(typed.as_bytes()).map_err(|_| "is not a valid header name")?;
-    if OF_THE_CONNECTION.contains(&name.as_str()) {
+    if OF_THE_CONNECTION.contains(&name.as_str()) || name.as_str().starts_with(OF_THE_PROXY) {
         return Err("belongs to the connection and cannot be set".to_owned());
     }
     if OF_POSTRIDER.iter().any(|prefix| name.as_str().starts_with(prefix)) {

@@ -17,6 +17,7 @@ const PEM_BYTES_MAX: usize = 1 << 20;
 /// More would only make the signature header long; a rotation needs two.
 const SIGNING_SECRETS_MAX: usize = 10;
 const USERNAME_BYTES_MAX: usize = 256;
+const CLOUDEVENTS_TYPE_BYTES_MAX: usize = 256;
 
 pub(super) const KEYS: &[Key] = &[
     Key::new("url", Kind::Text { bytes_max: URL_BYTES_MAX, rule: Rule("url", url) }).required(),
@@ -32,6 +33,13 @@ pub(super) const KEYS: &[Key] = &[
         Kind::Secrets { min: 1, max: SIGNING_SECRETS_MAX, rule: Rule("signing_secret", signing_secret) },
     ),
     Key::new("cloudevents", Kind::Choice(&["binary", "structured"])),
+    Key::new(
+        "cloudevents_type",
+        Kind::Text { bytes_max: CLOUDEVENTS_TYPE_BYTES_MAX, rule: Rule("no_control", no_control) },
+    )
+    .default("\"postrider.message\""),
+    // What is 2xx is delivered.
+    Key::new("retry_status", Kind::Codes { min: 300, max: 599, classes: &["3xx", "4xx", "5xx"] }),
     Key::new("tls", Kind::Object(TLS)),
     Key::new("auto_disable_on_gone", Kind::Flag).default("false"),
     Key::new("max_redirects", Kind::Whole { min: 0, max: 10 }).default("0"),
@@ -46,7 +54,7 @@ pub(super) const KEYS: &[Key] = &[
 const BASIC: &[Key] = &[
     Key::new("username", Kind::Text { bytes_max: USERNAME_BYTES_MAX, rule: Rule("username", username) })
         .required(),
-    Key::new("password", Kind::Secret(Rule("password", password))).required(),
+    Key::new("password", Kind::Secret(Rule("no_control", no_control))).required(),
 ];
 
 const BEARER: &[Key] = &[Key::new("token", Kind::Secret(Rule("token", token))).required()];
@@ -140,7 +148,7 @@ fn username(text: &str) -> Result<(), String> {
     }
 }
 
-fn password(text: &str) -> Result<(), String> {
+fn no_control(text: &str) -> Result<(), String> {
     match text.chars().any(char::is_control) {
         true => Err("must not contain control characters".to_owned()),
         false => Ok(()),

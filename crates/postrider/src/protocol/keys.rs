@@ -52,6 +52,12 @@ pub enum Kind {
         bytes_max: usize,
         rule: Rule,
     },
+    /// A list of whole numbers and of names for many of them.
+    Codes {
+        min: u64,
+        max: u64,
+        classes: &'static [&'static str],
+    },
     /// A text that no interface shows again, or a reference to one.
     Secret(Rule),
     Secrets {
@@ -127,6 +133,7 @@ impl Kind {
             Self::Seconds { max } => check_seconds(field, value, *max),
             Self::Choice(choices) => check_choice(field, value, choices),
             Self::Text { bytes_max, rule } => check_text(field, value, *bytes_max, *rule),
+            Self::Codes { min, max, classes } => check_codes(field, value, *min..=*max, classes),
             Self::Secret(rule) => check_secret(field, value, *rule),
             Self::Secrets { min, max, rule } => check_secrets(field, value, *min..=*max, *rule),
             Self::Headers => check_headers(field, value),
@@ -137,7 +144,9 @@ impl Kind {
 
     fn redacted(&self, value: &Value) -> Value {
         match self {
-            Self::Flag | Self::Whole { .. } | Self::Seconds { .. } | Self::Choice(_) => value.clone(),
+            Self::Flag | Self::Whole { .. } | Self::Seconds { .. } | Self::Choice(_) | Self::Codes { .. } => {
+                value.clone()
+            }
             Self::Text { .. } => without_userinfo(value),
             Self::Secret(_) => secret::shown(value),
             Self::Secrets { .. } => match value {
@@ -168,11 +177,30 @@ fn check_seconds(field: &str, value: &Value, max: u32) -> Result<(), Invalid> {
 fn check_choice(field: &str, value: &Value, choices: &[&str]) -> Result<(), Invalid> {
     match value.as_str() {
         Some(text) if choices.contains(&text) => Ok(()),
-        _ => {
-            let quoted: Vec<String> = choices.iter().map(|choice| format!("{choice:?}")).collect();
-            Err(Invalid::new(field, format!("must be {}", quoted.join(" or "))))
-        }
+        _ => Err(Invalid::new(field, format!("must be {}", one_of(choices)))),
     }
+}
+
+fn one_of(choices: &[&str]) -> String {
+    let quoted: Vec<String> = choices.iter().map(|choice| format!("{choice:?}")).collect();
+    quoted.join(" or ")
+}
+
+fn check_codes(
+    field: &str,
+    value: &Value,
+    range: std::ops::RangeInclusive<u64>,
+    classes: &[&str],
+) -> Result<(), Invalid> {
+    let items = value.as_array().ok_or_else(|| Invalid::new(field, "must be a list"))?;
+    let fits = |item: &Value| {
+        item.as_u64().is_some_and(|code| range.contains(&code))
+            || item.as_str().is_some_and(|class| classes.contains(&class))
+    };
+    let Some(at) = items.iter().position(|item| !fits(item)) else { return Ok(()) };
+    let (min, max, classes) = (range.start(), range.end(), one_of(classes));
+    let rule = format!("must be a whole number from {min} to {max}, or {classes}");
+    Err(Invalid::new(format!("{field}[{at}]"), rule))
 }
 
 fn check_text(field: &str, value: &Value, bytes_max: usize, rule: Rule) -> Result<(), Invalid> {
@@ -217,14 +245,14 @@ fn check_headers(field: &str, value: &Value) -> Result<(), Invalid> {
             None => texts.push((name.as_str(), text)),
         }
     }
-    headers::check(field, texts.into_iter())
+    headers::check(field, &texts)
 }
 
 fn check_typed(field: &str, value: &Value, variants: Variants) -> Result<(), Invalid> {
     let map = object(field, value)?;
     let Some((kind, keys)) = variant(map, variants) else {
-        let known: Vec<String> = variants.iter().map(|(name, _)| format!("{name:?}")).collect();
-        return Err(Invalid::new(format!("{field}.type"), format!("must be {}", known.join(" or "))));
+        let known: Vec<&str> = variants.iter().map(|(name, _)| *name).collect();
+        return Err(Invalid::new(format!("{field}.type"), format!("must be {}", one_of(&known))));
     };
     let type_key = Key::new("type", Kind::Choice(std::slice::from_ref(kind)));
     check(field, std::iter::once(&type_key).chain(keys.iter()).collect(), map)

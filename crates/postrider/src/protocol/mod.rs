@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use crate::error::Invalid;
+use crate::json::check_object;
 use crate::settings::MAX_ATTEMPTS_MAX;
 
 pub use keys::{Key, Kind, Rule, Scope, Variants};
@@ -60,6 +61,7 @@ impl Protocol {
 
     /// Checks an endpoint's config; errors name the field as `config.<key>`.
     pub fn check_config(self, config: &Map<String, Value>) -> Result<(), Invalid> {
+        check_object("config", config)?;
         keys::check("config", self.config_keys(), config)?;
         match self {
             Self::Http => http::check_together(config),
@@ -73,6 +75,7 @@ impl Protocol {
         if options.is_empty() {
             return Ok(());
         }
+        check_object("options", options)?;
         let keys: Vec<&Key> = self.keys().filter(|key| key.scope != Scope::Endpoint).collect();
         // What an endpoint requires, a message need not repeat.
         keys::check_known("options", &keys, options)
@@ -80,10 +83,9 @@ impl Protocol {
 
     /// Checks a message's headers; errors name the field as `headers.<name>`.
     pub fn check_headers(self, headers: &BTreeMap<String, String>) -> Result<(), Invalid> {
+        headers::none_twice("headers", headers.keys())?;
         match self {
-            Self::Http => {
-                headers::check("headers", headers.iter().map(|(name, value)| (name.as_str(), value.as_str())))
-            }
+            Self::Http => headers::check_of_message(headers),
             // Written as JSON strings, which can hold anything.
             Self::File => Ok(()),
         }

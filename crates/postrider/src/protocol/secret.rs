@@ -18,6 +18,10 @@ pub enum Reference<'a> {
 }
 
 impl<'a> Reference<'a> {
+    pub(crate) fn is_one(text: &'a str) -> bool {
+        matches!(Self::parse(text), Ok(Some(_)))
+    }
+
     /// None when the text is the secret itself.
     pub fn parse(text: &'a str) -> Result<Option<Self>, String> {
         if let Some(rest) = text.strip_prefix("${") {

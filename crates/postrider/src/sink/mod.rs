@@ -136,7 +136,7 @@ pub(crate) fn secrets_of(endpoint: &Endpoint, environment: &Environment) -> Resu
 /// Calls `tell` with every text of `whole` that `shown` hides or refers to.
 fn hidden(whole: &Value, shown: &Value, tell: &mut impl FnMut(&str)) {
     match (whole, shown) {
-        (Value::String(text), shown) if whole != shown || is_reference(text) => tell(text),
+        (Value::String(text), shown) if whole != shown || Reference::is_one(text) => tell(text),
         (Value::Object(whole), shown) => {
             whole.iter().for_each(|(key, value)| hidden(value, shown.get(key).unwrap_or(&Value::Null), tell));
         }
@@ -146,10 +146,6 @@ fn hidden(whole: &Value, shown: &Value, tell: &mut impl FnMut(&str)) {
         }
         _ => {}
     }
-}
-
-fn is_reference(text: &str) -> bool {
-    matches!(Reference::parse(text), Ok(Some(_)))
 }
 
 /// Config to sink. Does no I/O to the receiver yet, except opening what the sink holds.

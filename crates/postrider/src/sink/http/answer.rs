@@ -10,6 +10,7 @@ use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
 use jiff::Timestamp;
+use serde_json::{Map, Value};
 use tokio::time::{Instant, timeout_at};
 
 use super::connection::{Connection, Http1};
@@ -22,6 +23,27 @@ const DISCARD_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The status is known: a slow body must not cost it by running into the attempt's deadline.
 const RESERVE: Duration = Duration::from_millis(100);
+
+/// Answers that an endpoint wants tried again (`retry_status`).
+#[derive(Default)]
+pub(super) struct RetryStatus {
+    codes: Vec<u16>,
+    /// By their first digit.
+    classes: Vec<u16>,
+}
+
+impl RetryStatus {
+    pub(super) fn new(config: &Map<String, Value>) -> Self {
+        let listed = config.get("retry_status").and_then(Value::as_array).into_iter().flatten();
+        let (codes, classes): (Vec<&Value>, Vec<&Value>) = listed.partition(|item| item.is_number());
+        let code = |item: &Value| item.as_u64().and_then(|code| u16::try_from(code).ok());
+        let class = |item: &Value| item.as_str()?.strip_suffix("xx")?.parse().ok();
+        Self {
+            codes: codes.into_iter().filter_map(code).collect(),
+            classes: classes.into_iter().filter_map(class).collect(),
+        }
+    }
+}
 
 pub(super) struct Answer {
     pub(super) response: http::Response<Incoming>,
@@ -36,6 +58,7 @@ impl Answer {
     pub(super) async fn judge(
         mut self,
         delivery: &Delivery,
+        retry_status: &RetryStatus,
         deadline: Instant,
     ) -> (Result<Receipt, Failure>, Option<Http1>) {
         let status = self.response.status();
@@ -48,7 +71,7 @@ impl Answer {
             None => self.discard(until).await,
         };
         let body = body.map(BytesMut::freeze);
-        let result = match class(status) {
+        let result = match class(status, retry_status) {
             None => Ok(Receipt { status: Some(status.as_u16()), body }),
             Some(class) => Err(Failure {
                 class,
@@ -100,11 +123,13 @@ async fn read_all(body: &mut Incoming, kept: &mut BytesMut, bytes_max: usize) ->
     true
 }
 
-/// None is delivered.
-fn class(status: StatusCode) -> Option<Class> {
+/// None is delivered. That a receiver is gone is worth another try only where its code is listed.
+fn class(status: StatusCode, retry_status: &RetryStatus) -> Option<Class> {
     match status.as_u16() {
         200..=299 => None,
+        code if retry_status.codes.contains(&code) => Some(Class::Retryable),
         410 => Some(Class::Gone),
+        code if retry_status.classes.contains(&(code / 100)) => Some(Class::Retryable),
         408 | 425 | 429 => Some(Class::Retryable),
         400..=499 => Some(Class::Permanent),
         _ => Some(Class::Retryable),
@@ -162,6 +187,8 @@ fn cause(error: &hyper::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -174,7 +201,35 @@ mod tests {
                 400..=499 => Some(Class::Permanent),
                 _ => Some(Class::Retryable),
             };
-            assert_eq!(class(StatusCode::from_u16(code).unwrap()), expected, "{code}");
+            assert_eq!(
+                class(StatusCode::from_u16(code).unwrap(), &RetryStatus::default()),
+                expected,
+                "{code}"
+            );
+        }
+    }
+
+    #[test]
+    fn listed_answers_are_tried_again_and_410_only_by_its_code() {
+        let class = |listed: Value, code: u16| {
+            let config = Map::from_iter([("retry_status".to_owned(), listed)]);
+            class(StatusCode::from_u16(code).unwrap(), &RetryStatus::new(&config))
+        };
+        let cases = [
+            (json!([404]), 404, Some(Class::Retryable)),
+            (json!([404]), 405, Some(Class::Permanent)),
+            (json!(["4xx"]), 405, Some(Class::Retryable)),
+            (json!(["4xx"]), 410, Some(Class::Gone)),
+            (json!([404, "4xx"]), 410, Some(Class::Gone)),
+            (json!(["4xx", 410]), 410, Some(Class::Retryable)),
+            (json!([410]), 411, Some(Class::Permanent)),
+            (json!(["3xx", "5xx"]), 404, Some(Class::Permanent)),
+            (json!(["3xx", "5xx"]), 503, Some(Class::Retryable)),
+            (json!([]), 410, Some(Class::Gone)),
+            (json!(["4xx"]), 204, None),
+        ];
+        for (listed, code, expected) in cases {
+            assert_eq!(class(listed.clone(), code), expected, "{listed} {code}");
         }
     }
 

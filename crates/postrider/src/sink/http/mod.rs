@@ -14,6 +14,7 @@ use crate::endpoint::Endpoint;
 use crate::protocol::Protocol;
 use crate::verdict::Receipt;
 
+use answer::RetryStatus;
 use connector::Connector;
 use pool::Pool;
 use redirect::Redirects;
@@ -37,6 +38,7 @@ pub(super) struct HttpSink {
     template: Template,
     pool: Pool,
     redirects: Redirects,
+    retry_status: RetryStatus,
     timeout: Duration,
 }
 
@@ -52,6 +54,7 @@ impl HttpSink {
         Ok(Self {
             template: Template::new(endpoint, &origin, target, &Secrets::new(environment))?,
             redirects: Redirects::new(config, &connector, &environment.kept),
+            retry_status: RetryStatus::new(config),
             pool: Pool::new(origin, connector, endpoint.max_in_flight() as usize, &environment.kept),
             timeout: Protocol::Http.timeout(config),
         })
@@ -69,7 +72,7 @@ impl Sink for HttpSink {
             false => self.pool.send(request).await?,
             true => Box::pin(self.redirects.send(&self.pool, request)).await?,
         };
-        let (result, connection) = answer.judge(delivery, deadline).await;
+        let (result, connection) = answer.judge(delivery, &self.retry_status, deadline).await;
         if let Some(connection) = connection {
             self.pool.put(connection);
         }

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Method, Uri};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::cloudevents::Mode;
+use super::cloudevents::CloudEvents;
 use super::encoding::{header_value, owned};
 use super::origin::{Origin, Target};
 use super::{Body, Request};
@@ -37,9 +37,11 @@ pub(super) struct Template {
     target: Target,
     /// Host, agent, the endpoint's own headers and its credentials; what a message fills in is empty.
     headers: HeaderMap,
+    /// Those that no message may replace.
+    kept: Vec<HeaderName>,
     endpoint_sets_content_type: bool,
     signing_keys: Vec<SigningKey>,
-    cloudevents: Option<Mode>,
+    cloudevents: Option<CloudEvents>,
 }
 
 impl Template {
@@ -50,6 +52,7 @@ impl Template {
         secrets: &Secrets,
     ) -> Result<Self, Undelivered> {
         let mut headers = endpoint_headers(endpoint, origin, secrets)?;
+        let kept = headers.keys().filter(|name| endpoint.keeps_header(name.as_str())).cloned().collect();
         let endpoint_sets_content_type = headers.contains_key(CONTENT_TYPE);
         let signing_keys = signing_keys(endpoint, secrets)?;
         // Room for what every message has, so that no copy of the map has to grow.
@@ -66,8 +69,9 @@ impl Template {
             target,
             endpoint_sets_content_type,
             headers,
+            kept,
             signing_keys,
-            cloudevents: text("cloudevents").map(|mode| Mode::new(mode, &endpoint.name)),
+            cloudevents: CloudEvents::of(endpoint),
         })
     }
 
@@ -81,14 +85,17 @@ impl Template {
         }
         for (name, value) in &message.headers {
             let refused = |rule| Failure::permanent(format!("headers.{name}: {rule}"));
-            let name = headers::name(name).map_err(refused)?;
+            let name = headers::name_of_message(name).map_err(refused)?;
             let value = headers::value(&name, value).map_err(refused)?;
-            headers.insert(name, value);
+            // The endpoint may have begun to set it after the message was sent.
+            if !self.kept.contains(&name) {
+                headers.insert(name, value);
+            }
         }
         about(delivery, &mut headers);
         let body = match &self.cloudevents {
             None => message.payload.clone(),
-            Some(mode) => mode.apply(delivery, &id, &mut headers),
+            Some(cloudevents) => cloudevents.apply(delivery, &id, &mut headers),
         };
         let timestamp = delivery.now.as_second();
         headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(timestamp));

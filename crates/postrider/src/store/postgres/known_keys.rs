@@ -103,6 +103,12 @@ fn details(kind: &Kind) -> Details {
         Kind::Text { bytes_max, rule } => {
             Details { max: Some(*bytes_max as i64), rule: Some(rule.0), ..nothing }
         }
+        Kind::Codes { min, max, classes } => Details {
+            min: Some(*min as i64),
+            max: Some(*max as i64),
+            choices: Some(classes.to_vec()),
+            ..nothing
+        },
         Kind::Secret(rule) => Details { rule: Some(rule.0), ..nothing },
         Kind::Secrets { min, max, rule } => {
             Details { min: Some(*min as i64), max: Some(*max as i64), rule: Some(rule.0), ..nothing }
@@ -120,6 +126,7 @@ fn kind_name(kind: &Kind) -> &'static str {
         Kind::Seconds { .. } => "seconds",
         Kind::Choice(_) => "choice",
         Kind::Text { .. } => "text",
+        Kind::Codes { .. } => "codes",
         Kind::Secret(_) => "secret",
         Kind::Secrets { .. } => "secrets",
         Kind::Headers => "headers",
@@ -133,5 +140,32 @@ fn scope_name(scope: Scope) -> &'static str {
         Scope::Endpoint => "endpoint",
         Scope::Both => "both",
         Scope::Message => "message",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::json::DEPTH_MAX;
+    use crate::protocol::headers::{OF_POSTRIDER, OF_THE_CONNECTION, OF_THE_PROXY, SECRET_WORDS};
+
+    #[test]
+    fn functions_have_the_words_and_numbers_of_the_program() {
+        let protocol = include_str!("sql/protocol.sql").split_whitespace().collect::<Vec<_>>().join(" ");
+        let quoted = OF_THE_CONNECTION.map(|name| format!("'{name}'")).join(", ");
+        for words in [
+            format!("lower(h.key) ~ '{}'", SECRET_WORDS.join("|")),
+            format!("v_name IN ({quoted}) OR v_name LIKE '{OF_THE_PROXY}%'"),
+            format!("v_name ~ '^({})'", OF_POSTRIDER.join("|")),
+        ] {
+            assert!(protocol.contains(&words), "{words}");
+        }
+        let json = include_str!("sql/json.sql");
+        for number in [
+            format!("$.**{{{DEPTH_MAX}}}"),
+            format!("$.**{{{}}}", DEPTH_MAX + 2),
+            format!("1 .. {DEPTH_MAX}"),
+        ] {
+            assert!(json.contains(&number), "{number}");
+        }
     }
 }

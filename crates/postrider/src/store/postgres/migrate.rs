@@ -14,6 +14,7 @@ const MIGRATIONS: &[&[&str]] = &[&[
     include_str!("sql/tables.sql"),
     include_str!("sql/bounds.sql"),
     include_str!("sql/errors.sql"),
+    include_str!("sql/json.sql"),
     include_str!("sql/events.sql"),
     include_str!("sql/settings.sql"),
     include_str!("sql/identity.sql"),

@@ -14,6 +14,7 @@ use super::errors::store_error;
 use crate::clock::truncated;
 use crate::error::{Invalid, StoreError};
 use crate::message::{JSON, MessageId, NewMessage, Sent};
+use crate::send::check_payload;
 use crate::store::Result;
 
 pub(super) const SEND: &str =
@@ -93,7 +94,7 @@ pub async fn send_in<C: GenericClient>(transaction: &C, message: &NewMessage) ->
 
 /// All or nothing, within the caller's own transaction.
 pub async fn send_batch_in<C: GenericClient>(transaction: &C, messages: &[NewMessage]) -> Result<Vec<Sent>> {
-    let columns = Columns::of(messages)?;
+    let columns = Columns::of_messages(messages)?;
     let rows = transaction.query_typed(SEND_BATCH, &columns.typed()).await.map_err(store_error)?;
     Ok(rows.iter().map(sent).collect())
 }
@@ -117,6 +118,12 @@ pub(super) struct Columns<'a> {
 type Column<T> = Option<Vec<T>>;
 
 impl<'a> Columns<'a> {
+    pub(super) fn of_messages(messages: &'a [NewMessage]) -> Result<Self> {
+        messages.iter().try_for_each(check_payload)?;
+        Self::of(messages)
+    }
+
+    /// Their payloads were read before.
     pub(super) fn of(messages: &'a [NewMessage]) -> Result<Self> {
         messages.iter().try_for_each(check_text)?;
         Ok(Self {
@@ -187,6 +194,7 @@ pub(super) struct Arguments<'a> {
 
 impl<'a> Arguments<'a> {
     pub(super) fn of(message: &'a NewMessage) -> Result<Self> {
+        check_payload(message)?;
         check_text(message)?;
         Ok(Self {
             message,

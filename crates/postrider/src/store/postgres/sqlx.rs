@@ -25,7 +25,7 @@ pub async fn send_in(transaction: &mut PgConnection, message: &NewMessage) -> Re
 
 /// All or nothing, within the caller's own transaction.
 pub async fn send_batch_in(transaction: &mut PgConnection, messages: &[NewMessage]) -> Result<Vec<Sent>> {
-    let rows = ask(transaction, SEND_BATCH, &Columns::of(messages)?.typed()).await?;
+    let rows = ask(transaction, SEND_BATCH, &Columns::of_messages(messages)?.typed()).await?;
     rows.iter().map(sent).collect()
 }
 

@@ -34,6 +34,7 @@ use crate::endpoint::{Endpoint, EndpointChange, EndpointId, NewEndpoint};
 use crate::error::StoreError;
 use crate::message::{LostClaim, MessageId, NewMessage, NodeId, Sent};
 use crate::outcome::log_cancelled;
+use crate::send::check_payload;
 use crate::settings::Settings;
 
 mod archive;
@@ -263,6 +264,7 @@ impl SqliteStore {
         commit: Commit,
         messages: impl AsRef<[NewMessage]> + Send + 'static,
     ) -> Result<Vec<Sent>> {
+        messages.as_ref().iter().try_for_each(check_payload)?;
         let order = Order::of(messages.as_ref().iter().map(|message| &message.ordering_key));
         self.write_in(order, commit, move |write| send::send(write, messages.as_ref())).await
     }

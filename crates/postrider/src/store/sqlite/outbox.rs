@@ -12,6 +12,7 @@ use super::writer::Write;
 use crate::clock::{Clock, SystemClock, truncated};
 use crate::event::NewEvent;
 use crate::message::{NewMessage, Sent};
+use crate::send::check_payload;
 use crate::store::Result;
 
 /// Sends within the transaction that is open on `conn`; a running node notices the commit by itself.
@@ -55,6 +56,7 @@ pub fn send_batch_in(conn: &Connection, messages: &[NewMessage]) -> Result<Vec<S
 }
 
 fn send_with(conn: &Connection, known: &mut Known, messages: &[NewMessage]) -> Result<Vec<Sent>> {
+    messages.iter().try_for_each(check_payload)?;
     within_savepoint(conn, known, |write| send::send(write, messages))
 }
 

@@ -207,7 +207,11 @@ fn fan_out(
         message.idempotency_key =
             event.idempotency_key.as_deref().map(|key| key_of_subscription(key, subscription.id));
         if let Some(template) = &subscription.template {
-            message.payload = pubsub::filled(template, payload).to_string().into();
+            let filled = pubsub::filled(template, payload);
+            filled
+                .check_levels()
+                .map_err(|rule| Invalid::new(within(publication.single, at) + "payload", rule))?;
+            message.payload = filled.to_string().into();
         }
         outgoing.push(Outgoing { message, endpoint: endpoint.clone(), at });
     }
@@ -234,7 +238,7 @@ fn new_ones(
     let mut new: BTreeMap<EndpointId, u64> = BTreeMap::new();
     let mut keys = HashSet::new();
     for Outgoing { message, endpoint, at } in outgoing {
-        crate::send::check(message, endpoint, write.known.settings())
+        crate::send::check_all_but_payload(message, endpoint, write.known.settings())
             .map_err(|error| publication.of_event(*at, error))?;
         let is_first = message.idempotency_key.as_ref().is_none_or(|key| keys.insert((endpoint.id, key)));
         if is_first && send::holder_of_idempotency_key(write, message, endpoint)?.is_none() {

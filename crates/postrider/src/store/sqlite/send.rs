@@ -57,7 +57,7 @@ fn without_its_own(error: StoreError, messages: &[NewMessage], sent: &[Sent]) ->
 
 pub(super) fn send_one(write: &mut Write<'_>, message: &NewMessage) -> Result<Sent> {
     let endpoint = write.known.by_name(&message.endpoint)?.clone();
-    crate::send::check(message, &endpoint, write.known.settings())?;
+    crate::send::check_all_but_payload(message, &endpoint, write.known.settings())?;
     if let Some(id) = holder_of_idempotency_key(write, message, &endpoint)? {
         return Ok(Sent { id, duplicate: true });
     }

@@ -202,7 +202,7 @@ fn complete(mut endpoint: Value) -> Value {
 }
 
 pub(super) fn to(endpoint: &str, payload: impl ToString) -> NewMessage {
-    NewMessage::new(endpoint, payload.to_string())
+    NewMessage { content_type: "text/plain".to_owned(), ..NewMessage::new(endpoint, payload.to_string()) }
 }
 
 /// Retries after 50 ms.

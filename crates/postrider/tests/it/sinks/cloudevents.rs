@@ -35,6 +35,29 @@ async fn binary_mode_puts_attributes_into_headers_and_leaves_the_body_alone() {
 }
 
 #[tokio::test]
+async fn an_endpoint_says_the_type_of_messages_that_have_none() {
+    let kinds =
+        [(None, "shop.order é", "shop.order%20%C3%A9"), (Some("order.paid"), "order.paid", "order.paid")];
+    for (event_type, structured, binary) in kinds {
+        for mode in ["binary", "structured"] {
+            let server = Server::ok().await;
+            let config =
+                json!({"url": server.url("/"), "cloudevents": mode, "cloudevents_type": "shop.order é"});
+            let message = Message { event_type: event_type.map(str::to_owned), ..message(9, "1") };
+            http_sink(config).deliver(&delivery(message)).await.unwrap();
+            let request = server.only();
+            match mode {
+                "binary" => assert_eq!(header(&request, "ce-type"), binary),
+                _ => {
+                    let envelope: Value = serde_json::from_slice(request.body()).unwrap();
+                    assert_eq!(envelope["type"], structured);
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn structured_mode_embeds_json_byte_for_byte() {
     let payload = "{\"z\": 1.0,\n \"a\": \"\\u00e9\", \"z\": 2}";
     let request =

@@ -46,6 +46,9 @@ fn good_http_configs_are_accepted() {
         with("signing_secrets", json!(["whsk_nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A="])),
         with("cloudevents", json!("binary")),
         with("cloudevents", json!("structured")),
+        with("cloudevents_type", json!("shop.order")),
+        with("retry_status", json!([404, "4xx"])),
+        with("retry_status", json!([])),
         with("tls", json!({})),
         with("auto_disable_on_gone", json!(true)),
         with("max_redirects", json!(10)),
@@ -229,11 +232,11 @@ fn bad_http_configs_name_the_field_and_the_rule() {
         (with("http2", json!("yes")), "config.http2: must be true or false"),
         (
             with("url_suffix", json!("/x")),
-            "config.url_suffix: is not known here; known are: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, tls, auto_disable_on_gone, max_redirects, http2",
+            "config.url_suffix: is not known here; known are: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, cloudevents_type, retry_status, tls, auto_disable_on_gone, max_redirects, http2",
         ),
         (
             with("proxy", json!("http://p")),
-            "config.proxy: is not known here; known are: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, tls, auto_disable_on_gone, max_redirects, http2",
+            "config.proxy: is not known here; known are: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, cloudevents_type, retry_status, tls, auto_disable_on_gone, max_redirects, http2",
         ),
     ];
     for (config, expected) in bad {
@@ -253,6 +256,7 @@ fn headers_that_others_rely_on_cannot_be_set_by_endpoint_or_message() {
         "Keep-Alive",
         "Expect",
         "Proxy-Connection",
+        "Proxy-Authorization",
         "webhook-id",
         "Webhook-Signature",
         "webhook-anything",
@@ -283,6 +287,7 @@ fn message_headers_are_checked_for_http_and_free_for_files() {
     let twice = BTreeMap::from([("A".to_owned(), String::new()), ("a".to_owned(), String::new())]);
     assert_eq!(Protocol::Http.check_headers(&twice).unwrap_err().field, "headers.a");
     assert_eq!(Protocol::File.check_headers(&headers("any thing", "a\nb")), Ok(()));
+    assert_eq!(Protocol::File.check_headers(&twice).unwrap_err().field, "headers.a");
 }
 
 #[test]

@@ -7,6 +7,8 @@ use http_body_util::Full;
 use postrider::sink::{Capture, Delivery};
 use postrider::verdict::Class;
 
+use serde_json::json;
+
 use super::server::{Server, answer, status};
 use super::support::*;
 
@@ -45,6 +47,34 @@ async fn the_status_decides() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn an_endpoint_says_which_answers_are_worth_another_try() {
+    let server = Server::start(|request| {
+        let mut response = status(request.uri().path()[1..].parse().unwrap());
+        response.headers_mut().insert("retry-after", "17".parse().unwrap());
+        response
+    })
+    .await;
+    let cases = [
+        (json!([404]), 404, Class::Retryable),
+        (json!([404]), 405, Class::Permanent),
+        (json!([404, "4xx"]), 405, Class::Retryable),
+        (json!(["4xx"]), 410, Class::Gone),
+        (json!([410]), 410, Class::Retryable),
+        (json!(["3xx"]), 404, Class::Permanent),
+    ];
+    for (listed, code, class) in cases {
+        let config = json!({"url": server.url(&format!("/{code}")), "retry_status": listed});
+        let failure = http_sink(config).deliver(&delivery(message(1, "{}"))).await.unwrap_err();
+        assert_eq!((failure.class, failure.status), (class, Some(code)), "{listed}");
+        assert_eq!(failure.counts_for_breaker(), class == Class::Retryable, "as any other failure");
+        assert_eq!(failure.retry_after, None, "only 429 and 503 say when");
+    }
+    let config = json!({"url": server.url("/429"), "retry_status": ["4xx"]});
+    let failure = http_sink(config).deliver(&delivery(message(1, "{}"))).await.unwrap_err();
+    assert!(!failure.counts_for_breaker() && failure.retry_after.is_some(), "429 stays what it is");
 }
 
 #[tokio::test]

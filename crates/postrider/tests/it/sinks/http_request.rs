@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use postrider::Endpoint;
+use postrider::endpoint::EndpointOptions;
 use postrider::message::Message;
 use postrider::protocol::Protocol;
 use postrider::protocol::signature::VerifyingKey;
@@ -76,6 +78,31 @@ async fn headers_of_the_message_win_over_those_of_the_endpoint() {
 }
 
 #[tokio::test]
+async fn headers_that_an_endpoint_keeps_are_not_replaced() {
+    let server = Server::ok().await;
+    let mut endpoint = endpoint(
+        "http",
+        json!({
+            "url": server.url("/"), "auth": {"type": "bearer", "token": "endpoint"},
+            "headers": {"X-Plain": "endpoint", "X-Api-Key": "endpoint"},
+        }),
+    );
+    let headers = ["authorization", "x-plain", "x-api-key", "x-own"]
+        .map(|name| (name.to_owned(), "message".to_owned()));
+    let message = Message { headers: headers.into(), ..message(1, "{}") };
+    let values = async |endpoint: &Endpoint| {
+        connect(endpoint, &open_environment()).unwrap().deliver(&delivery(message.clone())).await.unwrap();
+        let request = server.received().pop().expect("a request");
+        ["authorization", "x-plain", "x-api-key", "x-own"].map(|name| header(&request, name).to_owned())
+    };
+    assert_eq!(values(&endpoint).await, ["Bearer endpoint", "message", "endpoint", "message"]);
+    endpoint.options = EndpointOptions::check(Some(&json!({"override_headers": ["x-api-key"]}))).unwrap();
+    assert_eq!(values(&endpoint).await, ["Bearer endpoint", "endpoint", "message", "message"]);
+    endpoint.options = EndpointOptions::check(Some(&json!({"override_headers": []}))).unwrap();
+    assert_eq!(values(&endpoint).await, ["Bearer endpoint", "endpoint", "endpoint", "message"]);
+}
+
+#[tokio::test]
 async fn an_endpoint_may_fix_the_content_type() {
     let request = sent(json!({"headers": {"Content-Type": "text/special"}}), message(1, "{}")).await;
     assert_eq!(header(&request, "content-type"), "text/special");
@@ -84,7 +111,7 @@ async fn an_endpoint_may_fix_the_content_type() {
 #[tokio::test]
 async fn a_header_that_cannot_be_sent_is_permanent_and_named() {
     let server = Server::ok().await;
-    for name in ["webhook-id", "content-length", "a b"] {
+    for name in ["webhook-id", "content-length", "proxy-authorization", "host", "a b"] {
         let headers = BTreeMap::from([(name.to_owned(), "x".to_owned())]);
         let message = Message { headers, ..message(1, "{}") };
         let failure = plain_sink(&server.url("/")).deliver(&delivery(message)).await.failed();

@@ -3,6 +3,7 @@
 mod world;
 mod shop;
 mod agreement;
+mod ways_in;
 mod any_language;
 mod conformance;
 mod model;

@@ -85,7 +85,7 @@ async fn the_rules_are_those_of_every_other_way_in() {
     assert_eq!(refused(&other), "23505");
     assert_eq!(refused(&to("nowhere")), "42704");
     assert_eq!(refused(&to("a").ordering_key("k".repeat(257))), "54000");
-    assert_eq!(refused(&NewMessage { payload: vec![0; 1_048_577].into(), ..to("a") }), "54000");
+    assert_eq!(refused(&NewMessage { payload: vec![b'1'; 1_048_577].into(), ..to("a") }), "54000");
     send_in(&transaction, &to("a")).unwrap();
     assert_eq!(refused(&to("a")), "53400");
     transaction.commit().unwrap();

@@ -23,8 +23,11 @@ BEGIN
   INTO v_endpoint, v_accepts, v_paused, v_bytes_max, v_id_max
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g
   WHERE e.name = endpoint_name AND e.dropped_at IS NULL AND l.single AND g.single;
+  -- A value of 128 levels has 256 brackets.
   IF (v_accepts AND octet_length(v_payload) <= v_bytes_max
+      AND (octet_length(v_payload) <= 256 OR NOT postrider._is_too_deep(payload))
       AND coalesce(pg_sequence_last_value('postrider.message_ids'), 0) < v_id_max) IS NOT TRUE THEN
+    PERFORM postrider._checked_depth('payload', payload);
     RETURN (postrider._send(endpoint_name, v_payload, 'application/json', 0, NULL, NULL, NULL, NULL, NULL,
                             NULL, NULL, NULL)).id;
   END IF;
@@ -49,6 +52,7 @@ CREATE FUNCTION postrider.send_with_options(
   p_ordering_key text DEFAULT NULL, p_headers jsonb DEFAULT NULL, p_options jsonb DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
+  PERFORM postrider._checked_depth('payload', p_payload);
   RETURN (postrider._send(p_endpoint_name, convert_to(p_payload::text, 'UTF8'), 'application/json', p_priority,
     p_scheduled_at, p_idempotency_key, p_correlation_id, p_expires_at, p_ordering_key, p_headers, p_options, NULL)).id;
 END $$;
@@ -60,6 +64,7 @@ CREATE FUNCTION postrider.send_bytes(
   p_options jsonb DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
+  PERFORM postrider._check_payload('payload', p_content_type, p_payload);
   RETURN (postrider._send(p_endpoint_name, p_payload, p_content_type, p_priority, p_scheduled_at, p_idempotency_key,
     p_correlation_id, p_expires_at, p_ordering_key, p_headers, p_options, NULL)).id;
 END $$;
@@ -282,6 +287,8 @@ BEGIN
     PERFORM postrider._too_large('messages', v_count, d.max_batch_messages, 'max_batch_messages');
   END IF;
   PERFORM postrider._check_message('', d, 0, 'application/json', p_priority, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+  PERFORM postrider._checked_depth(format('messages[%s].payload', n - 1), p)
+  FROM unnest(p_payloads) WITH ORDINALITY AS u (p, n) WHERE postrider._is_too_deep(p);
   PERFORM postrider._make_room(d, v_count);
   WITH inserted AS (
     INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, priority, content_type, payload)
@@ -370,6 +377,10 @@ BEGIN
                          ELSE 'must be a time' END);
     END;
   END LOOP;
+  IF p_message ? 'payload_base64' THEN
+    PERFORM postrider._check_payload(p_field || '.payload', p_message->>'content_type',
+      decode(p_message->>'payload_base64', 'base64'));
+  END IF;
   IF (p_message ? 'payload') = (p_message ? 'payload_base64') THEN
     PERFORM postrider._invalid(p_field || '.payload', CASE WHEN p_message ? 'payload'
       THEN 'cannot be given beside payload_base64' ELSE 'is required' END);
@@ -388,6 +399,11 @@ BEGIN
   END IF;
   IF jsonb_array_length(p_messages) > v_limit THEN
     PERFORM postrider._too_large(p_name, jsonb_array_length(p_messages), v_limit, 'max_batch_messages');
+  END IF;
+  IF postrider._has_too_deep_members(p_messages) THEN
+    PERFORM postrider._checked_depth(format('%s[%s].%s', p_name, n - 1, member.key), member.value)
+    FROM jsonb_array_elements(p_messages) WITH ORDINALITY AS a (item, n),
+      jsonb_each(CASE WHEN postrider._is_object(item) THEN item ELSE '{}' END) AS member;
   END IF;
   -- Nearly all have only a payload, and there is nothing to check in that.
   FOR m IN

@@ -6,15 +6,18 @@
 CREATE FUNCTION postrider._check_captured(p_endpoint text, p_headers jsonb) RETURNS void LANGUAGE plpgsql STABLE
 AS $$
 DECLARE
-  v_protocol text := (SELECT protocol FROM postrider.endpoints WHERE name = p_endpoint AND dropped_at IS NULL);
+  v postrider.endpoints;
 BEGIN
   IF p_endpoint IS NULL THEN
     PERFORM postrider._invalid('p_endpoint', 'is required');
-  ELSIF v_protocol IS NULL THEN
+  END IF;
+  SELECT * INTO v FROM postrider.endpoints WHERE name = p_endpoint AND dropped_at IS NULL;
+  IF NOT FOUND THEN
     PERFORM postrider._unknown('endpoint', p_endpoint);
   END IF;
   IF p_headers IS NOT NULL THEN
-    PERFORM postrider._check_message_headers('p_options.headers', v_protocol, max_headers_bytes, p_headers)
+    PERFORM postrider._check_message_headers('p_options.headers', v.protocol, v.config, v.options->'override_headers',
+      max_headers_bytes, p_headers)
     FROM postrider._limits;
   END IF;
 END $$;

@@ -8,21 +8,21 @@
 --                  deeper ones are joined by dots ('auth:basic.tls'). The key `type` of a typed object has no row.
 --   position       its number over the whole table, from 1, in the program's order: lists are in this order
 --   name           Key::name
---   kind           flag, whole, seconds, choice, text, secret, secrets, headers, object, typed (Kind in small letters)
+--   kind           flag, whole, seconds, choice, text, codes, secret, secrets, headers, object, typed (Kind in small letters)
 --   scope          endpoint, both, message (Scope)
 --   required       Key::required
 --   default_value  Key::default as jsonb, or null
---   min, max       whole: its range; seconds: max; text: max is bytes_max; secrets: how many; else null
---   choices        choice: what may be said; typed: the names of its variants, in order; else null
+--   min, max       whole, codes: its range; seconds: max; text: max is bytes_max; secrets: how many; else null
+--   choices        choice: what may be said; codes: the classes; typed: the names of its variants, in order; else null
 --   rule           text, secret, secrets: the name of the rule, that of the Rust function: url, method, url_suffix,
---                  signing_secret, username, password, token, certificates, path (_broken_rule below); else null
+--                  signing_secret, username, no_control, token, certificates, path (_broken_rule below); else null
 CREATE TABLE postrider._known_keys (
   protocol text NOT NULL,
   path text NOT NULL,
   position integer NOT NULL,
   name text NOT NULL,
   kind text NOT NULL CHECK (kind IN
-    ('flag', 'whole', 'seconds', 'choice', 'text', 'secret', 'secrets', 'headers', 'object', 'typed')),
+    ('flag', 'whole', 'seconds', 'choice', 'text', 'codes', 'secret', 'secrets', 'headers', 'object', 'typed')),
   scope text NOT NULL CHECK (scope IN ('endpoint', 'both', 'message')),
   required boolean NOT NULL,
   default_value jsonb,
@@ -36,6 +36,10 @@ CREATE TABLE postrider._known_keys (
 -- As the program writes a text between quotes.
 CREATE FUNCTION postrider._quoted(p_text text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT '"' || replace(replace(p_text, E'\\', E'\\\\'), '"', E'\\"') || '"' $$;
+
+-- As the program lists what may be said.
+CREATE FUNCTION postrider._one_of(p_choices text[]) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT string_agg(postrider._quoted(c), ' or ' ORDER BY n) FROM unnest(p_choices) WITH ORDINALITY AS u (c, n) $$;
 
 CREATE FUNCTION postrider._is_object(p_value jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT coalesce(jsonb_typeof(p_value) = 'object', false) $$;
@@ -58,6 +62,24 @@ BEGIN
     RETURN;
   END IF;
   PERFORM postrider._invalid(p_field, format('must be a number from %s to %s', p_min, p_max));
+END $$;
+
+-- A list of whole numbers, and of names for many of them.
+CREATE FUNCTION postrider._check_codes(p_field text, p_value jsonb, p_min numeric, p_max numeric, p_classes text[])
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_item record;
+BEGIN
+  IF jsonb_typeof(p_value) <> 'array' THEN
+    PERFORM postrider._invalid(p_field, 'must be a list');
+  END IF;
+  FOR v_item IN SELECT item, n FROM jsonb_array_elements(p_value) WITH ORDINALITY AS a (item, n) LOOP
+    CONTINUE WHEN jsonb_typeof(v_item.item) = 'string' AND (v_item.item #>> '{}') = ANY (p_classes)
+      OR jsonb_typeof(v_item.item) = 'number' AND v_item.item::text ~ '^[0-9]+$'
+         AND v_item.item::text::numeric BETWEEN p_min AND p_max;
+    PERFORM postrider._invalid(format('%s[%s]', p_field, v_item.n - 1),
+      format('must be a whole number from %s to %s, or %s', p_min, p_max, postrider._one_of(p_classes)));
+  END LOOP;
 END $$;
 
 -- A text that is one of these. The sentence joins them as the program does.
@@ -219,7 +241,7 @@ BEGIN
     WHEN 'username' THEN
       RETURN CASE WHEN p_text LIKE '%:%' OR p_text ~ v_control
                   THEN 'must not contain '':'' or control characters' END;
-    WHEN 'password' THEN
+    WHEN 'no_control' THEN
       RETURN CASE WHEN p_text ~ v_control THEN 'must not contain control characters' END;
     WHEN 'token' THEN
       RETURN CASE WHEN p_text = '' OR p_text ~ '[^!-~]' THEN 'must be visible ASCII characters without spaces' END;
@@ -262,8 +284,8 @@ DECLARE
 BEGIN
   RETURN CASE
     WHEN p_name !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$' THEN 'is not a valid header name'
-    WHEN v_name IN ('connection', 'content-length', 'expect', 'keep-alive', 'proxy-connection', 'te', 'trailer',
-                    'transfer-encoding', 'upgrade', 'http2-settings')
+    WHEN v_name IN ('connection', 'content-length', 'expect', 'keep-alive', 'te', 'trailer', 'transfer-encoding',
+                    'upgrade', 'http2-settings') OR v_name LIKE 'proxy-%'
       THEN 'belongs to the connection and cannot be set'
     WHEN v_name ~ '^(webhook-|postrider-|ce-)'
       THEN 'cannot be set; headers beginning with webhook-, postrider-, ce- are Postrider''s'
@@ -274,24 +296,48 @@ BEGIN
   END;
 END $$;
 
+-- A receiver would get one of them, and no sender could tell which.
+CREATE FUNCTION postrider._check_none_twice(p_within text, p_names text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_name text;
+BEGIN
+  SELECT name INTO v_name
+  FROM (SELECT name, n, row_number() OVER (PARTITION BY lower(name COLLATE "C") ORDER BY n) AS nth
+        FROM unnest(p_names) WITH ORDINALITY AS u (name, n)) AS named
+  WHERE nth > 1 ORDER BY n LIMIT 1;
+  IF FOUND THEN
+    PERFORM postrider._invalid(format('%s.%s', p_within, v_name), 'is given twice; names of headers ignore case');
+  END IF;
+END $$;
+
 -- Names and texts of one map. References to secrets were replaced by nothing before.
 CREATE FUNCTION postrider._check_headers(p_within text, p_headers jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_header record;
   v_broken text;
-  v_seen text[] := '{}';
 BEGIN
+  PERFORM postrider._check_none_twice(p_within,
+    ARRAY(SELECT key FROM jsonb_object_keys(p_headers) AS key ORDER BY key COLLATE "C"));
   FOR v_header IN SELECT key, value FROM jsonb_each_text(p_headers) ORDER BY key COLLATE "C" LOOP
     v_broken := postrider._broken_header(v_header.key, v_header.value);
-    IF v_broken IS NULL AND lower(v_header.key) = ANY (v_seen) THEN
-      v_broken := 'is given twice; names of headers ignore case';
-    END IF;
     IF v_broken IS NOT NULL THEN
       PERFORM postrider._invalid(format('%s.%s', p_within, v_header.key), v_broken);
     END IF;
-    v_seen := v_seen || lower(v_header.key);
   END LOOP;
 END $$;
+
+-- A message may not replace this header: `auth` sets it, or the config does and override_headers does not list it. Without
+-- such a list what is secret is kept.
+CREATE FUNCTION postrider._keeps_header(p_config jsonb, p_override_headers jsonb, p_name text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT coalesce(p_config ? 'auth', false) AND lower(p_name) = 'authorization' OR EXISTS (
+    SELECT FROM jsonb_each_text(coalesce(p_config->'headers', '{}')) AS h
+    WHERE lower(h.key) = lower(p_name) AND CASE
+      WHEN p_override_headers IS NULL
+        THEN lower(h.key) ~ 'auth|cookie|api-key|apikey|token|secret|password|credential|access-key'
+             OR h.value LIKE '${%' OR h.value LIKE 'file:%'
+      ELSE NOT EXISTS (SELECT FROM jsonb_array_elements_text(p_override_headers) AS o WHERE lower(o) = lower(p_name)) END)
+$$;
 
 CREATE FUNCTION postrider._check_config_headers(p_field text, p_value jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -338,8 +384,7 @@ BEGIN
         PERFORM postrider._invalid(p_field, format('must be a number of seconds above 0 and up to %s', k.max));
       END IF;
     WHEN 'choice' THEN
-      PERFORM postrider._check_choice(p_field, p_value, k.choices, 'must be '
-        || (SELECT string_agg(postrider._quoted(c), ' or ' ORDER BY n) FROM unnest(k.choices) WITH ORDINALITY AS u (c, n)));
+      PERFORM postrider._check_choice(p_field, p_value, k.choices, 'must be ' || postrider._one_of(k.choices));
     WHEN 'text' THEN
       IF jsonb_typeof(p_value) <> 'string' THEN
         PERFORM postrider._invalid(p_field, 'must be a string');
@@ -351,6 +396,8 @@ BEGIN
       IF v_broken IS NOT NULL THEN
         PERFORM postrider._invalid(p_field, v_broken);
       END IF;
+    WHEN 'codes' THEN
+      PERFORM postrider._check_codes(p_field, p_value, k.min, k.max, k.choices);
     WHEN 'secret' THEN
       PERFORM postrider._check_secret(p_field, p_value, k.rule);
     WHEN 'secrets' THEN
@@ -368,8 +415,7 @@ BEGIN
       IF NOT postrider._is_object(p_value) THEN
         PERFORM postrider._invalid(p_field, 'must be an object');
       ELSIF v_variant IS NULL OR v_variant <> ALL (k.choices) OR jsonb_typeof(p_value->'type') <> 'string' THEN
-        PERFORM postrider._invalid(p_field || '.type', 'must be '
-          || (SELECT string_agg(postrider._quoted(c), ' or ' ORDER BY n) FROM unnest(k.choices) WITH ORDINALITY AS u (c, n)));
+        PERFORM postrider._invalid(p_field || '.type', 'must be ' || postrider._one_of(k.choices));
       END IF;
       PERFORM postrider._check_keys(k.protocol, p_field, v_path || ':' || v_variant, 'message', p_value, true);
   END CASE;
@@ -422,6 +468,7 @@ END $$;
 CREATE FUNCTION postrider._check_config(p_protocol text, p_config jsonb) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM postrider._check_protocol(p_protocol);
+  PERFORM postrider._checked_depth('config', p_config);
   PERFORM postrider._check_keys(p_protocol, 'config', '', 'message', p_config, true);
   IF p_protocol = 'http' THEN
     IF p_config ? 'auth' AND EXISTS (
@@ -447,11 +494,14 @@ BEGIN
 END $$;
 
 -- A message's headers.
-CREATE FUNCTION postrider._check_message_headers(p_field text, p_protocol text, p_bytes_max bigint, p_headers jsonb)
-RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION postrider._check_message_headers(
+  p_field text, p_protocol text, p_config jsonb, p_override_headers jsonb, p_bytes_max bigint, p_headers jsonb
+) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_bytes bigint;
+  v_name text;
 BEGIN
+  PERFORM postrider._checked_depth(p_field, p_headers);
   IF jsonb_typeof(p_headers) <> 'object'
      OR EXISTS (SELECT FROM jsonb_each(p_headers) WHERE jsonb_typeof(value) <> 'string') THEN
     PERFORM postrider._invalid(p_field, 'must be an object of strings');
@@ -460,9 +510,19 @@ BEGIN
   IF v_bytes > p_bytes_max THEN
     PERFORM postrider._too_large(p_field, v_bytes, p_bytes_max, 'max_headers_bytes');
   END IF;
+  PERFORM postrider._check_none_twice(p_field,
+    ARRAY(SELECT key FROM jsonb_object_keys(p_headers) AS key ORDER BY key COLLATE "C"));
   -- A file sink writes them as JSON strings, which can hold anything.
   IF p_protocol = 'http' THEN
     PERFORM postrider._check_headers(p_field, p_headers);
+    FOR v_name IN SELECT key FROM jsonb_object_keys(p_headers) AS key ORDER BY key COLLATE "C" LOOP
+      IF lower(v_name) = 'host' THEN
+        PERFORM postrider._invalid(format('%s.%s', p_field, v_name), 'can be set by the endpoint only');
+      ELSIF postrider._keeps_header(p_config, p_override_headers, v_name) THEN
+        PERFORM postrider._invalid(format('%s.%s', p_field, v_name),
+          'is set by the endpoint, which does not let messages replace it');
+      END IF;
+    END LOOP;
   END IF;
 END $$;
 
@@ -471,6 +531,7 @@ CREATE FUNCTION postrider._check_message_options(
   p_field text, p_protocol text, p_config jsonb, p_options jsonb, p_stale_recovery_timeout interval
 ) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+  PERFORM postrider._checked_depth(p_field, p_options);
   PERFORM postrider._check_keys(p_protocol, p_field, '', 'endpoint', p_options, false);
   PERFORM postrider._check_timeout(p_field || '.timeout', coalesce(p_options->'timeout', p_config->'timeout'),
     p_stale_recovery_timeout);
@@ -486,6 +547,7 @@ BEGIN
   IF p_policy IS NULL OR p_policy = 'null' THEN
     RETURN '{}';
   END IF;
+  PERFORM postrider._checked_depth('retry_policy', p_policy);
   IF NOT postrider._is_object(p_policy) THEN
     PERFORM postrider._invalid('retry_policy', 'must be an object');
   END IF;
@@ -555,6 +617,24 @@ BEGIN
   END IF;
 END $$;
 
+CREATE FUNCTION postrider._check_header_names(p_field text, p_names jsonb) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  v_item record;
+  v_broken text;
+BEGIN
+  IF jsonb_typeof(p_names) <> 'array' OR jsonb_array_length(p_names) > 100 THEN
+    PERFORM postrider._invalid(p_field, 'must be a list of at most 100 names of headers');
+  END IF;
+  FOR v_item IN SELECT item, n FROM jsonb_array_elements(p_names) WITH ORDINALITY AS a (item, n) LOOP
+    v_broken := CASE WHEN jsonb_typeof(v_item.item) = 'string' THEN postrider._broken_header(v_item.item #>> '{}', '')
+                     ELSE 'must be a string' END;
+    IF v_broken IS NOT NULL THEN
+      PERFORM postrider._invalid(format('%s[%s]', p_field, v_item.n - 1), v_broken);
+    END IF;
+  END LOOP;
+  PERFORM postrider._check_none_twice(p_field, ARRAY(SELECT jsonb_array_elements_text(p_names)));
+END $$;
+
 -- Checks an endpoint's options and returns them as they are kept.
 CREATE FUNCTION postrider._checked_options(p_options jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
@@ -564,6 +644,7 @@ BEGIN
   IF p_options IS NULL OR p_options = 'null' THEN
     RETURN '{}';
   END IF;
+  PERFORM postrider._checked_depth('options', p_options);
   IF NOT postrider._is_object(p_options) THEN
     PERFORM postrider._invalid('options', 'must be an object');
   END IF;
@@ -584,9 +665,11 @@ BEGIN
           'must be "endpoint" or "global"');
       WHEN 'max_queue_size' THEN
         PERFORM postrider._check_whole(v_field, v_given.value, 0, 9223372036854775807);
+      WHEN 'override_headers' THEN
+        PERFORM postrider._check_header_names(v_field, v_given.value);
       ELSE
         PERFORM postrider._invalid(v_field, 'is not known here; known are: durability, max_in_flight, rate_limit, '
-          'on_dead, key_scope, max_queue_size');
+          'on_dead, key_scope, max_queue_size, override_headers');
     END CASE;
   END LOOP;
   RETURN p_options;

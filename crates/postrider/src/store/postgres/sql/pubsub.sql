@@ -150,6 +150,7 @@ RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_t
 BEGIN
   PERFORM postrider._check_event_name('name', create_event_type.name);
   IF create_event_type.schema IS NOT NULL THEN
+    PERFORM postrider._checked_depth('schema', create_event_type.schema);
     PERFORM postrider._check_schema('schema', create_event_type.schema);
   END IF;
   INSERT INTO postrider.event_types (name, description, schema, created_at)
@@ -186,6 +187,7 @@ BEGIN
      OR p_pattern !~ E'^(\\*|[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*(\\.\\*)?)$' THEN
     PERFORM postrider._invalid('pattern', 'must be the name of an event type, one that ends with ''.*'', or ''*''');
   END IF;
+  PERFORM postrider._checked_depth('filter', p_filter), postrider._checked_depth('template', p_template);
   -- A type that is named in full has to be there; what a pattern fits may come later.
   IF p_pattern !~ E'\\*$' AND NOT EXISTS (SELECT FROM postrider.event_types WHERE name = p_pattern) THEN
     PERFORM postrider._unknown('event type', p_pattern);
@@ -323,7 +325,8 @@ BEGIN
   IF num_nulls(VARIADIC p_templates) < cardinality(p_templates) THEN
     t.payloads := ARRAY(
       SELECT CASE WHEN w.template IS NULL THEN w.payload
-                  ELSE convert_to(postrider._filled(w.template, p_payloads[w.n])::text, 'UTF8') END
+                  ELSE convert_to(postrider._checked_depth('payload', postrider._filled(w.template, p_payloads[w.n]))::text,
+                       'UTF8') END
       FROM unnest(t.payloads, p_events, p_templates) AS w (payload, n, template));
   END IF;
   t.event_types := postrider._picked(p_event_types, p_events);
@@ -397,7 +400,7 @@ BEGIN
     SELECT e.event_type, e.payload, e.n, k.name, k.schema
     FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n)
       LEFT JOIN postrider.event_types k ON k.name = e.event_type
-    WHERE k.name IS NULL OR k.schema IS NOT NULL OR e.payload IS NULL ORDER BY e.n
+    WHERE k.name IS NULL OR k.schema IS NOT NULL OR e.payload IS NULL OR postrider._is_too_deep(e.payload) ORDER BY e.n
   LOOP
     IF v_event.name IS NULL THEN
       PERFORM postrider._unknown('event type', v_event.event_type);
@@ -405,6 +408,7 @@ BEGIN
     IF v_event.payload IS NULL THEN
       PERFORM postrider._invalid(postrider._event_at(p_field, v_event.n) || 'payload', 'is required');
     END IF;
+    PERFORM postrider._checked_depth(postrider._event_at(p_field, v_event.n) || 'payload', v_event.payload);
     v_broken := postrider._broken_schema(postrider._event_at(p_field, v_event.n) || 'payload', v_event.payload,
       v_event.schema);
     IF v_broken IS NOT NULL THEN

@@ -10,6 +10,7 @@ CREATE TYPE postrider._destination AS (
   disabled_by text,
   paused boolean,
   config jsonb,
+  override_headers jsonb,
   max_queue_size bigint,
   max_payload_bytes bigint,
   max_headers_bytes bigint,
@@ -32,7 +33,7 @@ DECLARE
   v postrider._destination;
 BEGIN
   SELECT e.id, e.name, e.protocol, CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END,
-         (e.options->>'max_queue_size')::bigint, e.disabled_by, e.paused, e.config,
+         (e.options->>'max_queue_size')::bigint, e.disabled_by, e.paused, e.config, e.options->'override_headers',
          l.max_queue_size, l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes, l.max_batch_messages,
          l.stale_recovery_timeout, g.queued + (m.last_value - g.at_id), m.last_value - g.exact_id, g.departed, g.counted_at,
          g.at_id, m.last_value
@@ -56,7 +57,7 @@ DECLARE
   v postrider._destination[];
 BEGIN
   SELECT array_agg(ROW(e.id, e.name, e.protocol, CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END,
-           (e.options->>'max_queue_size')::bigint, e.disabled_by, e.paused, e.config,
+           (e.options->>'max_queue_size')::bigint, e.disabled_by, e.paused, e.config, e.options->'override_headers',
            l.max_queue_size, l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes, l.max_batch_messages,
            l.stale_recovery_timeout, l.queued, l.unsure, l.departed, l.counted_at, l.at_id,
            l.last_id)::postrider._destination)
@@ -201,7 +202,8 @@ BEGIN
     PERFORM postrider._invalid(p_within || 'content_type', 'must be 1 to 256 printable ASCII characters');
   END IF;
   IF p_headers IS NOT NULL THEN
-    PERFORM postrider._check_message_headers(p_within || 'headers', d.protocol, d.max_headers_bytes, p_headers);
+    PERFORM postrider._check_message_headers(p_within || 'headers', d.protocol, d.config, d.override_headers,
+      d.max_headers_bytes, p_headers);
   END IF;
   IF p_ordering_key IS NOT NULL THEN
     PERFORM postrider._check_key(p_within || 'ordering_key', p_ordering_key, d.max_key_bytes);

@@ -20,11 +20,11 @@ BEGIN
     CASE typeof(NEW.payload) WHEN 'text' THEN CAST(NEW.payload AS BLOB) WHEN 'blob' THEN NEW.payload
                              WHEN 'null' THEN NULL ELSE 'bad' END,
     coalesce(NEW.priority, 0), {scheduled_at}, {expires_at}, NEW.idempotency_key, {correlation_id}, NEW.ordering_key,
-    CASE WHEN {headers_have_nul} THEN 'nul' WHEN {headers_are_readable} THEN
-      (SELECT json_group_object(key, value)
-       FROM (SELECT key, value, max(id) FROM json_each(NEW.headers) GROUP BY key ORDER BY key))
+    CASE WHEN {headers_have_nul} THEN 'nul' WHEN {headers_are_too_deep} THEN 'deep' WHEN {headers_are_readable} THEN
+      CASE WHEN {headers_are_given_twice} THEN 'twice' ELSE
+        (SELECT json_group_object(key, value) FROM (SELECT key, value FROM json_each(NEW.headers) ORDER BY key)) END
       WHEN NEW.headers IS NOT NULL THEN 'bad' END,
-    CASE WHEN {options_have_nul} THEN 'nul' WHEN {options_are_readable} THEN json(NEW.options) WHEN NEW.options IS NOT NULL THEN 'bad' END,
+    CASE WHEN {options_have_nul} THEN 'nul' WHEN {options_are_too_deep} THEN 'deep' WHEN {options_are_readable} THEN json(NEW.options) WHEN NEW.options IS NOT NULL THEN 'bad' END,
     NEW.event_type;
 END;
 

@@ -14,17 +14,19 @@ SELECT id, duplicate FROM _postrider_last_send WHERE id IS NOT NULL;
 CREATE VIEW _postrider_limits AS
 SELECT {limits};
 
--- A message as it was read. What cannot be read is 'bad', JSON with a character that SQLite cannot read is 'nul'.
+-- A message as it was read. What cannot be read is 'bad', JSON with a character that SQLite cannot read is 'nul', what is deeper
+-- than nodes read it is 'deep', headers that name one twice are 'twice'.
 CREATE VIEW _postrider_read AS
 SELECT NULL AS now, NULL AS endpoint_id, NULL AS protocol, NULL AS disabled_by, NULL AS queue_max, NULL AS payload,
   NULL AS content_type, NULL AS priority, NULL AS scheduled_at, NULL AS expires_at, NULL AS idempotency_key,
-  NULL AS correlation_id, NULL AS key_scope, NULL AS ordering_key, NULL AS headers, NULL AS options, NULL AS event_type
+  NULL AS correlation_id, NULL AS key_scope, NULL AS ordering_key, NULL AS headers, NULL AS kept_headers, NULL AS options,
+  NULL AS event_type
 WHERE 0;
 
 CREATE TRIGGER _postrider_send_read INSTEAD OF INSERT ON postrider_send
 BEGIN
   INSERT INTO _postrider_read (now, endpoint_id, protocol, disabled_by, queue_max, payload, content_type, priority,
-    scheduled_at, expires_at, idempotency_key, correlation_id, key_scope, ordering_key, headers, options, event_type)
+    scheduled_at, expires_at, idempotency_key, correlation_id, key_scope, ordering_key, headers, kept_headers, options, event_type)
   SELECT {now}, e.id, e.protocol, e.disabled_by, json_extract(e.options, '$.max_queue_size'),
     CASE typeof(NEW.payload) WHEN 'text' THEN CAST(NEW.payload AS BLOB) WHEN 'blob' THEN NEW.payload
                              WHEN 'null' THEN NULL ELSE 'bad' END,
@@ -32,11 +34,12 @@ BEGIN
     NEW.idempotency_key, {correlation_id},
     CASE WHEN NEW.ordering_key IS NULL THEN NULL WHEN json_extract(e.options, '$.key_scope') = 'global' THEN 0 ELSE e.id END,
     NEW.ordering_key,
-    CASE WHEN {headers_have_nul} THEN 'nul' WHEN {headers_are_readable} THEN
-      (SELECT json_group_object(key, value)
-       FROM (SELECT key, value, max(id) FROM json_each(NEW.headers) GROUP BY key ORDER BY key))
+    CASE WHEN {headers_have_nul} THEN 'nul' WHEN {headers_are_too_deep} THEN 'deep' WHEN {headers_are_readable} THEN
+      CASE WHEN {headers_are_given_twice} THEN 'twice' ELSE
+        (SELECT json_group_object(key, value) FROM (SELECT key, value FROM json_each(NEW.headers) ORDER BY key)) END
       WHEN NEW.headers IS NOT NULL THEN 'bad' END,
-    CASE WHEN {options_have_nul} THEN 'nul' WHEN {options_are_readable} THEN json(NEW.options) WHEN NEW.options IS NOT NULL THEN 'bad' END,
+    CASE WHEN NEW.headers IS NOT NULL THEN (SELECT json_group_array(name) FROM ({kept_headers})) END,
+    CASE WHEN {options_have_nul} THEN 'nul' WHEN {options_are_too_deep} THEN 'deep' WHEN {options_are_readable} THEN json(NEW.options) WHEN NEW.options IS NOT NULL THEN 'bad' END,
     NEW.event_type
   FROM (SELECT 1) LEFT JOIN _postrider_endpoints AS e ON e.name = NEW.endpoint AND e.dropped_at IS NULL;
 END;

@@ -7,7 +7,10 @@ use sha2::{Digest, Sha256};
 use super::archive::Month;
 use crate::message::{JSON, PRIORITY_MAX};
 use crate::settings;
-use reading::{correlation_id, has_escaped_nul, is_object, is_object_of_strings, now, time};
+use reading::{
+    correlation_id, has_escaped_nul, has_names_twice, is_object, is_object_of_strings, is_too_deep_text,
+    kept_headers, now, time,
+};
 
 mod checks;
 mod reading;
@@ -69,6 +72,7 @@ fn send() -> String {
         &[
             ("limits", &limits()),
             ("json", JSON),
+            ("kept_headers", &kept_headers()),
             ("checks", &checks::all()),
             ("conflict", checks::CONFLICT),
             ("endpoint_full", checks::ENDPOINT_FULL),
@@ -96,8 +100,11 @@ fn with_options_read(sql: &str) -> String {
             ("expires_at", &time("NEW.expires_at")),
             ("correlation_id", &correlation_id("NEW.correlation_id")),
             ("headers_are_readable", &is_object_of_strings("NEW.headers")),
+            ("headers_are_too_deep", &is_too_deep_text("NEW.headers")),
+            ("headers_are_given_twice", &has_names_twice("NEW.headers")),
             ("headers_have_nul", &has_escaped_nul("NEW.headers")),
             ("options_are_readable", &is_object("NEW.options")),
+            ("options_are_too_deep", &is_too_deep_text("NEW.options")),
             ("options_have_nul", &has_escaped_nul("NEW.options")),
             ("queue_full", checks::QUEUE_FULL),
         ],

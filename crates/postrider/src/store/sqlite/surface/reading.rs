@@ -1,5 +1,9 @@
 //! How what was given is read. What cannot be read is `'bad'`, and refused by the checks.
 
+use crate::json::DEPTH_MAX;
+use crate::message::JSON;
+use crate::protocol::headers;
+
 /// The same moment all through a statement.
 pub(super) fn now() -> &'static str {
     "CAST(strftime('%s', 'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER) * 1000"
@@ -51,6 +55,56 @@ pub(super) fn is_object(given: &str) -> String {
 pub(super) fn is_object_of_strings(given: &str) -> String {
     let object = is_object(given);
     format!("CASE WHEN {object} THEN NOT EXISTS (SELECT 1 FROM json_each({given}) WHERE type <> 'text') END")
+}
+
+/// Some header is given twice, in whatever case.
+pub(super) fn has_names_twice(given: &str) -> String {
+    format!("(SELECT count(DISTINCT lower(key)) <> count(*) FROM json_each({given}))")
+}
+
+/// Lists and objects within each other, deeper than nodes read them. SQLite does not tell how deep a value is, and cannot read
+/// very deep ones at all: those are walked over byte by byte.
+pub(super) fn is_too_deep(text: &str, bytes: &str) -> String {
+    let byte = format!("substr({bytes}, at, 1)");
+    format!(
+        "CASE WHEN 2 * length({text}) - length(replace({text}, '[', '')) - length(replace({text}, '{{', '')) <= {DEPTH_MAX} THEN 0
+       WHEN json_valid({text}) THEN EXISTS (
+         WITH RECURSIVE nested(part, depth) AS (
+           SELECT {text}, 1 UNION ALL
+           SELECT value, depth + 1 FROM nested, json_each(part) WHERE type IN ('array', 'object') AND depth <= {DEPTH_MAX})
+         SELECT 1 FROM nested WHERE depth > {DEPTH_MAX})
+       ELSE EXISTS (
+         WITH RECURSIVE walk(at, depth, quoted) AS (
+           SELECT 1, 0, 0 UNION ALL
+           SELECT at + 1 + (quoted AND {byte} = x'5c'),
+             depth + CASE WHEN quoted THEN 0 WHEN {byte} IN (x'5b', x'7b') THEN 1 WHEN {byte} IN (x'5d', x'7d') THEN -1 ELSE 0 END,
+             quoted <> ({byte} = x'22')
+           FROM walk WHERE at <= length({bytes}) AND depth <= {DEPTH_MAX})
+         SELECT 1 FROM walk WHERE depth > {DEPTH_MAX}) END"
+    )
+}
+
+pub(super) fn is_too_deep_text(given: &str) -> String {
+    let deep = is_too_deep(given, &format!("CAST({given} AS BLOB)"));
+    format!("CASE WHEN typeof({given}) = 'text' THEN {deep} END")
+}
+
+/// As [`crate::message::is_json`] has it.
+pub(super) fn is_json(content_type: &str) -> String {
+    let media = format!("lower(trim(substr({content_type}, 1, instr({content_type} || ';', ';') - 1)))");
+    format!("{media} = '{JSON}' OR {media} GLOB '*+json'")
+}
+
+/// Names of headers that messages to endpoint `e` may not replace, as [`crate::endpoint::Endpoint`] has it.
+pub(super) fn kept_headers() -> String {
+    let secret = headers::SECRET_WORDS.map(|word| format!("lower(key) GLOB '*{word}*'")).join(" OR ");
+    let (auth, listed) = (headers::OF_AUTH, "e.options, '$.override_headers'");
+    format!(
+        "SELECT lower(key) AS name FROM json_each(e.config, '$.headers')
+       WHERE CASE WHEN json_type({listed}) IS NULL THEN {secret} OR value GLOB '${{*' OR value GLOB 'file:*'
+                  ELSE lower(key) NOT IN (SELECT lower(value) FROM json_each({listed})) END
+       UNION ALL SELECT '{auth}' WHERE json_type(e.config, '$.auth') IS NOT NULL"
+    )
 }
 
 /// SQLite reads a JSON string up to there and leaves out the rest. Backslashes come in pairs, or before the `u`.

@@ -47,7 +47,7 @@ impl Shop {
 }
 
 /// The message as SQL sends it, and what the statement says if it is refused.
-fn send(conn: &Connection, insert: &str, message: &NewMessage) -> Result<Sent, String> {
+pub(super) fn send(conn: &Connection, insert: &str, message: &NewMessage) -> Result<Sent, String> {
     let NewMessage { endpoint, payload, content_type, headers, options, priority, .. } = message;
     let object = |value: Value| (value != json!({})).then(|| value.to_string());
     conn.execute(

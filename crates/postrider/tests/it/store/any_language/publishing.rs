@@ -128,7 +128,7 @@ async fn a_refusal_names_field_and_rule_and_leaves_the_transaction_as_it_was() {
         (
             "options",
             "'{\"x\":' || replace(printf('%.200c', 'x'), 'x', '[') || replace(printf('%.200c', 'x'), 'x', ']') || '}'",
-            "22023 options: has more than 100 lists and objects",
+            "22023 options: is more than 128 levels deep",
         ),
     ];
     shop.run(&format!("BEGIN IMMEDIATE; INSERT {MINIMAL}"));
@@ -251,8 +251,6 @@ async fn whatever_cannot_be_fanned_out_is_named_in_the_dlq() {
             "INSERT INTO postrider_publish (event_type, payload, {columns}) VALUES ('orders', '2', {values})"
         ));
     }
-    let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
-    shop.run(&format!("INSERT INTO postrider_publish (event_type, payload) VALUES ('orders', '{deep}')"));
     shop.run(&format!("INSERT {MINIMAL}"));
     shop.fanned_out().await;
     let errors: Vec<String> =
@@ -262,7 +260,6 @@ async fn whatever_cannot_be_fanned_out_is_named_in_the_dlq() {
         "[PERMANENT] headers.te: ",
         "[PERMANENT] options.retries: is not known here",
         "[PERMANENT] idempotency_key: message 1 of this endpoint has the same key",
-        "[PERMANENT] payload: is more than 128 levels deep",
     ];
     assert_eq!(errors.len(), expected.len(), "{errors:?}");
     for (error, expected) in errors.iter().zip(expected) {

@@ -19,7 +19,9 @@ async fn stream() -> Vec<u8> {
     let mut world = World::<Sqlite>::start().await;
     world.configure("node_lease", 20).await;
     world.send_to_death(to("a")).await;
-    world.send(NewMessage { payload: vec![0, 255].into(), ..to("a") }).await;
+    world
+        .send(NewMessage { content_type: "image/png".into(), payload: vec![0, 255].into(), ..to("a") })
+        .await;
     let ticket = world.claim_one().await;
     world.complete(ticket).await;
     world.send_keyed("k", 2).await;

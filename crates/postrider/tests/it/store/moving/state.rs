@@ -197,7 +197,7 @@ async fn queue(world: &mut World<Sqlite>) {
         ..to("a")
     };
     world.send(everything).await;
-    world.send(NewMessage { payload: Bytes::new(), ..to("a") }).await;
+    world.send(NewMessage { content_type: "text/plain".into(), payload: Bytes::new(), ..to("a") }).await;
     world.send_keyed("line", 4).await;
     let retried = world.endpoint("retried", json!({})).await;
     world.send(to("retried")).await;

@@ -68,7 +68,8 @@ impl Post {
     }
 
     pub(super) async fn send(&self, endpoint: &str, payload: &str) -> postrider::MessageId {
-        self.store.send(NewMessage::new(endpoint, payload.to_owned())).await.unwrap().id
+        let message = NewMessage::new(endpoint, payload.to_owned());
+        self.store.send(NewMessage { content_type: "text/plain".to_owned(), ..message }).await.unwrap().id
     }
 
     pub(super) async fn send_many(&self, endpoint: &str, count: usize) {
