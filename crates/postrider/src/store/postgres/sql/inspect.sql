@@ -307,7 +307,8 @@ $$;
 -- Since when the message waits that waits longest; behind an ordering key, too. What is due in the future does not yet.
 CREATE FUNCTION postrider._waits_longest(p_endpoint bigint, p_claimed bigint[], p_now timestamptz) RETURNS timestamptz
 LANGUAGE sql STABLE AS $$
-  SELECT min(first.due_at)
+  -- Another program may have written that one is due since the beginning of time, which has no distance from now.
+  SELECT CASE WHEN min(first.due_at) < timestamptz 'epoch' THEN timestamptz 'epoch' ELSE min(first.due_at) END
   FROM (SELECT postrider._oldest_pending(p_endpoint, p_claimed) AS due_at
         UNION ALL
         (SELECT q.due_at FROM postrider.queue q WHERE q.place = 1 AND q.endpoint_id = p_endpoint

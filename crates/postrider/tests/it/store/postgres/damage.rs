@@ -1,7 +1,9 @@
 //! Whatever another program writes into a row of `postrider.queue`, it never keeps the others from being delivered.
 
 use postrider::store::postgres::{PostgresOptions, PostgresStore};
-use postrider::store::{ClaimRequest, DlqFilter, Listing, MessageFilter, NoDirectClaims, UNREADABLE};
+use postrider::store::{
+    ClaimRequest, DlqFilter, Figures, Listing, MessageFilter, NoDirectClaims, UNREADABLE,
+};
 use postrider::{Operate, State, Store};
 use serde_json::json;
 use std::sync::Arc;
@@ -20,6 +22,7 @@ async fn a_due_time_without_end_or_beginning_stops_nobody() {
         overwrite(&world.harness().database, strange, "due_at", time).await;
         world.store().waiting().await.unwrap();
         world.store().status().await.unwrap();
+        world.store().figures().await.unwrap();
         world.story(strange).await;
         let claims = world.claim(world.a, 10).await;
         assert!(claims.iter().any(|claim| claim.id == whole), "{time}");
