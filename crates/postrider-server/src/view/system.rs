@@ -50,7 +50,6 @@ struct EndpointStatusView {
     dead: u64,
     #[schema(required)]
     oldest_pending: Option<Timestamp>,
-    #[serde(flatten)]
     health: HealthView,
 }
 
