@@ -80,7 +80,6 @@ struct EndpointStatusView {
     dead: u64,
     #[schema(required)]
     oldest_pending: Option<Timestamp>,
-    #[serde(flatten)]
     health: HealthView,
 }
 

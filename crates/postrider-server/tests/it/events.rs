@@ -157,6 +157,8 @@ fn event_types_and_subscriptions_are_created_listed_switched_and_dropped() {
         (&subscription["filter"], &subscription["template"], &subscription["enabled"]),
         (&json!({"country": "SE"}), &json!(null), &json!(true))
     );
+    let again = node.post("/v1/subscriptions", &[], body).expect(200);
+    assert_eq!((again.header("location"), again.json()), (Some("/v1/subscriptions/1"), subscription));
     shop.subscribe("*", "").unwrap();
     let page = node.get("/v1/subscriptions?limit=1").expect(200).json();
     assert_eq!(page["items"][0]["id"], 1);
@@ -342,8 +344,8 @@ fn events_that_wait_for_room_are_told_of() {
     let shop = Shop::on(home.start());
     home.json(&["endpoint", "pause", "shop"]);
     shop.create("orders", "null").unwrap();
-    for _ in 0..2 {
-        shop.subscribe("orders", "").unwrap();
+    for pattern in ["orders", "*"] {
+        shop.subscribe(pattern, "").unwrap();
     }
     shop.node.send("shop", &[], "{}");
     home.json(&["config", "set", "max_queue_size=2"]);
@@ -379,8 +381,10 @@ fn kill_9_loses_and_doubles_no_stored_event() {
     let mut shop = Shop::on(home.start());
     home.json(&["endpoint", "pause", "shop"]);
     shop.create("orders", "null").unwrap();
-    for _ in 0..5 {
-        shop.subscribe("orders", "").unwrap();
+    let whole = r#","template":"{{}}""#;
+    let subscriptions = [("orders", ""), ("orders", whole), ("*", ""), ("*", whole)];
+    for (pattern, rules) in subscriptions {
+        shop.subscribe(pattern, rules).unwrap();
     }
     let file = home.store_file();
     let application = std::thread::spawn(move || {
@@ -404,7 +408,7 @@ fn kill_9_loses_and_doubles_no_stored_event() {
     crate::eventually(PATIENCE, "all are fanned out", || {
         (number("SELECT count(*) FROM _postrider_events") == 0).then_some(())
     });
-    assert_eq!(number("SELECT count(*) FROM postrider_queue"), EVENTS * 5);
+    assert_eq!(number("SELECT count(*) FROM postrider_queue"), EVENTS * subscriptions.len() as u32);
     let different = "SELECT count(*) FROM (SELECT DISTINCT CAST(payload AS TEXT) FROM postrider_queue)";
     assert_eq!(number(different), EVENTS);
     let out_of_order = "SELECT count(*) FROM (SELECT CAST(payload AS TEXT) + 0 AS n,

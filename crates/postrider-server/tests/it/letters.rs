@@ -383,3 +383,67 @@ fn a_replay_survives_the_sudden_death_of_its_node() {
         node.until(made[0].as_i64().expect("an id"), "completed");
     }
 }
+
+#[test]
+fn a_dead_letter_shows_every_field_of_its_message_and_is_found_by_its_correlation_id() {
+    let shop = Shop::open();
+    let uuid = "6f1c8e0e-6a2b-4f0e-9d5c-1b2a3c4d5e6f";
+    let headers = [
+        ("postrider-correlation-id", uuid),
+        ("postrider-priority", "7"),
+        ("idempotency-key", "order-1"),
+        ("postrider-scheduled-at", "2020-01-01T00:00:00Z"),
+        ("postrider-expires-at", "2040-01-01T00:00:00Z"),
+        ("postrider-options", r#"{"timeout":5}"#),
+    ];
+    let id = shop.node.send("shop", &headers, r#"{"bad":1}"#);
+    shop.node.until(id, "dead");
+    let other = shop.node.send("shop", &[], r#"{"bad":2}"#);
+    shop.node.until(other, "dead");
+    let letter = shop.node.get("/v1/dlq/1").expect(200).json();
+    assert_eq!(shop.home.json(&["dlq", "show", "1"]), letter);
+    let expected = [
+        ("correlation_id", json!(uuid)),
+        ("priority", json!(7)),
+        ("idempotency_key", json!("order-1")),
+        ("scheduled_at", json!("2020-01-01T00:00:00Z")),
+        ("expires_at", json!("2040-01-01T00:00:00Z")),
+        ("options", json!({ "timeout": 5 })),
+    ];
+    for (field, value) in &expected {
+        assert_eq!(letter[field], *value, "{field}");
+    }
+    let text = told(&shop.home.run(&["dlq", "show", "1"]));
+    for words in [uuid, "priority        7", "order-1", "2020-01-01", "2040-01-01", r#"{"timeout":5}"#] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let found = shop.node.get(&format!("/v1/dlq?correlation_id={uuid}")).expect(200).json();
+    assert_eq!(
+        (found["items"][0]["message_id"].as_i64(), found["items"].as_array().map(Vec::len)),
+        (Some(id), Some(1))
+    );
+    let found = shop.home.json(&["dlq", "list", "--correlation-id", uuid]);
+    assert_eq!(found["items"].as_array().map(Vec::len), Some(1));
+    let problem = shop.node.get("/v1/dlq?correlation_id=7").expect(422).json();
+    assert_eq!(problem["field"], "correlation_id");
+    let summary = shop.node.get("/v1/dlq/summary").expect(200).json();
+    assert_eq!(summary["items"][0]["reasons"], json!({ "permanent": 2 }));
+    assert!(summary["items"][0]["newest_failed"].as_str() >= summary["items"][0]["oldest_failed"].as_str());
+    assert_eq!(shop.post("/v1/dlq:discard", json!({ "correlation_id": uuid }), 200)["discarded"], 1);
+}
+
+#[test]
+fn an_endpoint_shows_how_its_attempts_went() {
+    let shop = Shop::with_letters();
+    let health = eventually(Duration::from_secs(30), "the node told of all four", || {
+        let health = shop.node.get("/v1/endpoints/shop").expect(200).json()["health"].clone();
+        (health["delivered"] == 2 && health["failed"] == 2).then_some(health)
+    });
+    assert_eq!(health["consecutive_failures"], 0);
+    assert!(health["last_error"].as_str().is_some_and(|error| error.starts_with("[PERMANENT] answered 400")));
+    assert!(health["last_success_at"].as_str() > health["last_failure_at"].as_str(), "{health}");
+    assert_eq!(shop.home.json(&["endpoint", "show", "shop"])["health"], health);
+    assert_eq!(shop.node.get("/v1/status").expect(200).json()["endpoints"][0]["health"], health);
+    let listed = shop.node.get("/v1/endpoints").expect(200).json();
+    assert_eq!(listed["items"][0].get("health"), None, "where one is shown");
+}

@@ -248,6 +248,5 @@ pub struct EndpointStatus {
     pub processing: u64,
     pub dead: u64,
     pub oldest_pending: Option<Timestamp>,
-    #[serde(flatten)]
     pub health: EndpointHealth,
 }
