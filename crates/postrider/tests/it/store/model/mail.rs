@@ -179,6 +179,10 @@ impl Mail {
     ) -> (Effect, Option<MessageId>) {
         let message = &self.messages[&id];
         let (key, processing) = (message.key, message.state == State::Processing);
+        if message.state == State::Cancelled && ending == Ending::Complete {
+            self.message(id).state = State::Completed;
+            return (Effect::Applied(State::Completed), None);
+        }
         if !processing && message.state != State::Pending {
             return (Effect::Fenced, None);
         }
