@@ -188,13 +188,13 @@ mod tests {
 
     #[test]
     fn the_one_that_has_waited_longest_makes_room_and_none_that_is_busy() {
-        let cases: [(&[(Phase, u64)], Option<u64>); 6] = [
-            (&[], None),
-            (&[(Busy, 1), (Busy, 2)], None),
-            (&[(Busy, 1), (Head, 7), (Idle, 5)], Some(2)),
-            (&[(Body, 3), (Head, 7), (Idle, 5)], Some(0)),
-            (&[(Head, 4), (Head, 3), (Head, 5)], Some(1)),
-            (&[(Idle, 4), (Idle, 4)], Some(0)),
+        let cases = [
+            (vec![], None),
+            (vec![(Busy, 1), (Busy, 2)], None),
+            (vec![(Busy, 1), (Head, 7), (Idle, 5)], Some(2)),
+            (vec![(Body, 3), (Head, 7), (Idle, 5)], Some(0)),
+            (vec![(Head, 4), (Head, 3), (Head, 5)], Some(1)),
+            (vec![(Idle, 4), (Idle, 4)], Some(0)),
         ];
         for (clients, expected) in cases {
             let words = clients.iter().map(|(phase, at)| packed(*phase, *at));

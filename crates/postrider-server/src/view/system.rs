@@ -49,7 +49,7 @@ struct NodeLimitsView {
     open_files: Option<u64>,
     /// Attempts, over all endpoints.
     max_in_flight: u32,
-    /// Connections to receivers that no attempt uses.
+    /// Connections to receivers, and files of file endpoints, that no attempt uses.
     idle_connections_max: u64,
     /// Connections to its API.
     client_connections_max: u64,

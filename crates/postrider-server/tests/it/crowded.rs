@@ -39,7 +39,7 @@ fn half_a_request(address: SocketAddr) -> TcpStream {
 fn few_open_files_cost_a_healthy_endpoint_no_message_and_no_attempt() {
     let healthy = Receiver::start(|_| Some(200));
     let home = Home::new();
-    let node = home.start_with_open_files(OPEN_FILES);
+    let node = home.start_with_open_files(OPEN_FILES, &["--allow-internal"]);
     let silent = silent();
     let mut batch = String::new();
     for n in 0..HANGING_ENDPOINTS {
@@ -96,7 +96,7 @@ fn a_head_that_is_not_finished_and_a_client_that_says_nothing_are_closed() {
 fn a_client_that_idles_makes_room_for_another() {
     let home = Home::new();
     // Room for twelve clients.
-    let node = home.start_with_open_files(64);
+    let node = home.start_with_open_files(64, &[]);
     let mut clients: Vec<_> = (0..40).map(|_| node.client()).collect();
     for client in &mut clients[28..] {
         client.send("GET", "/readyz", &[], b"").expect("an answer").expect(200);
@@ -121,4 +121,28 @@ fn a_client_that_idles_makes_room_for_another() {
         told.contains("64 open files at most; 24 attempts in flight, 12 idle connections, 12 clients"),
         "{told}"
     );
+}
+
+#[test]
+fn more_file_endpoints_than_open_files_are_written_to() {
+    const FILES: usize = 150;
+    let home = Home::new();
+    std::fs::create_dir(home.path().join("files")).expect("a folder");
+    let node = home.start_with_open_files(64, &["--file-root", "files"]);
+    let names: Vec<String> = (0..FILES).map(|n| format!("file-{n}")).collect();
+    for name in &names {
+        let config = json!({ "path": format!("{name}.jsonl") });
+        let once = json!({ "max_attempts": 1 });
+        node.create_endpoint(
+            json!({ "name": name, "protocol": "file", "config": config, "retry_policy": once }),
+        );
+    }
+    for round in 0..2 {
+        let sent: Vec<i64> = names.iter().map(|name| node.send(name, &[], &round.to_string())).collect();
+        for id in sent {
+            let story = node.until(id, "completed");
+            assert_eq!(story["attempt_count"], 1, "{story:#}");
+        }
+    }
+    assert_eq!(node.get("/v1/status").expect(200).json()["dead"], 0);
 }

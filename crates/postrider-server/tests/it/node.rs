@@ -95,8 +95,8 @@ impl Home {
     }
 
     /// It may have this many files and connections open, and cannot raise the limit.
-    pub(crate) fn start_with_open_files(&self, open_files: u32) -> Node {
-        let serve = self.serve(&["--allow-internal"]);
+    pub(crate) fn start_with_open_files(&self, open_files: u32, arguments: &[&str]) -> Node {
+        let serve = self.serve(arguments);
         let mut command = self.program("sh");
         let limited = format!("ulimit -n {open_files}; exec \"$@\"");
         command.args(["-c", &limited, "sh"]).arg(serve.get_program()).args(serve.get_args());

@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// As many as one endpoint after the other can have idle on a large node.
-const CONNECTIONS_MAX_DEFAULT: usize = 10_000;
+/// For a node that does not say.
+const MAX_DEFAULT: usize = 10_000;
 
 /// Connections and files that no attempt uses now.
 pub struct Kept {
-    connections: AtomicUsize,
-    connections_max: usize,
+    count: AtomicUsize,
+    max: usize,
     holders: Mutex<Holders>,
 }
 
@@ -27,12 +27,12 @@ pub(super) trait Holder: Send + Sync {
     fn let_go(&self);
 }
 
-/// The place of one idle connection.
+/// The place of one that is kept.
 pub(super) struct Place(Arc<Kept>);
 
 impl Kept {
-    pub fn up_to(connections_max: usize) -> Self {
-        Self { connections: AtomicUsize::new(0), connections_max, holders: Mutex::default() }
+    pub fn up_to(max: usize) -> Self {
+        Self { count: AtomicUsize::new(0), max, holders: Mutex::default() }
     }
 
     pub(super) fn add(&self, holder: Weak<dyn Holder>) {
@@ -46,8 +46,8 @@ impl Kept {
 
     /// None when as many are kept as may be.
     pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
-        let more = |count: usize| (count < self.connections_max).then_some(count + 1);
-        self.connections.fetch_update(Relaxed, Relaxed, more).ok().map(|_| Place(Arc::clone(self)))
+        let more = |count: usize| (count < self.max).then_some(count + 1);
+        self.count.fetch_update(Relaxed, Relaxed, more).ok().map(|_| Place(Arc::clone(self)))
     }
 
     /// Closes all that no attempt uses, to make room for attempts.
@@ -59,18 +59,18 @@ impl Kept {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Relaxed);
+        self.0.count.fetch_sub(1, Relaxed);
     }
 }
 
 impl Default for Kept {
     fn default() -> Self {
-        Self::up_to(CONNECTIONS_MAX_DEFAULT)
+        Self::up_to(MAX_DEFAULT)
     }
 }
 
 impl fmt::Debug for Kept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Kept({} of {})", self.connections.load(Relaxed), self.connections_max)
+        write!(f, "Kept({} of {})", self.count.load(Relaxed), self.max)
     }
 }

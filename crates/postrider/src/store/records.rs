@@ -213,7 +213,7 @@ pub struct NodeLimits {
     pub open_files: Option<u64>,
     /// Attempts, over all endpoints.
     pub max_in_flight: u32,
-    /// Connections to receivers that no attempt uses.
+    /// Connections to receivers, and files of file endpoints, that no attempt uses.
     pub idle_connections_max: u64,
     /// Connections to its API.
     pub client_connections_max: u64,

@@ -1,12 +1,11 @@
 //! Writes messages as JSON Lines below the node's `--file-root`. An fsync is the acknowledgement.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::Value;
 
-use super::kept::Holder;
 use super::{Delivery, Environment, Sink, Undelivered};
 use crate::endpoint::Endpoint;
 use crate::verdict::{Failure, Receipt};
@@ -31,11 +30,9 @@ impl FileSink {
             Failure::permanent("this node writes no files; --file-root says below which directory it may")
         })?;
         let path = endpoint.config.get("path").and_then(Value::as_str).unwrap_or_default();
-        let writer = Writer::of(Place::new(root, PathBuf::from(path))?);
-        environment.kept.add(Arc::downgrade(&writer) as Weak<dyn Holder>);
         Ok(Self {
             endpoint: Arc::clone(&endpoint.name),
-            writer,
+            writer: Writer::of(Place::new(root, PathBuf::from(path))?, &environment.kept),
             rotate_size: endpoint.config.get("rotate_size").and_then(Value::as_u64),
         })
     }

@@ -68,7 +68,7 @@ pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The file could not be had; not a byte was written.
+/// The file could not be had, perhaps for want of a descriptor.
 pub(super) fn cannot(doing: &str, path: &Path, error: &io::Error) -> Undelivered {
     judge(error, failed(doing, path, error))
 }

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::open::OpenFile;
 use super::place::Place;
-use crate::sink::kept::Holder;
+use crate::sink::kept::{self, Holder, Kept};
 use crate::sink::net::begin_blocking;
 use crate::sink::{Shortage, Undelivered};
 use crate::verdict::Failure;
@@ -16,6 +16,7 @@ use crate::verdict::Failure;
 pub(super) struct Writer {
     place: Place,
     queue: Mutex<Queue>,
+    kept: Arc<Kept>,
 }
 
 struct Queue {
@@ -25,8 +26,14 @@ struct Queue {
 }
 
 enum Turn {
-    Free(Option<OpenFile>),
+    Free(Option<Idle>),
     Taken,
+}
+
+/// A file that stays open for the next line.
+struct Idle {
+    file: OpenFile,
+    _place: kept::Place,
 }
 
 pub(super) struct Line {
@@ -37,7 +44,7 @@ pub(super) struct Line {
 
 impl Writer {
     /// Endpoints with the same file share its writer, so that their lines do not mix.
-    pub(super) fn of(place: Place) -> Arc<Self> {
+    pub(super) fn of(place: Place, kept: &Arc<Kept>) -> Arc<Self> {
         static WRITERS: OnceLock<Mutex<HashMap<Place, Weak<Writer>>>> = OnceLock::new();
         let mut writers = lock(WRITERS.get_or_init(Mutex::default));
         if let Some(writer) = writers.get(&place).and_then(Weak::upgrade) {
@@ -45,7 +52,8 @@ impl Writer {
         }
         writers.retain(|_, writer| writer.strong_count() > 0);
         let queue = Mutex::new(Queue { waiting: Vec::new(), file: Turn::Free(None) });
-        let writer = Arc::new(Self { place: place.clone(), queue });
+        let writer = Arc::new(Self { place: place.clone(), queue, kept: Arc::clone(kept) });
+        kept.add(Arc::downgrade(&writer) as Weak<dyn Holder>);
         writers.insert(place, Arc::downgrade(&writer));
         writer
     }
@@ -62,7 +70,8 @@ impl Writer {
             queue.waiting.push(Line { bytes, rotate_size, done });
             std::mem::replace(&mut queue.file, Turn::Taken)
         };
-        if let Turn::Free(file) = turn {
+        if let Turn::Free(idle) = turn {
+            let file = idle.map(|idle| idle.file);
             let writer = Arc::clone(self);
             if let Err(shortage) = begin_blocking(move || writer.run(file)) {
                 self.give_up(&shortage);
@@ -91,7 +100,8 @@ impl Writer {
             let mut batch = {
                 let mut queue = lock(&self.queue);
                 if queue.waiting.is_empty() {
-                    queue.file = Turn::Free(file);
+                    let idle = file.and_then(|file| self.kept.place().map(|_place| Idle { file, _place }));
+                    queue.file = Turn::Free(idle);
                     return;
                 }
                 std::mem::take(&mut queue.waiting)
@@ -123,8 +133,8 @@ impl Writer {
 
 impl Holder for Writer {
     fn let_go(&self) {
-        if let Turn::Free(file) = &mut lock(&self.queue).file {
-            file.take();
+        if let Turn::Free(idle) = &mut lock(&self.queue).file {
+            idle.take();
         }
     }
 }

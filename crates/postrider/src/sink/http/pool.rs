@@ -33,7 +33,8 @@ pub(super) struct Pool {
 
 #[derive(Default)]
 struct Shared {
-    open: Mutex<Option<Http2>>,
+    /// A connection that the node may not keep serves one request only.
+    open: Mutex<Option<(Http2, Place)>>,
     /// Held while connecting, so that many waiting requests make one connection.
     opening: tokio::sync::Mutex<()>,
     /// The receiver was asked and speaks HTTP/1 only.
@@ -141,7 +142,11 @@ impl Pool {
         let connection = self.connector.open(&self.origin).await?;
         match &connection {
             Connection::Http1(_) => shared.declined.store(true, Ordering::Relaxed),
-            Connection::Http2(fresh) => *lock(&shared.open) = Some(fresh.clone()),
+            Connection::Http2(fresh) => {
+                let mut open = lock(&shared.open);
+                *open = None;
+                *open = self.idle.kept.place().map(|place| (fresh.clone(), place));
+            }
         }
         Ok(connection)
     }
@@ -158,7 +163,9 @@ impl Pool {
 
 impl Shared {
     fn open(&self) -> Option<Connection> {
-        lock(&self.open).as_ref().filter(|open| open.is_open()).cloned().map(Connection::Http2)
+        let open = lock(&self.open);
+        let open = open.as_ref().map(|(open, _)| open).filter(|open| open.is_open());
+        open.cloned().map(Connection::Http2)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use postrider::message::Message;
-use postrider::sink::Delivery;
+use postrider::sink::{Delivery, Environment, Kept, Sink, connect};
 use postrider::verdict::{Class, Failure};
 use serde_json::json;
 use tokio::sync::Notify;
@@ -287,11 +287,12 @@ async fn a_connection_closed_while_idle_never_makes_a_message_arrive_twice_in_on
     assert!(delivered >= 1 && seen.len() >= delivered);
 }
 
-#[tokio::test]
-async fn idle_connections_are_closed_after_a_while_though_nobody_asks_for_one() {
-    const AT_ONCE: usize = 3;
+const AT_ONCE: usize = 3;
+
+/// Answers when so many wait for it at once; tells which connections are closed.
+async fn server_of_three() -> (RawServer, tokio::sync::mpsc::UnboundedReceiver<()>) {
     let all_here = Arc::new(tokio::sync::Barrier::new(AT_ONCE));
-    let (closed, mut closing) = tokio::sync::mpsc::unbounded_channel();
+    let (closed, closing) = tokio::sync::mpsc::unbounded_channel();
     let server = RawServer::start(move |mut peer, _| {
         let (all_here, closed) = (Arc::clone(&all_here), closed.clone());
         async move {
@@ -303,11 +304,33 @@ async fn idle_connections_are_closed_after_a_while_though_nobody_asks_for_one() 
         }
     })
     .await;
-    let sink = plain_sink(&server.url());
+    (server, closing)
+}
+
+async fn deliver_three(sink: &Arc<dyn Sink>) {
     let sent = [1, 2, 3].map(|number| delivery(message(number, "{}")));
     for receipt in futures_util::future::join_all(sent.iter().map(|sent| sink.deliver(sent))).await {
         receipt.unwrap();
     }
+}
+
+#[tokio::test]
+async fn no_more_connections_stay_open_than_the_node_may_keep() {
+    let (server, mut closing) = server_of_three().await;
+    let environment = Environment { kept: Arc::new(Kept::up_to(1)), ..open_environment() };
+    let sink = connect(&endpoint("http", json!({"url": server.url()})), &environment).unwrap();
+    deliver_three(&sink).await;
+    for _ in 1..AT_ONCE {
+        tokio::time::timeout(PATIENCE, closing.recv()).await.expect("it is closed").unwrap();
+    }
+    assert!(closing.try_recv().is_err(), "one is kept");
+}
+
+#[tokio::test]
+async fn idle_connections_are_closed_after_a_while_though_nobody_asks_for_one() {
+    let (server, mut closing) = server_of_three().await;
+    let sink = plain_sink(&server.url());
+    deliver_three(&sink).await;
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(20)).await;
     tokio::time::resume();
