@@ -17,6 +17,7 @@ mod model;
 mod refusals;
 mod closing;
 mod nodes;
+mod unreadable;
 
 /// What an export wrote.
 #[derive(Clone, Default)]
