@@ -43,7 +43,7 @@ async fn meet(world: &World<Postgres>, [one, other]: [&str; 2]) {
 async fn batches_of_events_in_opposite_order_do_not_deadlock() {
     let (world, owner) = prompt::start().await;
     owner.run("SELECT postrider.create_event_type('orders')").await;
-    owner.run("SELECT postrider.subscribe('orders', 'a'), postrider.subscribe('orders', 'a')").await;
+    owner.run("SELECT postrider.subscribe('orders', 'a'), postrider.subscribe('*', 'a')").await;
     owner.configure("max_batch_messages", 2).await;
     let event = |key: &str| json!({"event_type": "orders", "payload": {}, "ordering_key": key});
     let publish = |events| format!("SELECT postrider.publish_batch('{}')", json!(events));
@@ -59,7 +59,7 @@ async fn idempotency_and_ordering_keys_of_different_parts_do_not_deadlock() {
     owner.run("SELECT postrider.create_event_type('orders')").await;
     owner.run("SELECT postrider.subscribe('orders', 'a')").await;
     owner.configure("max_batch_messages", 2).await;
-    owner.run("SELECT postrider.subscribe('orders', 'a')").await;
+    owner.run("SELECT postrider.subscribe('*', 'a')").await;
     let ordered = json!({"event_type": "orders", "payload": {}, "ordering_key": "k"});
     let once = json!({"event_type": "orders", "payload": {}, "idempotency_key": "i"});
     let publish = |events| format!("SELECT postrider.publish_batch('{}')", json!(events));
