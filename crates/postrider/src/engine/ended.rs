@@ -57,7 +57,9 @@ impl Ended {
     pub(super) fn attempted_in_vain(finished: Finished, now: Timestamp, anybody_listens: bool) -> Self {
         match finished.outcome {
             Outcome::Delivered(_) => Self::judged(finished, Verdict::Complete, None, now, anybody_listens),
-            Outcome::Failed(_) | Outcome::Lost { .. } | Outcome::CutOff => Self::given_back(&finished.claim, now),
+            Outcome::Failed(_) | Outcome::Lost { .. } | Outcome::CutOff => {
+                Self::given_back(&finished.claim, now)
+            }
         }
     }
 

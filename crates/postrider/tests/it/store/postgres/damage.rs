@@ -47,7 +47,8 @@ async fn text_that_is_no_utf8_is_set_aside_and_shown() {
     let superuser = database.connect_as_superuser().await;
     // While it is called SQL_ASCII, the server takes any bytes as text.
     let name_encoding = async |encoding: &str| {
-        let rename = "UPDATE pg_database SET encoding = pg_char_to_encoding($1) WHERE datname = current_database()";
+        let rename =
+            "UPDATE pg_database SET encoding = pg_char_to_encoding($1) WHERE datname = current_database()";
         superuser.execute(rename, &[&encoding]).await.unwrap();
     };
     let store = PostgresStore::open(PostgresOptions::new(database.url())).await.unwrap();
