@@ -77,6 +77,9 @@ pub(super) fn check_together(config: &Map<String, Value>) -> Result<(), Invalid>
             "cannot stand beside structured cloudevents, which have a content type of their own",
         ));
     }
+    if config.contains_key("cloudevents_type") && !config.contains_key("cloudevents") {
+        return Err(Invalid::new("config.cloudevents_type", "needs config.cloudevents"));
+    }
     Ok(())
 }
 

@@ -46,7 +46,7 @@ fn good_http_configs_are_accepted() {
         with("signing_secrets", json!(["whsk_nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A="])),
         with("cloudevents", json!("binary")),
         with("cloudevents", json!("structured")),
-        with("cloudevents_type", json!("shop.order")),
+        json!({"url": "https://example.com/", "cloudevents": "binary", "cloudevents_type": "shop.order"}),
         with("retry_status", json!([404, "4xx"])),
         with("retry_status", json!([])),
         with("tls", json!({})),

@@ -97,8 +97,8 @@ async fn the_rules_are_those_of_every_other_way_in() {
 async fn an_event_commits_or_rolls_back_with_the_data_it_belongs_to() {
     let mut shop = Shop::open().await;
     shop.store.create_event_type(NewEventType::new("orders")).await.unwrap();
-    for _ in 0..2 {
-        shop.store.subscribe(NewSubscription::new("orders", "a")).await.unwrap();
+    for pattern in ["orders", "*"] {
+        shop.store.subscribe(NewSubscription::new(pattern, "a")).await.unwrap();
     }
     let event = NewEvent::new("orders", "1").idempotency_key("i");
     let transaction = shop.begin();

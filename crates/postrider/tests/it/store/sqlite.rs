@@ -37,15 +37,16 @@ impl Sqlite {
     pub(crate) fn overwrite(&self, id: MessageId, column: &str, value: &str) {
         let shell = Connection::open(self.path()).expect("the file opens");
         shell.busy_timeout(Duration::from_secs(5)).expect("a timeout");
-        let rule: String = shell
-            .query_row("SELECT sql FROM sqlite_master WHERE name = '_postrider_queue_immutable'", [], |row| {
-                row.get(0)
-            })
-            .expect("the rule");
+        let rules: Vec<(String, String)> = shell
+            .prepare("SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = '_postrider_queue'")
+            .and_then(|mut rules| rules.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect())
+            .expect("the rules");
+        let dropped: String = rules.iter().map(|(name, _)| format!("DROP TRIGGER {name};")).collect();
+        let made_again: String = rules.iter().map(|(_, sql)| format!("{sql};")).collect();
         shell
             .execute_batch(&format!(
-                "PRAGMA ignore_check_constraints = ON; BEGIN IMMEDIATE; DROP TRIGGER _postrider_queue_immutable;
-                 UPDATE _postrider_queue SET {column} = {value} WHERE id = {id}; {rule}; COMMIT"
+                "PRAGMA ignore_check_constraints = ON; BEGIN IMMEDIATE; {dropped}
+                 UPDATE _postrider_queue SET {column} = {value} WHERE id = {id}; {made_again} COMMIT"
             ))
             .expect("a damaged row");
     }

@@ -403,6 +403,11 @@ async fn endpoints(way: impl Way) {
             "config.cloudevents_type: must not contain control characters".into(),
         ),
         (
+            config("cloudevents_type", json!("shop.order")),
+            json!({}),
+            "config.cloudevents_type: needs config.cloudevents".into(),
+        ),
+        (
             config("headers", json!({"Proxy-Authorization": "x"})),
             json!({}),
             "config.headers.Proxy-Authorization: belongs to the connection and cannot be set".into(),

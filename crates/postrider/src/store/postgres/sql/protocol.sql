@@ -480,6 +480,9 @@ BEGIN
       PERFORM postrider._invalid('config.headers.content-type',
         'cannot stand beside structured cloudevents, which have a content type of their own');
     END IF;
+    IF p_config ? 'cloudevents_type' AND NOT p_config ? 'cloudevents' THEN
+      PERFORM postrider._invalid('config.cloudevents_type', 'needs config.cloudevents');
+    END IF;
   END IF;
 END $$;
 
