@@ -98,7 +98,11 @@ async fn what_was_claimed_with_something_that_somebody_takes_back_is_settled_lat
     let all = || tickets.iter().map(|ticket| delivered(&world, *ticket)).collect();
     assert_eq!(effects(&world, all()).await, [Effect::Later, Effect::Later, COMPLETED]);
     person.batch_execute("COMMIT").await.unwrap();
-    assert_eq!(effects(&world, all()).await, [Effect::Fenced, COMPLETED, Effect::Fenced]);
+    assert_eq!(
+        effects(&world, all()).await,
+        [COMPLETED, COMPLETED, Effect::Fenced],
+        "the first was acknowledged"
+    );
     assert_eq!(world.queued().await, 0);
 }
 
