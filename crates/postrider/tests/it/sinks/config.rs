@@ -439,7 +439,7 @@ fn every_default_in_the_table_passes_its_own_check() {
         for key in protocol.keys().filter(|key| key.scope != Scope::Message) {
             let Some(default) = key.default else { continue };
             let mut config = object(match protocol {
-                Protocol::Http => json!({"url": "http://x/"}),
+                Protocol::Http => json!({"url": "http://x/", "cloudevents": "binary"}),
                 Protocol::File => json!({"path": "x"}),
             });
             config.insert(key.name.to_owned(), serde_json::from_str(default).unwrap());
