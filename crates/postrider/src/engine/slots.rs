@@ -1,14 +1,19 @@
 //! Free room, shared by the dispatcher and by senders that claim in the same breath as they insert.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, RwLock};
+use std::time::Duration;
 
 use crate::endpoint::EndpointId;
 use crate::store::DirectClaims;
 
 /// Once half of the room is taken, nobody gets more than this part of the rest.
 const FAIR_PART: u32 = 8;
+/// This part of the room is kept for prompt endpoints: more hanging ones than there are slots do not stop these.
+const KEPT_PART: u32 = 8;
+/// An endpoint is prompt while its last attempt ended this soon, whatever its outcome.
+const PROMPT_MAX: Duration = Duration::from_secs(1);
 
 /// The node's room over all endpoints, and each endpoint's own.
 pub(super) struct Slots {
@@ -23,6 +28,7 @@ pub(super) struct Slots {
 pub(super) struct Slot {
     taken: AtomicU32,
     limit: AtomicU32,
+    is_prompt: AtomicBool,
 }
 
 impl Slots {
@@ -60,10 +66,29 @@ impl Slots {
         self.free() == self.total
     }
 
-    /// Up to `wanted` slots of `slot`, of which `limit` may be taken; how many there were.
+    /// Up to `wanted` slots of `slot`, of which `limit` may be taken; how many there were. For the few claims that a
+    /// node makes to find something out; see [`Slots::reserve_due`].
     pub(super) fn reserve(&self, slot: &Slot, limit: u32, wanted: u32) -> u32 {
-        let limit = limit.min(self.fair_limit(slot));
-        let of_node = take(&self.free, wanted);
+        self.reserve_beyond(0, slot, limit, wanted)
+    }
+
+    /// The same for whatever is due, which leaves the kept part to prompt endpoints.
+    pub(super) fn reserve_due(&self, slot: &Slot, limit: u32, wanted: u32) -> u32 {
+        self.reserve_beyond(self.kept_from(slot), slot, limit, wanted)
+    }
+
+    /// What is free is kept for prompt endpoints, and this is none of them.
+    pub(super) fn only_kept_room_for(&self, slot: &Slot) -> bool {
+        self.free() <= self.kept_from(slot)
+    }
+
+    fn kept_from(&self, slot: &Slot) -> u32 {
+        if slot.is_prompt.load(Relaxed) { 0 } else { self.total / KEPT_PART }
+    }
+
+    fn reserve_beyond(&self, kept: u32, slot: &Slot, limit: u32, wanted: u32) -> u32 {
+        let limit = limit.min(self.fair_limit(kept, slot));
+        let of_node = take(&self.free, kept, wanted);
         let of_endpoint = add(&slot.taken, limit, of_node);
         self.free.fetch_add(of_node - of_endpoint, Relaxed);
         of_endpoint
@@ -71,10 +96,11 @@ impl Slots {
 
     /// The less room others leave, the less of it one endpoint gets: however many receivers hang, one that
     /// does not finds a slot.
-    fn fair_limit(&self, slot: &Slot) -> u32 {
+    fn fair_limit(&self, kept: u32, slot: &Slot) -> u32 {
         let (free, own) = (self.free(), slot.taken.load(Relaxed));
         let is_alone = free + own >= self.total;
-        if is_alone || free >= self.total / 2 { u32::MAX } else { (free / FAIR_PART).max(1) }
+        let left = free.saturating_sub(kept);
+        if is_alone || left >= self.total / 2 { u32::MAX } else { (left / FAIR_PART).max(1) }
     }
 
     /// An endpoint that was dropped meanwhile has no slots of its own any more; the node's room comes back.
@@ -92,6 +118,11 @@ impl Slot {
         self.taken.load(Relaxed) < limit
     }
 
+    /// One of its attempts took this long.
+    pub(super) fn observe(&self, duration: Duration) {
+        self.is_prompt.store(duration <= PROMPT_MAX, Relaxed);
+    }
+
     pub(super) fn set_limit(&self, limit: u32) {
         self.limit.store(limit, Relaxed);
     }
@@ -101,7 +132,7 @@ impl DirectClaims for Slots {
     fn try_reserve(&self, endpoint: EndpointId) -> bool {
         let endpoints = self.endpoints.read().expect("nobody panics while holding the slots");
         let Some(slot) = endpoints.get(&endpoint) else { return false };
-        self.reserve(slot, slot.limit.load(Relaxed), 1) == 1
+        self.reserve_due(slot, slot.limit.load(Relaxed), 1) == 1
     }
 
     fn give_back(&self, endpoint: EndpointId) {
@@ -109,10 +140,11 @@ impl DirectClaims for Slots {
     }
 }
 
-/// Takes up to `wanted` from what is free.
-fn take(free: &AtomicU32, wanted: u32) -> u32 {
-    let before = free.fetch_update(Relaxed, Relaxed, |free| Some(free - free.min(wanted)));
-    before.map_or(0, |free| free.min(wanted))
+/// Takes up to `wanted` from what is free beyond `kept`.
+fn take(free: &AtomicU32, kept: u32, wanted: u32) -> u32 {
+    let there_are = |free: u32| free.saturating_sub(kept).min(wanted);
+    let before = free.fetch_update(Relaxed, Relaxed, |free| Some(free - there_are(free)));
+    before.map_or(0, there_are)
 }
 
 /// Adds up to `wanted` while staying within `limit`.
@@ -170,6 +202,20 @@ mod tests {
             assert!(slots.reserve(&slots.slot(EndpointId(hanging)), 16, 16) > 0);
         }
         assert!(slots.reserve(&slots.slot(EndpointId(81)), 16, 16) > 0);
+    }
+
+    #[test]
+    fn more_hanging_endpoints_than_slots_leave_room_for_a_prompt_one() {
+        let slots = Slots::new(80);
+        let (hanging, prompt) = (|id| slots.slot(EndpointId(id)), slots.slot(EndpointId(0)));
+        prompt.observe(Duration::from_millis(10));
+        let taken: u32 = (1..=100).map(|id| slots.reserve_due(&hanging(id), 16, 1)).sum();
+        assert_eq!((taken, slots.free()), (70, 10));
+        assert!(slots.only_kept_room_for(&hanging(101)) && !slots.only_kept_room_for(&prompt));
+        assert_eq!(slots.reserve_due(&prompt, 16, 16), 1);
+        assert_eq!(slots.reserve(&hanging(101), 16, 1), 1, "a probe takes any room");
+        prompt.observe(Duration::from_secs(10));
+        assert_eq!(slots.reserve_due(&prompt, 16, 1), 0, "it hangs itself now");
     }
 
     #[test]

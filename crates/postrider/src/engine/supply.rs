@@ -37,7 +37,8 @@ impl Supply {
     /// Messages are claimed now.
     pub(super) fn claimed(&mut self, now: Timestamp) {
         if let Self::Short { since, .. } | Self::Trying { since, .. } = *self {
-            *self = Self::Trying { since, until: now + TRY_INTERVAL };
+            // The clock may have been set back meanwhile.
+            *self = Self::Trying { since: since.min(now), until: now + TRY_INTERVAL };
         }
     }
 
@@ -46,7 +47,7 @@ impl Supply {
         match self {
             Self::Enough => None,
             Self::Short { until, .. } | Self::Trying { until, .. } => {
-                Some(until).filter(|until| now < *until)
+                Some(until).filter(|until| is_ahead(*until, now))
             }
         }
     }
@@ -61,8 +62,13 @@ impl Supply {
 
     /// What was claimed before the shortage was known does not start.
     pub(super) fn refuses(self, now: Timestamp) -> bool {
-        matches!(self, Self::Short { until, .. } if now < until)
+        matches!(self, Self::Short { until, .. } if is_ahead(until, now))
     }
+}
+
+/// A time further ahead than any wait was set before the clock was set back.
+fn is_ahead(until: Timestamp, now: Timestamp) -> bool {
+    now < until && until <= now + TRY_INTERVAL
 }
 
 #[cfg(test)]
@@ -86,6 +92,17 @@ mod tests {
         assert!(!supply.refuses(at(1)), "the one that finds out starts");
         assert_eq!((supply.wait_until(at(1)), supply.at_once(16)), (Some(at(2)), 1));
         assert_eq!((supply.wait_until(at(2)), supply.at_once(16)), (None, 1), "the first one may hang");
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_does_not_prolong_a_shortage() {
+        let mut supply = Supply::Enough;
+        supply.ran_out(at(86_400));
+        assert!(!supply.refuses(at(10)));
+        assert_eq!(supply.wait_until(at(10)), None);
+        supply.claimed(at(10));
+        assert_eq!(supply.wait_until(at(10)), Some(at(11)));
+        assert!(supply.sufficed(at(10)));
     }
 
     #[test]

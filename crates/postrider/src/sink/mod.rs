@@ -40,6 +40,16 @@ pub enum Undelivered {
     Short(Shortage),
 }
 
+impl Undelivered {
+    /// Of an attempt of which the receiver has seen something: it counts, whatever kept it from being finished.
+    fn after_a_beginning(self) -> Self {
+        match self {
+            Self::Failed(failure) => Self::Failed(failure),
+            Self::Short(shortage) => Self::Failed(Failure::retryable(shortage.to_string())),
+        }
+    }
+}
+
 impl From<Failure> for Undelivered {
     fn from(failure: Failure) -> Self {
         Self::Failed(failure)

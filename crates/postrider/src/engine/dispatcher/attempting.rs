@@ -157,6 +157,7 @@ impl Dispatcher {
         let age = Duration::try_from(age).unwrap_or_default();
         lane.tally.attempted(&finished.outcome, now, finished.duration, age);
         lane.stock.observe(finished.load, finished.duration);
+        lane.slot.observe(finished.duration);
         lane.concurrency.observe(finished.load, finished.started_at, now);
         let was_short = lane.supply.sufficed(finished.started_at);
         lane.publish_room(accepts);

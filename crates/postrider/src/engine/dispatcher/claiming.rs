@@ -64,7 +64,7 @@ impl Dispatcher {
                     let limit =
                         if suspected.contains(&id) { lane.concurrency.limit() } else { lane.claims_max() };
                     let wanted = lane.supply.at_once(share.min(left));
-                    let room = self.parts.slots.reserve(&lane.slot, limit, wanted);
+                    let room = self.parts.slots.reserve_due(&lane.slot, limit, wanted);
                     if room > 0 {
                         lane.supply.claimed(now);
                         lane.work = Work::Asked;
@@ -74,6 +74,9 @@ impl Dispatcher {
                         // Senders took the node's last room meanwhile: it is this one's turn again.
                         self.lanes.first_in_line(id);
                         return;
+                    } else if self.parts.slots.only_kept_room_for(&lane.slot) {
+                        // Behind it there may be prompt ones.
+                        self.lanes.has_room_again(id);
                     }
                     // Without room of its own it waits for one of its attempts to end.
                 }

@@ -35,12 +35,13 @@ impl OpenFile {
     /// Returns when all lines are on the disk.
     pub(super) fn append(&mut self, lines: &[Line]) -> Result<(), Undelivered> {
         let mut bytes = Vec::with_capacity(lines.iter().map(|line| line.bytes.len()).sum());
-        for line in lines {
+        for (n, line) in lines.iter().enumerate() {
             let size = self.size + bytes.len() as u64;
             if size > 0 && line.rotate_size.is_some_and(|max| size + line.bytes.len() as u64 > max) {
                 self.write(&bytes)?;
                 bytes.clear();
-                self.rotate()?;
+                // Lines of this batch are in the full file already.
+                self.rotate().map_err(|error| if n > 0 { error.after_a_beginning() } else { error })?;
             }
             bytes.extend_from_slice(&line.bytes);
         }

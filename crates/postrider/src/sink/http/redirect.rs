@@ -49,7 +49,7 @@ impl Redirects {
             let to = checked(from.as_ref(), &next, &answer)?;
             readdress(&mut request, from.as_ref() == Some(&to), &to, &next)?;
             let pool = Pool::new(to, Arc::clone(&self.connector), 0, &self.kept);
-            answer = pool.send(request.clone()).await?;
+            answer = pool.send(request.clone()).await.map_err(Undelivered::after_a_beginning)?;
             here = next;
         }
         match next_hop(&here, request.method(), &answer)? {

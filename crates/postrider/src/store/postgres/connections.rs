@@ -72,9 +72,13 @@ impl Connections {
 
     async fn blockers(&self, process: i32) -> Option<String> {
         let ask = async {
+            // Senders come first; and as in `with`, no connection goes back before its answer came.
+            let _turn = self.turns.try_acquire().ok()?;
             let pooled = self.pool.get().await.ok()?;
-            let row = pooled.client.query_one("SELECT postrider._blockers($1)", &[&process]).await.ok()?;
-            row.get(0)
+            let pooled = scopeguard::guard(pooled, |pooled| self.server.give_up(Object::take(pooled).client));
+            let row = pooled.client.query_one("SELECT postrider._blockers($1)", &[&process]).await.ok();
+            drop(ScopeGuard::into_inner(pooled));
+            row?.get(0)
         };
         tokio::time::timeout(NAMED_AFTER, ask).await.ok().flatten()
     }

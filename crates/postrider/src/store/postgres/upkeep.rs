@@ -11,6 +11,8 @@ use crate::store::{Arrival, Cleaned, Evicted, Expired, Result};
 
 /// Keys that are let go in one step: with what expires in it, fewer than a transaction may lock.
 const STALLED_KEYS_MAX: i32 = 400;
+/// Sends without a notification that are taken note of at a time: more than senders make in a second.
+const UNHEARD_MAX: i32 = 50_000;
 /// Messages a second, from which on looking everywhere has to pass by too many that just left.
 const BUSY_FROM: usize = 1000;
 
@@ -20,13 +22,16 @@ const BUSY_FROM: usize = 1000;
 /// do, messages whose sender counted on another one that rolled back. At last it disables endpoints that were found gone while
 /// somebody was changing them. None of this waits for a lock: should it meet one, it is tried again.
 pub(super) async fn expire(shared: &Shared, limit: usize) -> Result<Vec<Expired>> {
-    holders::look(shared).await?;
+    if let Err(error) = holders::look(shared).await {
+        tracing::warn!(%error, "could not look for sessions that hold our locks; retrying");
+    }
     let expire = "SELECT set_config('lock_timeout', '1s', true), postrider._expire($1), postrider._cancel_orphans(postrider._now() - interval '1 day', $1),
-                    ARRAY(SELECT postrider._advance_stalled_keys($2)), postrider._take_unheard($1),
+                    ARRAY(SELECT postrider._advance_stalled_keys($2)), postrider._take_unheard($4),
                     ARRAY(SELECT endpoint_id FROM postrider._waiting() WHERE $3 AND due_at <= postrider._now()),
                     postrider._recount_queue() IS NULL, postrider._disable_gone_endpoints() IS NULL";
     let idle = shared.claimed_lately.swap(0, Relaxed) < BUSY_FROM;
-    let row = shared.own.query_one(expire, &[&(limit as i32), &STALLED_KEYS_MAX, &idle]).await?;
+    let row =
+        shared.own.query_one(expire, &[&(limit as i32), &STALLED_KEYS_MAX, &idle, &UNHEARD_MAX]).await?;
     let found: [Vec<i64>; 3] = [row.get(3), row.get(4), row.get(5)];
     for endpoint in found.iter().flatten() {
         shared.cursors.returned(EndpointId(*endpoint));

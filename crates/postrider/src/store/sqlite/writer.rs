@@ -172,6 +172,10 @@ impl Writer {
             refused.into_iter().for_each(|job| job.finish(Err(broken.clone())));
             *waiting = others;
         }
+        if self.watch.due().is_some() && !waiting.is_empty() {
+            // By itself: what keeps times from being mended is no reason to refuse anything else.
+            self.commit_group(&mut VecDeque::new());
+        }
         let mut ran = Vec::with_capacity(waiting.len());
         match self.transaction(waiting, &mut ran) {
             Ok(Committed { news, fanned_out }) => {
@@ -233,7 +237,7 @@ impl Writer {
         let started = Instant::now();
         let now = crate::clock::truncated(self.clock.now());
         self.watch.observe(now, started);
-        let mending = self.watch.due();
+        let mending = self.watch.due().filter(|_| waiting.is_empty());
         let may_fan_out = self.may_fan_out();
         let mut write = Write {
             conn: &self.conn,

@@ -29,6 +29,32 @@ async fn more_hanging_endpoints_than_the_node_has_room_for_leave_room_for_a_heal
     hanging_beside_healthy(&world, 20, EngineOptions { max_in_flight: 80, ..world.options() }).await;
 }
 
+#[tokio::test]
+async fn more_hanging_endpoints_than_slots_do_not_hold_up_one_that_answered_before() {
+    const HANGING: usize = 100;
+    let world = World::new().await;
+    world.receiver.script(|arrival| match arrival.path.as_str() {
+        "healthy" => Answer::ok(),
+        _ => Answer::ok().held(),
+    });
+    world.endpoint("healthy").await;
+    let engine = world.engine_with(EngineOptions { max_in_flight: 16, ..world.options() }).await;
+    world.send_many("healthy", 1).await;
+    world.receiver.until("its first answer", |receiver| receiver.at("healthy").len() == 1).await;
+    world.until_empty().await;
+    for n in 0..HANGING {
+        world.endpoint(&format!("hanging{n}")).await;
+        world.send(&format!("hanging{n}"), 0).await;
+    }
+    world.receiver.until("nothing more to start", |receiver| receiver.running_in_all() == 14).await;
+    world.send_many("healthy", 200).await;
+    world.receiver.until("the healthy ones", |receiver| receiver.at("healthy").len() == 201).await;
+    assert_eq!(world.receiver.running_in_all(), 14, "the others still hang");
+    world.receiver.release();
+    world.until_empty().await;
+    engine.stop().await;
+}
+
 async fn hanging_beside_healthy(world: &World, hanging: usize, options: EngineOptions) {
     for n in 0..hanging {
         world.endpoint(&format!("hanging{n}")).await;

@@ -88,7 +88,9 @@ END $$;
 -- As of a moment ago; a node that stopped says nothing any more.
 CREATE FUNCTION postrider._now_in_the_way() RETURNS SETOF postrider._in_the_way LANGUAGE plpgsql STABLE AS $$
 BEGIN
-  RETURN QUERY SELECT * FROM postrider._in_the_way WHERE seen_at > clock_timestamp() - interval '10 seconds' ORDER BY since;
+  -- Two nodes may have noted the same at once.
+  RETURN QUERY SELECT * FROM (SELECT DISTINCT ON (w.lock, w.session) w.* FROM postrider._in_the_way w
+    WHERE w.seen_at > clock_timestamp() - interval '10 seconds' ORDER BY w.lock, w.session, w.since) AS d ORDER BY d.since;
 END $$;
 
 -- Whose open transaction keeps this key.
