@@ -37,7 +37,7 @@ impl IntoResponses for Common {
             ),
             (
                 503,
-                "The store is not available, the node is stopping, or too many large bodies are on their way; `Retry-After` says when to try again",
+                "The store is not available, the node is stopping, too many requests are under way, or too many large bodies are on their way; `Retry-After` says when to try again",
             ),
         ])
     }

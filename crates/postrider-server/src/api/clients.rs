@@ -1,12 +1,18 @@
-//! The connections of clients: how many there are, what each is at, and which of them makes room for another.
+//! The connections of clients: how many there are, what each is at, which of them makes room for another, and how many
+//! requests are under way on them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use axum::http::StatusCode;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
+
+use super::node;
+use super::problem::Problem;
 
 /// For the head of a request, from its first byte; of a new connection from its beginning.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(5);
@@ -16,9 +22,19 @@ const IDLE_TIME_MAX: Duration = Duration::from_secs(30);
 const ENTER_PAUSE: Duration = Duration::from_millis(20);
 /// How often late ones are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// A quarter of the places, and no more than this, are never held by requests under way: newcomers and probes get in.
+const SPARE_MAX: usize = 8;
+/// How long a request waits for its turn. Then the client whose body has stood still for longest makes room, and the
+/// request waits as long again. Both together are less than [`HEAD_TIME_MAX`].
+const TURN_PAUSE: Duration = Duration::from_secs(2);
+/// Requests may wait all the time; the log says so once in this time.
+const TELL_INTERVAL: Duration = Duration::from_secs(10);
+const RETRY_AFTER_SECONDS: u32 = 1;
 
 pub(super) struct Clients {
     max: usize,
+    /// One for each request under way but probes.
+    turns: Arc<Semaphore>,
     began: Instant,
     open: Mutex<Open>,
 }
@@ -27,6 +43,7 @@ pub(super) struct Clients {
 struct Open {
     next: u64,
     clients: HashMap<u64, Arc<State>>,
+    told_at: Option<Instant>,
 }
 
 /// What a connection is at, and since when, in milliseconds of its node: in one word, so that a request costs no lock.
@@ -60,7 +77,8 @@ pub(super) struct Client {
 impl Clients {
     /// Late ones are closed until it is dropped.
     pub(super) fn up_to(max: usize) -> Arc<Self> {
-        let clients = Arc::new(Self { max, began: Instant::now(), open: Mutex::default() });
+        let turns = Arc::new(Semaphore::new(turns(max)));
+        let clients = Arc::new(Self { max, turns, began: Instant::now(), open: Mutex::default() });
         tokio::spawn(sweep(Arc::downgrade(&clients)));
         clients
     }
@@ -82,10 +100,35 @@ impl Clients {
 
     /// Closes the one that has waited longest, if one waits.
     pub(super) async fn make_room(&self) {
-        let closing = self.lock().close_longest_waiting();
+        let closing = self.lock().close_longest(|phase| phase != Phase::Busy);
         match closing {
-            Some(gone) => _ = tokio::time::timeout(ENTER_PAUSE, gone.cancelled()).await,
+            Some(gone) => _ = timeout(ENTER_PAUSE, gone.cancelled()).await,
             None => tokio::time::sleep(ENTER_PAUSE).await,
+        }
+    }
+
+    async fn wait_for_turn(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        self.tell_that_requests_wait();
+        let mut turn = std::pin::pin!(Arc::clone(&self.turns).acquire_owned());
+        let mut taken = timeout(TURN_PAUSE, turn.as_mut()).await;
+        if taken.is_err() {
+            self.lock().close_longest(|phase| phase == Phase::Body);
+            taken = timeout(TURN_PAUSE, turn).await;
+        }
+        taken.ok().and_then(Result::ok).ok_or_else(|| too_many(self.max))
+    }
+
+    fn tell_that_requests_wait(&self) {
+        let mut open = self.lock();
+        if open.told_at.is_none_or(|at| at.elapsed() >= TELL_INTERVAL) {
+            open.told_at = Some(Instant::now());
+            drop(open);
+            let (at_once, client_connections_max) = (turns(self.max), self.max);
+            tracing::warn!(
+                at_once,
+                client_connections_max,
+                "Requests wait, because clients have as many under way as this node takes at once; raise the limit of open files (ulimit -n, LimitNOFILE) if this lasts"
+            );
         }
     }
 
@@ -107,9 +150,9 @@ impl Clients {
 
 impl Open {
     /// Tells when it is gone.
-    fn close_longest_waiting(&mut self) -> Option<CancellationToken> {
+    fn close_longest(&mut self, may_go: impl Fn(Phase) -> bool) -> Option<CancellationToken> {
         let words = self.clients.iter().map(|(number, state)| (*number, state.word.load(Relaxed)));
-        let number = longest_waiting(words)?;
+        let number = longest(words, may_go)?;
         let closed = self.clients.remove(&number)?;
         closed.cut.cancel();
         Some(closed.gone.clone())
@@ -120,6 +163,18 @@ impl Client {
     /// Cancelled when it has to go, and when it has gone.
     pub(super) fn cut(&self) -> CancellationToken {
         self.state.cut.clone()
+    }
+
+    /// For a request. While it waits, its connection is one that makes room for others.
+    pub(super) async fn turn(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let clients = self.clients.upgrade().ok_or_else(node::stopping)?;
+        match Arc::clone(&clients.turns).try_acquire_owned() {
+            Ok(turn) => Ok(turn),
+            Err(_) => {
+                self.is_at(Phase::Head);
+                Box::pin(clients.wait_for_turn()).await
+            }
+        }
     }
 
     pub(super) fn is_at(&self, phase: Phase) {
@@ -176,9 +231,23 @@ fn is_late(word: u64, now: u64) -> bool {
     }
 }
 
-fn longest_waiting(words: impl Iterator<Item = (u64, u64)>) -> Option<u64> {
-    let waiting = words.filter(|(_, word)| phase(*word) != Phase::Busy);
+fn longest(words: impl Iterator<Item = (u64, u64)>, may_go: impl Fn(Phase) -> bool) -> Option<u64> {
+    let waiting = words.filter(|(_, word)| may_go(phase(*word)));
     waiting.min_by_key(|(number, word)| (*word >> 2, *number)).map(|(number, _)| number)
+}
+
+/// So many requests may be under way on this many connections.
+fn turns(connections: usize) -> usize {
+    connections.saturating_sub((connections / 4).clamp(1, SPARE_MAX)).max(1)
+}
+
+fn too_many(connections: usize) -> Problem {
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too-many-requests", "Too many requests are under way")
+        .detail(format!(
+            "all client connections of this node are busy: {} requests are under way, and none of them ended in time",
+            turns(connections)
+        ))
+        .retry_after(RETRY_AFTER_SECONDS)
 }
 
 #[cfg(test)]
@@ -198,7 +267,16 @@ mod tests {
         ];
         for (clients, expected) in cases {
             let words = clients.iter().map(|(phase, at)| packed(*phase, *at));
-            assert_eq!(longest_waiting((0..).zip(words)), expected, "{clients:?}");
+            let found = longest((0..).zip(words), |phase| phase != Busy);
+            assert_eq!(found, expected, "{clients:?}");
+        }
+    }
+
+    #[test]
+    fn requests_leave_some_of_the_connections_to_newcomers() {
+        let cases = [(0, 1), (1, 1), (2, 1), (3, 2), (12, 9), (48, 40), (224, 216), (4096, 4088)];
+        for (connections, expected) in cases {
+            assert_eq!(turns(connections), expected, "{connections}");
         }
     }
 

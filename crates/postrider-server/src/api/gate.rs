@@ -39,7 +39,7 @@ impl Gate {
         request: &mut Request<B>,
         connection: CancellationToken,
     ) -> Result<(), Problem> {
-        if OPEN.contains(&request.uri().path()) {
+        if is_probe(request.uri()) {
             // Whatever the store says now: a probe is about this process.
             return if self.is_public || self.keys.were_any() { Ok(()) } else { check(request) };
         }
@@ -66,6 +66,10 @@ impl Gate {
             request.extensions_mut().insert(Pass::new(&self.keys, prefix, connection));
         }
     }
+}
+
+pub(super) fn is_probe(uri: &Uri) -> bool {
+    OPEN.contains(&uri.path())
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {

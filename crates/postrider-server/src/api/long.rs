@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use postrider::store::NodeLimits;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::keys::Pass;
 use super::problem::Problem;
 
-/// On one node: each keeps a connection, and is told of everything that happens.
-const PLACES: usize = 64;
+/// On one node, and at most a quarter of its client connections: each keeps one, and is told of everything that happens.
+const PLACES_MAX: usize = 64;
 /// A token may be revoked while its reader reads; a second is promised.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// How long a reader has to see the end of its answer.
@@ -21,6 +22,7 @@ const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 const RETRY_AFTER_SECONDS: u32 = 5;
 
 pub(super) struct LongAnswers {
+    max: usize,
     places: Arc<Semaphore>,
     stop: CancellationToken,
 }
@@ -32,12 +34,14 @@ pub(super) struct Place {
 }
 
 impl LongAnswers {
-    pub(super) fn new(stop: CancellationToken) -> Self {
-        Self { places: Arc::new(Semaphore::new(PLACES)), stop }
+    pub(super) fn new(limits: Option<NodeLimits>, stop: CancellationToken) -> Self {
+        let quarter = limits.map_or(PLACES_MAX, |limits| limits.client_connections_max as usize / 4);
+        let max = quarter.clamp(1, PLACES_MAX);
+        Self { max, places: Arc::new(Semaphore::new(max)), stop }
     }
 
     pub(super) fn begin(&self, pass: Option<Pass>) -> Result<Place, Problem> {
-        let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|_| too_many())?;
+        let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|_| too_many(self.max))?;
         let over = self.stop.child_token();
         if let Some(pass) = pass {
             tokio::spawn(watch(pass, over.clone()));
@@ -68,9 +72,9 @@ async fn watch(pass: Pass, over: CancellationToken) {
     connection.run_until_cancelled(watching).await;
 }
 
-fn too_many() -> Problem {
+fn too_many(max: usize) -> Problem {
     Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-tails", "Too many tails are open")
-        .detail(format!("this node has places for {PLACES}; end one that nobody reads"))
+        .detail(format!("this node has places for {max}; end one that nobody reads"))
         .retry_after(RETRY_AFTER_SECONDS)
 }
 
@@ -81,7 +85,7 @@ mod tests {
     use postrider::endpoint::EndpointId;
     use postrider::engine::{Event, Happening, Trial};
     use postrider::store::sqlite::SqliteOptions;
-    use postrider::store::{Keyring, NewToken, NodeLimits, Scope, Tokens};
+    use postrider::store::{Keyring, NewToken, Scope, Tokens};
     use postrider::{Endpoint, MessageId, NewMessage, SqliteStore, State};
     use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, TcpStream};

@@ -87,7 +87,7 @@ impl Api {
         tracer: Option<Tracer>,
         stop: CancellationToken,
     ) -> Arc<Self> {
-        let long_answers = LongAnswers::new(stop.clone());
+        let long_answers = LongAnswers::new(node.limits(), stop.clone());
         Arc::new(Self { operate, node, limits: Limits::default(), long_answers, tracer, stop })
     }
 }

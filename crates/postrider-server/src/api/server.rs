@@ -16,12 +16,13 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
 use super::clients::{Client, Clients, Phase};
-use super::gate::Gate;
+use super::gate::{Gate, is_probe};
 use super::wire::Wire;
 
 /// A machine without descriptors refuses many connections a second, and says so once in this time.
@@ -125,6 +126,17 @@ async fn respond(
     client: Arc<Client>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
+    // A probe is answered at once, however busy the node is.
+    let turn = match is_probe(request.uri()) {
+        true => None,
+        false => match client.turn().await {
+            Ok(turn) => Some(turn),
+            Err(problem) => {
+                client.is_at(Phase::Idle);
+                return Ok(problem.into_response());
+            }
+        },
+    };
     client.is_at(if request.body().is_end_stream() { Phase::Busy } else { Phase::Body });
     let answer = match gate.admit(&mut request, client.cut()).await {
         Ok(()) => {
@@ -136,7 +148,7 @@ async fn respond(
     // An answer of a known size is written at once, unless nobody reads it.
     if answer.as_ref().is_ok_and(|answer| answer.body().size_hint().exact().is_none()) {
         client.is_at(Phase::Busy);
-        return answer.map(|answer| answer.map(|body| Body::new(GoesOn { body, client })));
+        return answer.map(|answer| answer.map(|body| Body::new(GoesOn { body, client, _turn: turn })));
     }
     client.is_at(Phase::Idle);
     answer
@@ -178,6 +190,7 @@ impl HttpBody for TellsItsEnd {
 struct GoesOn {
     body: Body,
     client: Arc<Client>,
+    _turn: Option<OwnedSemaphorePermit>,
 }
 
 impl HttpBody for GoesOn {

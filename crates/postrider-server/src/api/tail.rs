@@ -159,7 +159,7 @@ mod tests {
 
     fn tail_of(events: Receiver<Event>, stop: CancellationToken) -> Tail {
         let filter = Filter { endpoint: None, state: None, event_type: None };
-        let place = LongAnswers::new(stop).begin(None).unwrap_or_else(|_| panic!("a place"));
+        let place = LongAnswers::new(None, stop).begin(None).unwrap_or_else(|_| panic!("a place"));
         Tail { events, filter, place, told_at: Instant::now() }
     }
 

@@ -42,7 +42,7 @@ impl Remote {
                     _ => "the API",
                 },
             },
-            "too-many-bodies" => StoreError::Unavailable(said),
+            "too-many-bodies" | "too-many-requests" => StoreError::Unavailable(said),
             "unknown-route" | "wrong-method" => {
                 StoreError::Unusable(format!("{self} runs another version of Postrider. {said}"))
             }

@@ -2,6 +2,8 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::json;
@@ -9,6 +11,7 @@ use serde_json::json;
 use crate::eventually;
 use crate::node::Home;
 use crate::receiver::Receiver;
+use crate::tailing::tail;
 
 const OPEN_FILES: u32 = 256;
 const HANGING_ENDPOINTS: usize = 20;
@@ -121,6 +124,64 @@ fn a_client_that_idles_makes_room_for_another() {
         told.contains("64 open files at most; 24 attempts in flight, 12 idle connections, 12 clients"),
         "{told}"
     );
+}
+
+#[test]
+fn probes_are_answered_while_requests_hold_all_places_and_others_are_told() {
+    let (arrived, answers) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(())));
+    let held = answers.lock().expect("nobody panics with it");
+    let receiver = Receiver::start({
+        let (arrived, answers) = (Arc::clone(&arrived), Arc::clone(&answers));
+        move |_| {
+            arrived.fetch_add(1, Relaxed);
+            drop(answers.lock());
+            Some(200)
+        }
+    });
+    let home = Home::new();
+    // Room for twelve clients, nine of which may have a request under way.
+    let node = home.start_with_open_files(64, &["--allow-internal"]);
+    let config = json!({ "url": receiver.url(), "timeout": 60 });
+    node.create_endpoint(json!({ "name": "slow", "protocol": "http", "config": config }));
+    let mut clients: Vec<_> = (0..12).map(|_| node.client()).collect();
+    for client in &mut clients {
+        let request = "POST /v1/endpoints/slow/test HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n";
+        client.write(request.as_bytes()).expect("it is taken");
+    }
+    eventually(Duration::from_secs(30), "requests hang", || (arrived.load(Relaxed) >= 9).then_some(()));
+    node.get("/readyz").expect(200);
+    node.get("/livez").expect(200);
+    let refused = node.get("/v1/status").expect(503);
+    assert_eq!(refused.json()["type"], "urn:postrider:problem:too-many-requests");
+    assert!(refused.header("retry-after").is_some(), "{refused:?}");
+    node.get("/readyz").expect(200);
+    assert_eq!(node.written().matches("Requests wait").count(), 1, "{}", node.written());
+    drop(held);
+    let answered = clients.iter_mut().filter_map(|client| client.read().ok());
+    assert_eq!(answered.filter(|answer| answer.status == 200).count(), 9);
+    node.get("/v1/status").expect(200);
+}
+
+#[test]
+fn bodies_that_do_not_come_make_room_for_a_request() {
+    let home = Home::new();
+    let node = home.start_with_open_files(64, &[]);
+    let mut clients: Vec<_> = (0..12).map(|_| node.client()).collect();
+    for client in &mut clients {
+        let half = "POST /v1/endpoints HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n{";
+        client.write(half.as_bytes()).expect("it is taken");
+    }
+    node.get("/v1/status").expect(200);
+}
+
+#[test]
+fn tails_take_a_quarter_of_the_clients_places_at_most() {
+    let home = Home::new();
+    let node = home.start_with_open_files(64, &[]);
+    let _tails: Vec<_> = (0..3).map(|_| tail(&node, "")).collect();
+    let refused = node.get("/v1/tail").expect(429).json();
+    assert!(refused["detail"].to_string().contains("places for 3;"), "{refused}");
+    node.get("/v1/status").expect(200);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::node::{Home, Node};
 use crate::receiver::Receiver;
 
 /// Reads events from now on.
-fn tail(node: &Node, query: &str) -> Client {
+pub(crate) fn tail(node: &Node, query: &str) -> Client {
     let mut client = node.client();
     client
         .write(format!("GET /v1/tail{query} HTTP/1.1\r\nhost: {}\r\n\r\n", node.address).as_bytes())
