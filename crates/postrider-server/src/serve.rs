@@ -83,18 +83,15 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
             None
         }
     };
-    let Some(engine) = engine else {
-        stop.cancel();
-        return Ok(());
-    };
-    let _ = measures.set(engine.measures());
-    node.runs(engine);
-    greet(&config.store, created, address);
-    open_files::tell(&limits, config.engine.max_in_flight);
-    tracing::info!(store = %config.store, %address, node = config.engine.node_name, "Postrider is ready");
-
-    let name = signals.next().await;
-    tracing::info!(signal = name, drain_timeout = ?config.engine.drain_timeout, "Stopping");
+    if let Some(engine) = engine {
+        let _ = measures.set(engine.measures());
+        node.runs(engine);
+        greet(&config.store, created, address);
+        open_files::tell(&limits, config.engine.max_in_flight);
+        tracing::info!(store = %config.store, %address, node = config.engine.node_name, "Postrider is ready");
+        let name = signals.next().await;
+        tracing::info!(signal = name, drain_timeout = ?config.engine.drain_timeout, "Stopping");
+    }
     stop.cancel();
     let stopped = async {
         let engine = async {
@@ -170,7 +167,7 @@ async fn start(
         match Engine::start(store.clone(), options.clone()).await {
             Err(StoreError::Unavailable(error)) => {
                 waiting.say(|| {
-                    tracing::warn!(error, %address, "The store takes no node yet, so nothing is delivered; trying again");
+                    tracing::warn!(error, %address, "cannot join the store yet, nothing is delivered; retrying");
                 });
                 node.waits(error);
                 tokio::time::sleep(ASK_AGAIN).await;
@@ -202,7 +199,7 @@ struct Node {
 }
 
 enum Stage {
-    /// The store takes no node yet; why.
+    /// Cannot join the store yet; why.
     Starting(Option<String>),
     Running(Engine),
     Stopped,

@@ -77,7 +77,7 @@ impl StoreUrl {
     /// False when opening it is going to make it.
     pub(crate) async fn exists(&self) -> Result<bool, Failure> {
         match self {
-            Self::Sqlite(path) => Ok(path.exists() && is_store(path).await?),
+            Self::Sqlite(path) => is_store(path).await,
             Self::Postgres(url) => Ok(PostgresStore::is_installed(url.as_str()).await?),
         }
     }
@@ -165,9 +165,11 @@ fn without_secrets(text: &str) -> String {
 }
 
 async fn must_be_store(path: &Path) -> Result<(), Failure> {
+    if is_store(path).await? {
+        return Ok(());
+    }
     let missing = match path.exists() {
         false => format!("there is no store at {}", path.display()),
-        true if is_store(path).await? => return Ok(()),
         true => format!("{} has no store of Postrider in it", path.display()),
     };
     Err(Failure::store(missing)

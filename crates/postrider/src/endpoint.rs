@@ -213,13 +213,10 @@ impl NewEndpoint {
         }
         protocol.check_config(&self.config)?;
         check_timeout(protocol, &self.config, settings)?;
-        Ok(CheckedEndpoint {
-            name: self.name,
-            protocol,
-            config: self.config,
-            retry: RetryOverrides::check(self.retry_policy.as_ref())?,
-            options: EndpointOptions::check(self.options.as_ref())?,
-        })
+        let retry = RetryOverrides::check(self.retry_policy.as_ref())?;
+        let options = EndpointOptions::check(self.options.as_ref())?;
+        options.check_override_headers(protocol, &self.config)?;
+        Ok(CheckedEndpoint { name: self.name, protocol, config: self.config, retry, options })
     }
 }
 
@@ -297,6 +294,21 @@ impl EndpointOptions {
             }
         }
         Ok(options)
+    }
+
+    fn check_override_headers(&self, protocol: Protocol, config: &Map<String, Value>) -> Result<(), Invalid> {
+        let Some(names) = &self.override_headers else { return Ok(()) };
+        if protocol != Protocol::Http {
+            return Err(Invalid::new("options.override_headers", "only http endpoints have it"));
+        }
+        let of_auth = names.iter().position(|name| name.eq_ignore_ascii_case(headers::OF_AUTH));
+        match of_auth.filter(|_| config.contains_key("auth")) {
+            Some(at) => Err(Invalid::new(
+                format!("options.override_headers[{at}]"),
+                "is set by config.auth and cannot be replaced",
+            )),
+            None => Ok(()),
+        }
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) async fn livez() -> Response<Body> {
 /// Does the engine get anything done?
 #[utoipa::path(get, path = "/readyz", operation_id = "readyz", tag = "health", security(),
     responses((status = 200, description = "It does", body = Health),
-        (status = 503, description = "The dispatcher does not turn, the lease is not confirmed, or the store takes no node yet", body = ProblemView, content_type = "application/problem+json")))]
+        (status = 503, description = "The dispatcher does not turn, the lease is not confirmed, or the node cannot join the store yet", body = ProblemView, content_type = "application/problem+json")))]
 pub(super) async fn readyz(State(api): State<Arc<Api>>) -> Result<Response<Body>, Problem> {
     let in_the_way = api.operate.in_the_way();
     if api.node.is_progressing() {

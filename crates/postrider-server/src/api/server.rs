@@ -65,7 +65,7 @@ async fn next(
             Err(error) => {
                 if told_at.is_none_or(|at| at.elapsed() >= TELL_INTERVAL) {
                     *told_at = Some(Instant::now());
-                    tracing::warn!(%error, "Connections cannot be accepted; one that waits is closed for each");
+                    tracing::warn!(%error, "cannot accept connections; closing a waiting client for each");
                 }
                 clients.make_room().await;
             }

@@ -117,7 +117,7 @@ impl AsyncWrite for Wire {
         Pin::new(&mut self.stream).poll_flush(context)
     }
 
-    /// Whoever is refused gets to read why: until it closes its side, or is closed as any client that sends half a head.
+    /// Keep reading from a refused client so that it can read the answer, until it closes its side or its time for a head is over.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_refuse(context))?;
         ready!(Pin::new(&mut self.stream).poll_shutdown(context))?;

@@ -98,7 +98,7 @@ pub(super) async fn run(command: EventCommand, place: &Place, output: Output) ->
                 (true, false) => " (it existed already, and is disabled)",
             };
             let text = || format!("subscription {}: {} gets {}{note}", one.id, one.endpoint, one.pattern);
-            show(&one, output, text)?;
+            show(&Made { subscription: &one, existed }, output, text)?;
         }
         EventCommand::Subscriptions => list_subscriptions(&*store, output).await?,
         EventCommand::Unsubscribe { id } => {
@@ -182,6 +182,14 @@ fn list<T: Serialize>(
         || serde_json::to_string(&List { items, next: None }).expect("records become JSON"),
         || if items.is_empty() { nothing.to_owned() } else { table() },
     )
+}
+
+/// A subscription, and whether it existed before the command.
+#[derive(Serialize)]
+struct Made<'a> {
+    #[serde(flatten)]
+    subscription: &'a Subscription,
+    existed: bool,
 }
 
 fn show(shown: &impl Serialize, output: Output, text: impl FnOnce() -> String) -> Result<(), Failure> {

@@ -149,6 +149,9 @@ fn not_json(payload: &[u8], rule: String) -> Failure {
         );
     }
     let failure = refused(rule);
+    if str::from_utf8(payload).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok()) {
+        return failure; // It is JSON, and too deep.
+    }
     let documents = serde_json::Deserializer::from_slice(payload).into_iter::<IgnoredAny>();
     match documents.take(2).filter(Result::is_ok).count() {
         2 => {

@@ -49,7 +49,7 @@ pub(crate) struct EndpointView {
 #[derive(Serialize, Deserialize, ToSchema)]
 #[schema(as = EndpointHealth)]
 pub(crate) struct HealthView {
-    /// Attempts since the endpoint was created.
+    /// Attempts since the endpoint was created or imported.
     delivered: u64,
     failed: u64,
     /// Failed attempts since the last success.

@@ -97,8 +97,11 @@ fn a_store_that_cannot_be_says_why() {
         let said = said(nothing);
         assert!(said.contains("exit 2") && said.contains("names no host"), "{nothing}: {said}");
     }
-    let missing = said("sqlite:no/such/folder/shop.db");
-    assert!(missing.contains("exit 3") && missing.contains("no/such/folder does not exist"), "{missing}");
+    let elsewhere = "sqlite:no/such/folder/shop.db";
+    for missing in [said(elsewhere), told(&home.run(&["status", "--store", elsewhere]))] {
+        assert!(missing.contains("exit 3") && missing.contains("no/such/folder does not exist"), "{missing}");
+        assert!(!missing.contains("create one"), "{missing}");
+    }
     let folder = said("sqlite:.");
     assert!(folder.contains("exit 3") && folder.contains("is a folder"), "{folder}");
     std::fs::write(home.store_file().with_file_name("file"), "").expect("a file");

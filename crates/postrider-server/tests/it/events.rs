@@ -334,8 +334,14 @@ fn events_go_through_their_life_on_the_command_line() {
     let shown = home.json(&["event", "create", "orders"]);
     assert_eq!(home.json(&["event", "show", "orders"]), shown);
     assert_eq!(home.json(&["event", "list"])["items"], json!([shown]));
-    let made = home.json(&["event", "subscribe", "*", "shop", "--template", r#""{{/a}}""#]);
-    assert_eq!(home.json(&["event", "subscriptions"])["items"], json!([made]));
+    let subscribe = ["event", "subscribe", "*", "shop", "--template", r#""{{/a}}""#];
+    let made = home.json(&subscribe);
+    let mut listed = home.json(&["event", "subscriptions"])["items"][0].take();
+    for existed in [false, true] {
+        listed["existed"] = json!(existed);
+        let said = if existed { home.json(&subscribe) } else { made.clone() };
+        assert_eq!(said, listed);
+    }
 }
 
 #[test]

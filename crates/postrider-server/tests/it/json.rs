@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::cli::told;
 use crate::http::Answer;
 use crate::node::{Home, Node};
 
@@ -109,6 +110,8 @@ fn json_has_at_most_128_levels() {
     for (command, field) in commands {
         assert_command_refused(&home, command, &format!("{field}: {TOO_DEEP}"));
     }
+    let said = told(&home.run(&["send", "shop", &deep]));
+    assert!(!said.contains("hint"), "quoting it would not help: {said}");
 
     node.post(SHOP, &[], within.as_bytes()).expect(202);
     node.post(SHOP, &[ENVELOPE], document(&within, "{}").as_bytes()).expect(202);

@@ -138,7 +138,7 @@ pub(crate) struct Node {
 }
 
 /// What a node says whose store it cannot join.
-pub(crate) const NO_NODE_YET: &str = "The store takes no node yet, so nothing is delivered; trying again";
+pub(crate) const NO_NODE_YET: &str = "cannot join the store yet, nothing is delivered; retrying";
 const READY: &str = "Postrider is ready";
 
 impl Node {

@@ -1,5 +1,7 @@
 //! A node's beginning and end: what it refuses to start with, and how it stops.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -289,6 +291,28 @@ fn a_node_waits_for_an_application_that_writes_and_can_be_stopped_meanwhile() {
     application.execute_batch("COMMIT").expect("the end of it");
     node.until_ready();
     node.get("/readyz").expect(200);
+}
+
+#[test]
+fn a_node_that_is_stopped_before_it_joined_answers_the_requests_it_has() {
+    let home = Home::new();
+    home.json(&["migrate"]);
+    home.json(&["endpoint", "create", "shop", "http", "--url", "http://127.0.0.1:9/"]);
+    let application = rusqlite::Connection::open(home.store_file()).expect("the file");
+    application.execute_batch("BEGIN IMMEDIATE; CREATE TABLE orders (id INTEGER)").expect("a transaction");
+    let mut node = home.start_waiting();
+    let mut client = TcpStream::connect(node.until_address(NO_NODE_YET)).expect("the node listens");
+    let head = "POST /v1/endpoints/shop/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n";
+    client.write_all(head.as_bytes()).expect("half of it");
+    // Now the request is under way.
+    let mut go_on = [0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
+    client.read_exact(&mut go_on).expect("that the rest may come");
+    client.write_all(b"{}").expect("the rest");
+    node.signal("TERM");
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("the answer");
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer:?}");
+    assert!(node.until_exit(Duration::from_secs(15)).success());
 }
 
 #[test]

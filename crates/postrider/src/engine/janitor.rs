@@ -54,7 +54,7 @@ impl Janitor {
             }
             // Not broken off by a stop: what was told and not heard of would be told twice.
             if let Err(error) = self.tally.tell(&*self.store).await {
-                tracing::warn!(%error, "could not note what attempts came to; trying again");
+                tracing::warn!(%error, "could not store attempt results; retrying");
             }
         }
     }

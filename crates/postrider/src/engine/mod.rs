@@ -210,7 +210,7 @@ impl Engine {
             let _ = task.await;
         }
         if let Err(error) = self.measures.tally.tell(&*self.store).await {
-            tracing::warn!(%error, "could not note what the last attempts came to");
+            tracing::warn!(%error, "could not store attempt results");
         }
         if let Err(error) = self.store.leave(self.lease.node()).await {
             tracing::warn!(%error, "could not leave the store; its claims are taken over after the lease");

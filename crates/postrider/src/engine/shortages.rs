@@ -38,7 +38,7 @@ impl Shortages {
     }
 }
 
-const TOLD: &str = "This node could not make attempts; they are not counted, and tried again";
+const TOLD: &str = "attempts not started: this node is short of a resource; retrying, not counted";
 
 fn is_due(last: Option<Instant>, interval: Duration, now: Instant) -> bool {
     last.is_none_or(|last| last + interval <= now)

@@ -48,7 +48,7 @@ async fn set_aside(shared: &Shared, fence: Fence, unreadable: Vec<Unreadable>) -
     };
     let settlements: Vec<Settlement> = unreadable.iter().map(settlement).collect();
     let settled = settle::settle(shared, settlements.clone()).await.unwrap_or_else(|error| {
-        tracing::warn!(%error, "Messages that cannot be read could not be set aside; trying again");
+        tracing::warn!(%error, "could not move unreadable messages to the DLQ; retrying");
         settlements.iter().map(settle::later).collect()
     });
     let (mut aside, mut left) = (Vec::new(), Vec::new());

@@ -54,7 +54,7 @@ impl Connections {
         answered
     }
 
-    /// Whoever waits in vain for somebody else's transaction is told whose it was.
+    /// On a lock timeout, add the blocking session to the error.
     async fn naming_blockers<T>(&self, process: i32, asked: impl Future<Output = Result<T>>) -> Result<T> {
         let mut asked = std::pin::pin!(asked);
         if let Ok(answered) = tokio::time::timeout(NAMED_AFTER, &mut asked).await {

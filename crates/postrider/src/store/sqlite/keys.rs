@@ -60,7 +60,7 @@ pub(super) fn scope_of(endpoint: &Endpoint) -> i64 {
     }
 }
 
-/// A message whose losses cannot be read counts as one that lost a claim: the place of the others is not for it.
+/// Unreadable losses count as one, so it stays on probation.
 pub(super) fn losses(row: &Row<'_>, column: usize) -> u32 {
     row.get(column).unwrap_or(1)
 }

@@ -136,9 +136,12 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
-    /// Whether a file has a store in it. Changes nothing.
+    /// Whether there is a file, and it has a store in it. Changes nothing.
     pub fn is_installed(path: impl AsRef<Path>) -> Result<bool> {
         let path = resolved(path.as_ref())?;
+        if !path.exists() {
+            return Ok(false);
+        }
         let look = || {
             let conn = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
             conn.busy_timeout(BUSY_TIMEOUT)?;
@@ -404,7 +407,7 @@ impl Store for SqliteStore {
         let opened_at = self.opened_at;
         self.write(Commit::Soon, move |write| {
             // A store that was away for a while finds every lease run out: wait until nodes had a chance.
-            // One whose clock was set back since knows less of that than of the leases.
+            // After a setback `opened_at` means nothing: judge leases at once.
             let was_set_back = write.now < opened_at;
             let may_judge = was_set_back || write.now >= opened_at + write.known.settings().node_lease;
             nodes::lost_claims(write, may_judge, limit)

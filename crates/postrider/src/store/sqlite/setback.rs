@@ -59,10 +59,12 @@ impl ClockWatch {
         let Some((last_at, last)) = self.last.replace((at, now)) else { return };
         match jump(now.duration_since(last), at.duration_since(last_at)) {
             Some(by) if by.is_negative() => self.was_set_back(-by),
-            Some(by) => tracing::warn!(
-                seconds = by.as_secs(),
-                "The clock jumped ahead, or this machine slept: retries and scheduled messages come due, and messages expire, that much sooner"
-            ),
+            Some(by) => {
+                tracing::warn!(
+                    "The clock jumped ahead by {} s: retries and expiry come earlier",
+                    by.as_secs()
+                );
+            }
             None => {}
         }
     }
@@ -90,7 +92,7 @@ impl ClockWatch {
     }
 
     /// It was rolled back.
-    pub(super) fn wait_for_better_times(&mut self) {
+    pub(super) fn retry_later(&mut self) {
         self.not_before = Some(Instant::now() + TROUBLE_WAIT);
     }
 }

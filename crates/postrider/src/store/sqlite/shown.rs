@@ -21,7 +21,7 @@ impl Shown<'_, '_> {
         text(self.value(column))
     }
 
-    /// A time that no calendar has is the first or the last one that it has.
+    /// A time out of range is shown as the earliest or latest valid time.
     pub(super) fn time(self, column: usize) -> Option<Timestamp> {
         match self.value(column) {
             ValueRef::Integer(micros) => Some(row::at(micros)),

@@ -128,7 +128,7 @@ impl StoredEvents {
         self.may_wait = self.owned;
     }
 
-    pub(super) fn wait_for_better_times(&mut self, error: &StoreError) {
+    pub(super) fn retry_later(&mut self, error: &StoreError) {
         self.wait(TROUBLE_WAIT, error);
     }
 

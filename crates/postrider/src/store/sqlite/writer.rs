@@ -209,7 +209,7 @@ impl Writer {
                 ran.into_iter().for_each(|job| job.finish(Err(error.clone())));
             }
             Err(Rollback::Failed(error)) => {
-                self.stored_events.wait_for_better_times(&error);
+                self.stored_events.retry_later(&error);
                 ran.extend(self.held.drain(..).chain(waiting.drain(..)));
                 ran.into_iter().for_each(|job| job.finish(Err(error.clone())));
             }
@@ -290,7 +290,7 @@ impl Writer {
                 self.months.forget();
                 self.stored_events.are_back();
                 if mending.is_some() {
-                    self.watch.wait_for_better_times();
+                    self.watch.retry_later();
                 }
                 self.listeners.take_back(news);
                 Err(rollback)

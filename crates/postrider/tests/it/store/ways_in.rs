@@ -333,7 +333,7 @@ async fn kept_headers(way: impl Way) {
         config
     };
     let bearer = json!({"type": "bearer", "token": "t"});
-    let options = json!({"override_headers": ["x-api-key", "authorization", "x-unset"]});
+    let options = json!({"override_headers": ["x-api-key", "x-unset"]});
     way.create(endpoint("default", "http", config(json!(null)), json!({}))).await.unwrap();
     way.create(endpoint("listed", "http", config(bearer), options)).await.unwrap();
     way.create(endpoint("none", "http", config(json!(null)), json!({"override_headers": []}))).await.unwrap();
@@ -382,6 +382,11 @@ async fn endpoints(way: impl Way) {
             "options.override_headers.x-a: is given twice; names of headers ignore case".into(),
         ),
         (
+            config("auth", json!({"type": "bearer", "token": "t"})),
+            json!({"override_headers": ["x-a", "Authorization"]}),
+            "options.override_headers[1]: is set by config.auth and cannot be replaced".into(),
+        ),
+        (
             json!({"url": "https://x.y/"}),
             json!({"override_header": []}),
             "options.override_header: is not known here; known are: durability, max_in_flight, rate_limit, on_dead, \
@@ -416,6 +421,9 @@ async fn endpoints(way: impl Way) {
     for (config, options, says) in refused {
         assert_eq!(way.create(endpoint("b", "http", config, options)).await, Err(says));
     }
+    let file = endpoint("b", "file", json!({"path": "out.jsonl"}), json!({"override_headers": []}));
+    let told = way.create(file).await;
+    assert_eq!(told, Err("options.override_headers: only http endpoints have it".to_owned()));
     let mut good = config("retry_status", json!([404, "4xx", "3xx", 599, 410]));
     good["cloudevents"] = json!("binary");
     good["cloudevents_type"] = json!("shop.order é");

@@ -34,10 +34,10 @@ BEGIN
   v_id := nextval('postrider.message_ids');
   INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, content_type, payload)
   VALUES (v_id, v_now, v_now, v_endpoint, 'application/json', v_payload);
-  -- As in _ring.
+  -- As in _ring, which reads the setting where there is one.
   IF v_paused THEN
     RETURN v_id;
-  ELSIF current_setting('postrider.notify', true) = 'off' THEN
+  ELSIF current_setting('postrider.notify', true) <> '' THEN
     PERFORM postrider._ring(v_endpoint, v_now);
   ELSIF current_setting('postrider.rung', true) = 'yes'
      OR pg_try_advisory_xact_lock(hashint8extended(v_endpoint, (extract(epoch FROM v_now) * 100)::bigint)) THEN

@@ -46,7 +46,7 @@ BEGIN
   END IF;
   PERFORM postrider.validate_endpoint_config(create_endpoint.protocol, create_endpoint.config);
   v_retry_policy := postrider._checked_retry_policy(create_endpoint.retry_policy);
-  v_options := postrider._checked_options(create_endpoint.options);
+  v_options := postrider._checked_options(create_endpoint.protocol, create_endpoint.config, create_endpoint.options);
   IF EXISTS (SELECT FROM postrider.endpoints e WHERE e.name = create_endpoint.name AND e.dropped_at IS NULL) THEN
     PERFORM postrider._exists_already('endpoint', create_endpoint.name);
   END IF;
@@ -92,7 +92,7 @@ SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
   PERFORM postrider.validate_endpoint_config(NEW.protocol, NEW.config);
   NEW.retry_policy := postrider._checked_retry_policy(NEW.retry_policy);
-  NEW.options := postrider._checked_options(NEW.options);
+  NEW.options := postrider._checked_options(NEW.protocol, NEW.config, NEW.options);
   IF coalesce(NEW.options->>'key_scope', 'endpoint') <> coalesce(OLD.options->>'key_scope', 'endpoint')
      AND (EXISTS (SELECT FROM postrider.queue q WHERE q.place = 1 AND q.endpoint_id = NEW.id)
           OR EXISTS (SELECT FROM postrider.queue q WHERE q.place = 0 AND q.endpoint_id = NEW.id AND q.ordering_key IS NOT NULL)

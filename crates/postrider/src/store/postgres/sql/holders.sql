@@ -1,5 +1,5 @@
--- Who is in the way. Every role that may connect can take the same advisory locks as we do, and a sender's open transaction keeps the
--- locks of its keys. Nodes do not wait long for them, so it has to be said for whom nothing happens.
+-- Nodes give up soon, so name the session that blocks them. Every role that may connect can take the same advisory locks as
+-- nodes do, and a sender's open transaction keeps the locks of its keys.
 
 -- What some session has held for too long, as nodes saw it a moment ago. Written only while there is such a one.
 CREATE TABLE postrider._in_the_way (

@@ -21,6 +21,7 @@ CREATE FUNCTION postrider._behind_key(q postrider.queue) RETURNS text LANGUAGE p
 DECLARE
   v_key bigint := postrider._key(q.key_scope, q.ordering_key);
   v_head bigint;
+  v_holder text;
 BEGIN
   SELECT message_id INTO v_head FROM postrider.dlq
   WHERE holds_key AND postrider._key(key_scope, ordering_key) = v_key LIMIT 1;
@@ -35,9 +36,12 @@ BEGIN
   IF FOUND THEN
     RETURN format('behind key %s: message %s is before it', postrider._quoted(q.ordering_key), v_head);
   END IF;
-  -- Its turn comes as soon as a sender of the key, or whoever has the message in hand, has ended.
+  -- Its turn comes as soon as the transaction that holds the key or the message has ended. Only nodes know since when it does.
+  v_holder := postrider._key_holder(v_key);
   RETURN format('behind key %s', postrider._quoted(q.ordering_key))
-    || coalesce(': held by the open transaction of ' || postrider._key_holder(v_key), '');
+    || coalesce(': held by the open transaction of ' || v_holder, '')
+    || coalesce(' since ' || postrider._shown((SELECT min(w.since) FROM postrider._now_in_the_way() w
+         WHERE w.session = v_holder AND w.lock = 'an ordering or idempotency key')), '');
 END $$;
 
 CREATE FUNCTION postrider._live_nodes() RETURNS bigint LANGUAGE sql STABLE AS $$
@@ -468,7 +472,10 @@ BEGIN
     CASE WHEN bool_or(w.stops_delivery) THEN 'critical' WHEN count(*) > 0 THEN 'warning' ELSE 'ok' END,
     jsonb_build_object('held', coalesce(jsonb_agg(jsonb_build_object('lock', w.lock, 'session', w.session, 'since', w.since)
                                           ORDER BY w.since), '[]'))
-    FROM postrider._now_in_the_way() w;
+    FROM (SELECT n.lock, n.session, n.since, n.stops_delivery FROM postrider._now_in_the_way() n WHERE v_live > 0
+          UNION ALL
+          -- Without a node nothing was noted: these hold a lock now, and it is not known since when.
+          SELECT DISTINCT h.lock, h.session, NULL::timestamptz, h.stops_delivery FROM postrider._lock_holders() h WHERE v_live = 0) AS w;
   RETURN QUERY SELECT 'dead_letters', CASE WHEN v_status.dead > 0 THEN 'warning' ELSE 'ok' END,
     jsonb_build_object('failed', v_status.dead);
   RETURN QUERY SELECT 'archive',

@@ -61,13 +61,13 @@ BEGIN
   END IF;
 END $$;
 
--- A transaction that has notified cannot be prepared for two-phase commit: who wants that sets postrider.notify to off.
+-- A transaction that has notified cannot be prepared for two-phase commit: its caller sets postrider.notify to off before.
 CREATE FUNCTION postrider._may_notify() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
-  RETURN (current_setting('postrider.notify', true) = 'off') IS NOT TRUE;
+  RETURN (lower(current_setting('postrider.notify', true)) IN ('off', 'false', 'no', '0')) IS NOT TRUE;
 END $$;
 
--- What was sent without a notification, up to so many; whoever was told so looks from the beginning.
+-- What was sent without a notification, at most p_limit; the node then claims from the start of the queue.
 CREATE FUNCTION postrider._take_unheard(p_limit integer) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
   v_endpoints bigint[];
@@ -202,8 +202,8 @@ BEGIN
     FOR UPDATE OF r, q SKIP LOCKED;
 END $$;
 
--- What attempts came to since the node told last; the endpoints that were noted. The others are in somebody's hands, and the
--- node tells of them again. In order, so that no two nodes wait for each other.
+-- Adds the attempt results since the node's last report, and returns the endpoints that were stored. Rows locked by another
+-- transaction are skipped; the node reports them again. In order, so that no two nodes wait for each other.
 CREATE FUNCTION postrider._note_results(
   p_endpoints bigint[], p_delivered bigint[], p_retryable bigint[], p_permanent bigint[], p_gone bigint[], p_lost bigint[],
   p_failed_since bigint[], p_last_success_at timestamptz[], p_last_failure_at timestamptz[], p_last_errors text[]

@@ -638,9 +638,10 @@ BEGIN
   PERFORM postrider._check_none_twice(p_field, ARRAY(SELECT jsonb_array_elements_text(p_names)));
 END $$;
 
--- Checks an endpoint's options and returns them as they are kept.
-CREATE FUNCTION postrider._checked_options(p_options jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+-- Checks the options of an endpoint with this protocol and config, and returns them as they are kept.
+CREATE FUNCTION postrider._checked_options(p_protocol text, p_config jsonb, p_options jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
+  v_of_auth bigint;
   v_given record;
   v_field text;
 BEGIN
@@ -675,5 +676,16 @@ BEGIN
           'on_dead, key_scope, max_queue_size, override_headers');
     END CASE;
   END LOOP;
+  IF p_options ? 'override_headers' THEN
+    IF p_protocol <> 'http' THEN
+      PERFORM postrider._invalid('options.override_headers', 'only http endpoints have it');
+    END IF;
+    SELECT n - 1 INTO v_of_auth FROM jsonb_array_elements_text(p_options->'override_headers') WITH ORDINALITY AS a (name, n)
+    WHERE lower(name) = 'authorization' AND p_config ? 'auth';
+    IF FOUND THEN
+      PERFORM postrider._invalid(format('options.override_headers[%s]', v_of_auth),
+        'is set by config.auth and cannot be replaced');
+    END IF;
+  END IF;
   RETURN p_options;
 END $$;

@@ -99,7 +99,7 @@ EXECUTE FUNCTION postrider._refuse_change('what was logged never changes');
 -- What the queue and the archive say of an endpoint, they say by its id.
 CREATE TRIGGER endpoints_kept BEFORE DELETE OR TRUNCATE ON postrider.endpoints FOR EACH STATEMENT
 EXECUTE FUNCTION postrider._refuse_change('endpoints are not deleted; drop_endpoint() keeps the name for the archive');
-CREATE TRIGGER endpoints_immutable BEFORE UPDATE OF name, protocol, created_at ON postrider.endpoints FOR EACH STATEMENT
+CREATE TRIGGER endpoints_immutable BEFORE UPDATE OF id, name, protocol, created_at ON postrider.endpoints FOR EACH STATEMENT
 EXECUTE FUNCTION postrider._refuse_change('an endpoint keeps its name and protocol; drop it and create another');
 CREATE TRIGGER endpoints_dropped BEFORE UPDATE ON postrider.endpoints FOR EACH ROW WHEN (OLD.dropped_at IS NOT NULL)
 EXECUTE FUNCTION postrider._refuse_change('an endpoint that was dropped does not come back; create another');

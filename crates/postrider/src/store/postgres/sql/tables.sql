@@ -1,6 +1,6 @@
 -- Version 1: tables and what holds them together. Plain SQL: no extension, no superuser, PostgreSQL 14 to 18.
 
--- Whose names mean what: nobody but the owner decides. Functions that other roles can reach (by a grant, as a trigger, through a
+-- search_path: only the owner decides how names resolve. Functions that other roles can reach (by a grant, as a trigger, through a
 -- view or an index) have `SET search_path = postrider, pg_temp`, or a body that is parsed here and now (RETURN). The rest runs
 -- only inside those, and in sessions of the program, which have the same path: as long as it is the same, plans are kept.
 

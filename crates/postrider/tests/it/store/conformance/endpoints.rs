@@ -85,6 +85,23 @@ pub(crate) async fn a_change_touches_only_what_it_names<H: Harness>(world: World
         "{refused:?}"
     );
     assert_eq!(world.store().endpoint("x").await.unwrap().revision, after.revision);
+    // Config and options have to fit, whichever of them is changed.
+    let auth = || json!({"auth": {"type": "bearer", "token": "t"}}).as_object().cloned();
+    let listed = || Some(json!({"override_headers": ["authorization"]}));
+    for (first, then) in [((None, listed()), (auth(), None)), ((auth(), None), (None, listed()))] {
+        let alter = async |(config_changes, options)| {
+            let change = EndpointChange { config_changes, options, ..EndpointChange::default() };
+            world.store().alter_endpoint("x", change).await
+        };
+        let plain = json!({"auth": null}).as_object().cloned();
+        alter((plain, Some(json!(null)))).await.unwrap();
+        alter(first).await.unwrap();
+        let refused = alter(then).await.unwrap_err();
+        assert!(
+            matches!(&refused, StoreError::Invalid(invalid) if invalid.field == "options.override_headers[0]"),
+            "{refused:?}"
+        );
+    }
     let unknown = world.store().alter_endpoint("y", EndpointChange::default()).await.unwrap_err();
     assert!(matches!(unknown, StoreError::Unknown { what: "endpoint", .. }), "{unknown:?}");
 }

@@ -101,6 +101,20 @@ async fn who_lets_no_message_leave_the_queue_is_named_and_upkeep_does_not_wait_f
 }
 
 #[tokio::test]
+async fn without_a_node_health_names_who_holds_a_lock_now() {
+    let post = Post::open().await;
+    post.file_endpoint("a").await;
+    let (owner, stranger) = (Prompt::new(post.database.connect().await), Stranger::of(&post.database).await);
+    assert!(locks_say(&owner).await.starts_with("ok"));
+    stranger.prompt.run("SELECT pg_advisory_lock(1886548338, 4)").await;
+    let said = locks_say(&owner).await;
+    let named = stranger.named.replace('"', "\\\"");
+    assert!(said.starts_with("critical") && said.contains(&named), "{said}");
+    stranger.prompt.run("SELECT pg_advisory_unlock(1886548338, 4)").await;
+    assert!(locks_say(&owner).await.starts_with("ok"));
+}
+
+#[tokio::test]
 async fn a_sender_that_waits_in_vain_is_told_for_whom() {
     let world = World::<Postgres>::start().await;
     let app = Prompt::of(&world).await;
@@ -142,6 +156,8 @@ async fn a_message_that_waits_for_a_sender_of_its_key_says_for_whose_transaction
         .await;
     }
     assert_eq!(world.store().in_the_way().len(), 1, "{:?}", world.store().in_the_way());
+    let why = world.reason(id).await;
+    assert!(why.contains(" since "), "{why}");
     let owner = Prompt::of(&world).await;
     let said = locks_say(&owner).await;
     assert!(said.starts_with("warning") && said.contains(&format!("process {process}")), "{said}");

@@ -7,6 +7,7 @@ use super::post::{Post, until};
 use super::prompt::Prompt;
 use crate::store::world::{World, to};
 
+const OFF: [&str; 6] = ["off", "false", "no", "0", "'OFF'", "'False'"];
 const KEYED: &str = "SELECT postrider.send_with_options('a', '{}', p_ordering_key => 'k')";
 
 /// Sends a message of key `k` and prepares it. Names of prepared transactions are the whole server's.
@@ -49,8 +50,27 @@ async fn every_way_to_send_can_be_prepared_once_notify_is_off() {
     post.until_empty().await;
     node.stop().await;
     assert_eq!(post.letters("one").len(), 9);
-    app.run("BEGIN; SELECT postrider.send('a', '{}')").await;
-    app.refuses("PREPARE TRANSACTION 'never'", "0A000", "NOTIFY").await;
+    for on in ["SET LOCAL postrider.other = off", "SET LOCAL postrider.notify = on"] {
+        app.run(&format!("BEGIN; {on}; SELECT postrider.send('a', '{{}}')")).await;
+        app.refuses("PREPARE TRANSACTION 'never'", "0A000", "NOTIFY").await;
+    }
+}
+
+#[tokio::test]
+async fn every_word_for_no_turns_notifications_off() {
+    let post = Post::open().await;
+    post.file_endpoint("a").await;
+    let app = Prompt::new(post.database.connect().await);
+    for off in OFF {
+        let name = post.database.name();
+        for way in ["SELECT postrider.send('a', '{}')", KEYED] {
+            app.run(&format!(
+                "BEGIN; SET LOCAL postrider.notify = {off}; {way}; PREPARE TRANSACTION '{name}'"
+            ))
+            .await;
+            app.run(&format!("ROLLBACK PREPARED '{name}'")).await;
+        }
+    }
 }
 
 #[tokio::test]

@@ -239,7 +239,7 @@ async fn an_endpoint_keeps_its_name_and_never_comes_back() {
     owner.run("SELECT postrider.drop_endpoint('dropped')").await;
     let deletes = ["DELETE FROM postrider.endpoints", "TRUNCATE postrider.endpoints"];
     refuses(&owner, "55000", "endpoints are not deleted; drop_endpoint() keeps the name", &deletes).await;
-    let names = ["name = 'b' WHERE name = 'a'", "protocol = 'file'", "created_at = now()"];
+    let names = ["id = DEFAULT", "name = 'b' WHERE name = 'a'", "protocol = 'file'", "created_at = now()"];
     never_changes(&owner, "endpoints", "an endpoint keeps its name and protocol", &names).await;
     let dropped = "an endpoint that was dropped does not come back";
     never_changes(&owner, "endpoints", dropped, &["options = '{}' WHERE name = 'dropped'"]).await;
