@@ -132,10 +132,21 @@ fn all() -> impl Iterator<Item = u32> {
 }
 
 fn parent_of(id: u32) -> Option<u32> {
+    stat(id)?.1.parse().ok()
+}
+
+/// Whether it was stopped by a signal and does nothing more.
+pub(crate) fn is_stopped(id: u32) -> bool {
+    stat(id).is_some_and(|(state, _)| state == "T")
+}
+
+/// State and parent.
+fn stat(id: u32) -> Option<(String, String)> {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     // The name before it is in parentheses and may hold anything.
     let (_, after_name) = stat.rsplit_once(')')?;
-    after_name.split_whitespace().nth(1)?.parse().ok()
+    let mut fields = after_name.split_whitespace().map(str::to_owned);
+    Some((fields.next()?, fields.next()?))
 }
 
 /// Asks until it is so, or patience ends.

@@ -88,8 +88,9 @@ impl Postgres {
     /// All of its processes stand still, and their connections with them, until it is thawed.
     pub fn freeze(&self) {
         let Some(process) = &self.process else { return };
-        // The parent first, so that no child is missed.
+        // The parent first, and wait for it, so that no child is missed that it was about to fork.
         process::signal("STOP", &[process.id()]);
+        assert!(process::wait_until(|| process::is_stopped(process.id())), "the server does not stop");
         process::signal("STOP", &process::children(process.id()));
     }
 
