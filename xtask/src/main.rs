@@ -1,16 +1,18 @@
-//! `cargo xtask …`: whatever a person would otherwise type by hand.
+//! `cargo xtask …`: what a person would otherwise type by hand.
 
 use std::process::ExitCode;
 
+mod brokers;
 mod command;
 mod download;
+mod install;
 mod node_sqlite;
 mod old_sqlite;
-mod once;
 mod prepare;
 mod schemathesis;
 mod servers;
 mod test;
+mod type_names;
 
 use servers::Servers;
 

@@ -3,13 +3,15 @@
 use test_servers::node_sqlite::{RELEASE, folder};
 
 use crate::command::run;
-use crate::once;
+use crate::install;
 
-/// Why it could not be had.
+/// Why it could not be installed.
 pub(crate) fn missing() -> Option<String> {
-    once::missing(RELEASE, &folder(), |place| {
+    install::once(RELEASE, &folder(), |workshop| {
         let mut npm = vec!["install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"];
-        npm.extend(["--prefix", place, RELEASE]);
-        run("npm", &npm, &[])
+        let prefix = workshop.to_string_lossy();
+        npm.extend(["--prefix", &prefix, RELEASE]);
+        run("npm", &npm, &[])?;
+        Ok(workshop.to_owned())
     })
 }

@@ -2,30 +2,19 @@
 //! target folder.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use test_servers::old_sqlite::{LIBRARY, RELEASE, VERSION, folder};
 
 use crate::command::{cargo, run};
+use crate::install;
 
-/// Why it could not be had.
+/// Why it could not be built.
 pub(crate) fn missing() -> Option<String> {
-    let folder = folder();
-    if folder.exists() {
-        return None;
-    }
-    let workshop = folder.with_extension(std::process::id().to_string());
-    let built = build(&workshop).and_then(|()| match fs::rename(workshop.join("built"), &folder) {
-        // Somebody else was quicker.
-        Err(_) if folder.exists() => Ok(()),
-        renamed => renamed.map_err(|error| error.to_string()),
-    });
-    let _ = fs::remove_dir_all(workshop);
-    let error = built.err()?;
-    Some(format!("SQLite {VERSION} could not be built, what needs it is skipped: {error}"))
+    install::once(&format!("SQLite {VERSION}"), &folder(), build)
 }
 
-fn build(workshop: &Path) -> Result<(), String> {
+fn build(workshop: &Path) -> Result<PathBuf, String> {
     let (name, release) = RELEASE;
     let manifest = format!(
         "[package]\nname = \"old-sqlite\"\nedition = \"2021\"\n[lib]\npath = \"lib.rs\"\n[workspace]\n[dependencies]\n{name} = \"={release}\"\n"
@@ -43,5 +32,6 @@ fn build(workshop: &Path) -> Result<(), String> {
     // Python asks for the names of columns' origins and for extensions.
     let wanted = ["-DSQLITE_ENABLE_COLUMN_METADATA", "-DSQLITE_ENABLE_DESERIALIZE", "-DSQLITE_THREADSAFE=1"];
     let shared = ["-O1", "-shared", "-fPIC", "-o", &library, &source, "-lm", "-lpthread", "-ldl"];
-    run("cc", &[&wanted[..], &shared].concat(), &[])
+    run("cc", &[&wanted[..], &shared].concat(), &[])?;
+    Ok(built)
 }

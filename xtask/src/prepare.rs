@@ -6,19 +6,29 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use test_servers::{Binaries, pgbouncer};
+use test_servers::{Binaries, BrokerKind, pgbouncer};
 
 use crate::command::{Environment, has, run};
 
 /// Another process may be installing: wait for it instead of failing.
 const APT: [&str; 4] = ["-o", "DPkg::Lock::Timeout=900", "-y", "-q"];
-/// Whoever else updates the lists is not waited for by apt itself; a machine that was just started does.
+/// apt does not wait for another process that updates the lists; a machine that has just started runs one.
 const UPDATE_TRIES: u32 = 10;
 const UPDATE_PAUSE: Duration = Duration::from_secs(3);
 
 pub(crate) fn prepare() -> Result<(), String> {
+    install(&needed())
+}
+
+/// Why tests that need a broker are skipped, if they are.
+pub(crate) fn brokers() -> Option<String> {
+    let error = install(&needed_for_brokers()).err()?;
+    Some(format!("tests that need a broker that is not installed are skipped: {error}"))
+}
+
+fn install(packages: &[(&'static str, bool)]) -> Result<(), String> {
     let missing: Vec<&str> =
-        needed().into_iter().filter(|(_, there)| !there).map(|(package, _)| package).collect();
+        packages.iter().filter(|(_, installed)| !installed).map(|(package, _)| *package).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -45,7 +55,7 @@ fn update(quietly: &Environment) {
     }
 }
 
-/// Debian packages, and whether what they bring is there.
+/// Debian packages, and whether the programs in them are installed.
 fn needed() -> [(&'static str, bool); 5] {
     [
         ("curl", has("curl", &["--version"])),
@@ -56,7 +66,20 @@ fn needed() -> [(&'static str, bool); 5] {
     ]
 }
 
-/// While this is, Debian's packages make no cluster and start no server on their usual ports; ours are private.
+fn needed_for_brokers() -> [(&'static str, bool); 7] {
+    [
+        ("openssl", has("openssl", &["version"])),
+        ("mosquitto", BrokerKind::Mosquitto.installed()),
+        ("mosquitto-clients", Path::new("/usr/bin/mosquitto_pub").exists()),
+        ("redis-server", BrokerKind::Redis.installed()),
+        ("rabbitmq-server", BrokerKind::RabbitMq.installed()),
+        ("default-jre-headless", has("java", &["-version"])),
+        // Only for installing Kafka.
+        ("maven", BrokerKind::Kafka.installed() || has("mvn", &["--version"])),
+    ]
+}
+
+/// While this lives, Debian's packages make no cluster and start no server on their usual ports; ours are private.
 struct Asleep(Vec<PathBuf>);
 
 impl Asleep {
@@ -66,7 +89,7 @@ impl Asleep {
         fs::create_dir_all(clusters).map_err(|error| format!("{}: {error}", clusters.display()))?;
         wishes.write(clusters.join("postrider-tests.conf"), "create_main_cluster = false\n", 0o644)?;
         let services = Path::new("/usr/sbin/policy-rc.d");
-        // Whoever has one knows what may be started.
+        // An existing one decides what may be started.
         if !services.exists() {
             wishes.write(services.to_owned(), NO_SERVERS, 0o755)?;
         }
@@ -90,9 +113,9 @@ impl Drop for Asleep {
     }
 }
 
-/// Only of ours, should it ever be left behind.
+/// Names only these services, in case the file is ever left behind.
 const NO_SERVERS: &str = "#!/bin/sh
-case \"$1\" in postgresql*|pgbouncer*) exit 101 ;; esac
+case \"$1\" in postgresql*|pgbouncer*|mosquitto*|redis*|rabbitmq*|epmd*) exit 101 ;; esac
 exit 0
 ";
 

@@ -2,10 +2,12 @@
 
 use test_servers::{Postgres, postgres};
 
+use crate::brokers::{self, Brokers};
 use crate::{download, node_sqlite, old_sqlite, prepare, schemathesis};
 
 pub(crate) struct Servers {
     postgres: Postgres,
+    brokers: Brokers,
     missing: Vec<String>,
 }
 
@@ -15,13 +17,14 @@ impl Servers {
         prepare::prepare()?;
         let missing = download::postgres_versions().into_iter();
         let missing = missing.chain(old_sqlite::missing()).chain(schemathesis::missing());
-        let missing = missing.chain(node_sqlite::missing()).collect();
-        Ok(Self { postgres: Postgres::start()?, missing })
+        let missing = missing.chain(node_sqlite::missing());
+        let missing = missing.chain(brokers::missing()).collect();
+        Ok(Self { postgres: Postgres::start()?, brokers: Brokers::start()?, missing })
     }
 
     /// How tests find them.
     pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
-        vec![(postgres::SHARED, self.postgres.url())]
+        [vec![(postgres::SHARED, self.postgres.url())], self.brokers.environment()].concat()
     }
 }
 

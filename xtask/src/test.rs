@@ -4,9 +4,11 @@
 use crate::command::{cargo, has};
 use crate::prepare;
 use crate::servers::Servers;
+use crate::type_names;
 
 pub(crate) fn run() -> Result<(), String> {
     prepare::components()?;
+    type_names::check()?;
     cargo(&["fmt", "--all", "--check"], &[])?;
     cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
     cargo(&["test", "--workspace", "--doc"], &[])?;

@@ -11,7 +11,7 @@ use tokio_postgres::Client;
 use crate::database::Address;
 
 /// The hand on the clock of one database. Moving it blocks, so that tests need not be async for it; it has
-/// a thread and a connection of its own.
+/// its own thread and connection.
 pub struct StandingClock {
     moves: mpsc::Sender<Move>,
 }
@@ -41,8 +41,8 @@ impl StandingClock {
     /// What the clock shows then.
     pub fn advance(&self, by: Duration) -> Timestamp {
         let (done, moved) = mpsc::channel();
-        self.moves.send(Move { by, done }).expect("a clock is there while its database is");
-        moved.recv().expect("a clock is there while its database is")
+        self.moves.send(Move { by, done }).expect("a clock lives as long as its database");
+        moved.recv().expect("a clock lives as long as its database")
     }
 }
 

@@ -26,7 +26,7 @@ pub struct Address {
 }
 
 impl Database {
-    /// An empty one on the shared server, with an owner of its own.
+    /// An empty one on the shared server, with its own owner.
     pub async fn empty() -> Self {
         Self::empty_on(shared()).await
     }
@@ -131,7 +131,7 @@ impl Address {
         server.query_opt(ready, &[&self.name]).await.expect("an answer").is_some()
     }
 
-    /// Whoever comes first does it, others wait. One that died in the middle is begun again.
+    /// The first process does it, others wait. A migration that died in the middle is begun again.
     async fn prepare_once(&self, server: &Client, key: i64, prepare: impl AsyncFnOnce(&Address)) {
         server.query("SELECT pg_advisory_lock($1)", &[&key]).await.expect("a lock");
         if !self.is_template(server).await {

@@ -29,7 +29,7 @@ pub(crate) fn ground() -> &'static Path {
     &GROUND
 }
 
-/// One server's folder. As long as its owner lives, its lock is held; whoever comes next removes what
+/// One server's folder. As long as its owner lives, its lock is held; the next process removes what
 /// is left of owners that were killed.
 pub(crate) struct Folder {
     path: PathBuf,

@@ -61,10 +61,31 @@ pub(crate) fn run(command: &mut Command, folder: &Path) -> Result<String, String
 
 /// Starts a server that is sent SIGQUIT when this process ends, even by SIGKILL. Its output goes to a log.
 pub(crate) fn start(program: &Path, arguments: &[&str], folder: &Path, log: &Path) -> Result<Child, String> {
+    start_until("QUIT", program, arguments, folder, log)
+}
+
+/// The same with SIGKILL, for servers that survive SIGQUIT: Java prints its stacks instead.
+pub(crate) fn start_killed(
+    program: &str,
+    arguments: &[String],
+    folder: &Path,
+    log: &Path,
+) -> Result<Child, String> {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    start_until("KILL", Path::new(program), &arguments, folder, log)
+}
+
+fn start_until(
+    signal: &str,
+    program: &Path,
+    arguments: &[&str],
+    folder: &Path,
+    log: &Path,
+) -> Result<Child, String> {
     let log = File::options().create(true).append(true).open(log).map_err(|error| error.to_string())?;
     let errors = log.try_clone().map_err(|error| error.to_string())?;
     let mut command = command("setpriv");
-    command.args(["--pdeathsig", "QUIT", "--"]).arg(program).args(arguments);
+    command.args(["--pdeathsig", signal, "--"]).arg(program).args(arguments);
     command.current_dir(folder).stdout(log).stderr(errors);
     spawn(command).map_err(|error| format!("cannot start {}: {error}", program.display()))
 }
@@ -107,19 +128,19 @@ pub(crate) fn end(child: &mut Child) {
     }
 }
 
-/// Ends whatever runs in a folder. A server's working directory is its own folder, and nobody else's.
+/// Ends whatever runs in a folder. A server's working directory is its own folder, and no other process has it.
 pub(crate) fn end_all_in(folder: &Path) {
-    let inside = || {
-        all()
-            .filter(|id| fs::read_link(format!("/proc/{id}/cwd")).is_ok_and(|at| at.starts_with(folder)))
-            .collect::<Vec<_>>()
-    };
-    let running = inside();
+    let running = all_in(folder);
     signal("QUIT", &running);
     signal("CONT", &running);
-    if !wait_until(|| inside().is_empty()) {
-        signal("KILL", &inside());
+    if !wait_until(|| all_in(folder).is_empty()) {
+        signal("KILL", &all_in(folder));
     }
+}
+
+pub(crate) fn all_in(folder: &Path) -> Vec<u32> {
+    let inside = |id: &u32| fs::read_link(format!("/proc/{id}/cwd")).is_ok_and(|at| at.starts_with(folder));
+    all().filter(inside).collect()
 }
 
 pub(crate) fn children(parent: u32) -> Vec<u32> {

@@ -28,7 +28,7 @@ pub fn shared() -> &'static str {
 }
 
 /// Quick to start and to write, nothing that a process crash would lose. Time zone and message
-/// language are nobody's defaults, so that nothing depends on them.
+/// language are not the defaults anywhere, so that nothing depends on them.
 const SETTINGS: &str = "
 listen_addresses = '127.0.0.1'
 unix_socket_directories = '.'

@@ -25,7 +25,7 @@ impl Postgres {
         Ok(standby)
     }
 
-    /// A standby becomes a server of its own that takes writes.
+    /// A standby becomes a server that takes writes.
     pub fn promote(&self) -> Result<(), String> {
         let mut promote = command(self.binaries.program("pg_ctl"));
         run(promote.args(["promote", "--pgdata", "data"]), self.folder.path()).map(drop)

@@ -24,7 +24,7 @@ impl Postgres {
         self.start_again()
     }
 
-    /// Nobody but the server may read a key.
+    /// Only the server may read a key.
     fn keep(&self, name: &str, text: &str) -> Result<(), String> {
         let file = self.data().join(name);
         fs::write(&file, text)

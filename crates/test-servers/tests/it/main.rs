@@ -1,4 +1,6 @@
+mod brokers;
 mod clock;
 mod database;
 mod pgbouncer;
 mod postgres;
+mod proxy;
