@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use postrider::{Endpoint, NewMessage, Operate, StoreError};
 
-/// The store refuses a batch as a whole; whoever sent it wants to know which of its messages it was.
+/// The store refuses a batch as a whole; the sender wants to know which of its messages was refused.
 pub(crate) async fn guilty(
     operate: &dyn Operate,
     messages: &[NewMessage],
@@ -34,7 +34,7 @@ pub(crate) async fn guilty(
             let endpoint = match operate.endpoint(&message.endpoint).await {
                 Ok(endpoint) => Some(endpoint),
                 Err(StoreError::Unknown { .. }) => None,
-                // Who cannot look accuses nobody.
+                // Without an answer from the store no message is named.
                 Err(_) => return None,
             };
             known.insert(&message.endpoint, endpoint);

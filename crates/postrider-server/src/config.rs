@@ -12,7 +12,7 @@ use postrider::engine::{DRAIN_TIMEOUT_DEFAULT, IN_FLIGHT_DEFAULT};
 use postrider::sink::Environment;
 use serde::Deserialize;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::store_url::StoreUrl;
 
 pub(crate) const LISTEN_DEFAULT: &str = "127.0.0.1:7171";
@@ -41,7 +41,7 @@ pub(crate) struct RawConfig {
           default_missing_value = "true", value_name = "BOOL", value_parser = clap::builder::BoolishValueParser::new(), hide_possible_values = true)]
     allow_internal: Option<bool>,
 
-    /// Deliver to this internal network all the same; may be given several times
+    /// Deliver to this internal network although it is internal; may be given several times
     #[arg(
         long,
         env = "POSTRIDER_ALLOW_NET",
@@ -90,15 +90,16 @@ pub(crate) struct Config {
 }
 
 impl RawConfig {
-    pub(crate) fn from_file(path: &Path) -> Result<Self, Failure> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Failure::usage(format!("cannot read the config {}: {error}", path.display())))?;
+    pub(crate) fn from_file(path: &Path) -> Result<Self, CommandError> {
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            CommandError::usage(format!("cannot read the config {}: {error}", path.display()))
+        })?;
         // Without the line itself, which may hold a password.
         toml::from_str(&text).map_err(|error: toml::de::Error| {
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
             let line = before.matches('\n').count() + 1;
             let (path, why) = (path.display(), error.message());
-            Failure::usage(format!("the config {path} is not right: line {line}: {why}"))
+            CommandError::usage(format!("the config {path} is not right: line {line}: {why}"))
         })
     }
 
@@ -118,7 +119,7 @@ impl RawConfig {
         }
     }
 
-    pub(crate) fn check(self) -> Result<Config, Failure> {
+    pub(crate) fn check(self) -> Result<Config, CommandError> {
         let max_in_flight = self.max_in_flight.unwrap_or(IN_FLIGHT_DEFAULT);
         if !(1..=IN_FLIGHT_MAX).contains(&max_in_flight) {
             return Err(bad("max_in_flight", format!("must be from 1 to {IN_FLIGHT_MAX}")));
@@ -190,11 +191,11 @@ impl<'de> Deserialize<'de> for Seconds {
     }
 }
 
-fn bad(key: &str, rule: impl Into<String>) -> Failure {
-    Failure::usage(format!("{key}: {}", rule.into()))
+fn bad(key: &str, rule: impl Into<String>) -> CommandError {
+    CommandError::usage(format!("{key}: {}", rule.into()))
 }
 
-fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
+fn listen_address(text: &str) -> Result<SocketAddr, CommandError> {
     let address = match text.strip_prefix("localhost:") {
         Some(port) => port.parse().ok().map(|port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)),
         None => text.parse().ok(),
@@ -210,13 +211,13 @@ fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
     })
 }
 
-fn network(text: &str) -> Result<IpNet, Failure> {
+fn network(text: &str) -> Result<IpNet, CommandError> {
     text.parse::<IpNet>()
         .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
         .map_err(|_| bad("allow_net", format!("{text:?} is not a network like 10.0.0.0/8 or fd00::/8")))
 }
 
-fn folder(key: &str, dir: PathBuf) -> Result<PathBuf, Failure> {
+fn folder(key: &str, dir: PathBuf) -> Result<PathBuf, CommandError> {
     if dir.is_dir() { Ok(dir) } else { Err(bad(key, format!("{} is not a folder", dir.display()))) }
 }
 

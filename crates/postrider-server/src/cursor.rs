@@ -1,4 +1,4 @@
-//! Where a list or a sweep goes on, as text. Opaque to clients: what is in it may change.
+//! Where a list or a sweep continues, as text. Opaque to clients: what is in it may change.
 
 use std::fmt::Display;
 use std::str::FromStr;

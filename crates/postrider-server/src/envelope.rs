@@ -9,7 +9,7 @@ use postrider::{Invalid, NewMessage};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::fields::{self, BadDocument, Fields, object, string};
+use crate::fields::{self, BadDocument, JsonFields, object, string};
 use crate::send_values;
 
 const KNOWN_OPTIONS: [&str; 10] = [
@@ -27,14 +27,14 @@ const KNOWN_OPTIONS: [&str; 10] = [
 
 /// A message whose endpoint is known already.
 pub(crate) fn message(endpoint: String, document: &Bytes) -> Result<NewMessage, BadDocument> {
-    let given = Fields::raw(document)?;
+    let given = JsonFields::raw(document)?;
     fields::known(given.keys(), &["payload", "payload_base64", "options"])?;
     made(endpoint, document, &given)
 }
 
 /// A message that names its endpoint.
 pub(crate) fn addressed(document: &Bytes) -> Result<NewMessage, BadDocument> {
-    let given = Fields::raw(document)?;
+    let given = JsonFields::raw(document)?;
     fields::known(given.keys(), &["endpoint", "payload", "payload_base64", "options"])?;
     let endpoint = fields::required("endpoint", given.get("endpoint"))?;
     let endpoint = string("endpoint", serde_json::from_str(endpoint.get()).unwrap_or_default())?;

@@ -12,7 +12,7 @@ use serde::Serialize;
 pub(crate) enum Exit {
     /// It was tried and did not work.
     Failed = 1,
-    /// It was asked for wrongly: flags, environment, config file.
+    /// A usage error: flags, environment, config file.
     Usage = 2,
     /// The store cannot be reached or used.
     Store = 3,
@@ -27,7 +27,7 @@ impl From<Exit> for ExitCode {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Failure {
+pub(crate) struct CommandError {
     #[serde(skip)]
     pub(crate) exit: Exit,
     pub(crate) error: String,
@@ -39,7 +39,7 @@ pub(crate) struct Failure {
     pub(crate) hint: Option<String>,
 }
 
-impl Failure {
+impl CommandError {
     fn new(exit: Exit, error: impl Into<String>) -> Self {
         Self { exit, error: error.into(), field: None, sqlstate: None, hint: None }
     }
@@ -83,7 +83,7 @@ impl Failure {
     }
 }
 
-impl From<StoreError> for Failure {
+impl From<StoreError> for CommandError {
     fn from(error: StoreError) -> Self {
         let (exit, field, hint) = match &error {
             StoreError::Invalid(invalid) => (Exit::Refused, Some(invalid.field.clone()), None),
@@ -164,13 +164,13 @@ impl From<StoreError> for Failure {
     }
 }
 
-impl From<Invalid> for Failure {
+impl From<Invalid> for CommandError {
     fn from(invalid: Invalid) -> Self {
         StoreError::Invalid(invalid).into()
     }
 }
 
-impl From<MoveError> for Failure {
+impl From<MoveError> for CommandError {
     fn from(error: MoveError) -> Self {
         match error {
             MoveError::Store(error) => error.into(),
@@ -181,7 +181,7 @@ impl From<MoveError> for Failure {
     }
 }
 
-impl From<anyhow::Error> for Failure {
+impl From<anyhow::Error> for CommandError {
     fn from(error: anyhow::Error) -> Self {
         match error.downcast::<StoreError>() {
             Ok(error) => error.into(),

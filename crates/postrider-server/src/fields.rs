@@ -29,19 +29,19 @@ impl From<Invalid> for BadDocument {
 }
 
 /// The fields of an object, of which none may be given twice.
-pub(crate) struct Fields<T>(pub(crate) BTreeMap<String, T>);
+pub(crate) struct JsonFields<T>(pub(crate) BTreeMap<String, T>);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Fields<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for JsonFields<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(FieldsVisitor(PhantomData))
     }
 }
 
-impl Fields<Value> {
+impl JsonFields<Value> {
     /// Nor anything within them.
     pub(crate) fn read(body: &[u8]) -> Result<BTreeMap<String, Value>, BadDocument> {
         if Json::check_depth(body).is_err() {
-            let given = Fields::raw(body)?;
+            let given = JsonFields::raw(body)?;
             given.iter().try_for_each(|(field, value)| not_too_deep(field, value.get()))?;
         }
         none_twice("", body)?;
@@ -50,7 +50,7 @@ impl Fields<Value> {
     }
 }
 
-impl<'de> Fields<&'de RawValue> {
+impl<'de> JsonFields<&'de RawValue> {
     /// For fields that are read, or kept, as they stand there.
     pub(crate) fn raw(body: &'de [u8]) -> serde_json::Result<BTreeMap<String, &'de RawValue>> {
         let Self(fields) = serde_json::from_slice(body)?;
@@ -61,7 +61,7 @@ impl<'de> Fields<&'de RawValue> {
 struct FieldsVisitor<T>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>> Visitor<'de> for FieldsVisitor<T> {
-    type Value = Fields<T>;
+    type Value = JsonFields<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
@@ -75,7 +75,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for FieldsVisitor<T> {
             }
             fields.insert(field, value);
         }
-        Ok(Fields(fields))
+        Ok(JsonFields(fields))
     }
 }
 
@@ -87,18 +87,18 @@ pub(crate) fn not_too_deep(field: &str, json: &str) -> Result<(), Invalid> {
 /// No object within it has a key twice; what has is named by its path, which begins with `name`.
 pub(crate) fn none_twice(name: &str, json: &[u8]) -> serde_json::Result<()> {
     let mut reader = serde_json::Deserializer::from_slice(json);
-    NoneTwice(&Place::Whole(name)).deserialize(&mut reader)?;
+    NoneTwice(&FieldPath::Whole(name)).deserialize(&mut reader)?;
     reader.end()
 }
 
-/// Where something is. Nobody writes it down before it is asked for.
-enum Place<'a> {
+/// The path to a field. It becomes text only when an error names it.
+enum FieldPath<'a> {
     Whole(&'a str),
-    Field(&'a Place<'a>, &'a str),
-    Item(&'a Place<'a>, usize),
+    Field(&'a FieldPath<'a>, &'a str),
+    Item(&'a FieldPath<'a>, usize),
 }
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for FieldPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Whole(name) | Self::Field(Self::Whole(""), name) => f.write_str(name),
@@ -108,7 +108,7 @@ impl fmt::Display for Place<'_> {
     }
 }
 
-struct NoneTwice<'a>(&'a Place<'a>);
+struct NoneTwice<'a>(&'a FieldPath<'a>);
 
 impl<'de> DeserializeSeed<'de> for NoneTwice<'_> {
     type Value = ();
@@ -128,7 +128,7 @@ impl<'de> Visitor<'de> for NoneTwice<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let mut seen = BTreeSet::new();
         while let Some(field) = map.next_key::<String>()? {
-            let place = Place::Field(self.0, &field);
+            let place = FieldPath::Field(self.0, &field);
             map.next_value_seed(NoneTwice(&place))?;
             if seen.contains(&field) {
                 return Err(A::Error::custom(format_args!("field `{place}` is given twice")));
@@ -140,7 +140,7 @@ impl<'de> Visitor<'de> for NoneTwice<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
         let mut at = 0;
-        while list.next_element_seed(NoneTwice(&Place::Item(self.0, at)))?.is_some() {
+        while list.next_element_seed(NoneTwice(&FieldPath::Item(self.0, at)))?.is_some() {
             at += 1;
         }
         Ok(())
@@ -176,6 +176,11 @@ pub(crate) fn string(field: &str, value: Value) -> Result<String, Invalid> {
         Value::String(text) => Ok(text),
         _ => Err(Invalid::new(field, "must be a string")),
     }
+}
+
+/// A field that has to be given, and is text.
+pub(crate) fn text(fields: &mut BTreeMap<String, Value>, field: &str) -> Result<String, Invalid> {
+    string(field, required(field, fields.remove(field))?)
 }
 
 pub(crate) fn object(field: &str, value: Value) -> Result<Map<String, Value>, Invalid> {

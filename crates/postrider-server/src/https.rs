@@ -6,17 +6,17 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub(crate) fn connector() -> Result<HttpsConnector<HttpConnector>, Failure> {
+pub(crate) fn connector() -> Result<HttpsConnector<HttpConnector>, CommandError> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     let provider = rustls::crypto::ring::default_provider();
     let config = ClientConfig::builder_with_provider(provider.into())
         .with_safe_default_protocol_versions()
-        .map_err(|error| Failure::failed(format!("cannot set up TLS: {error}")))?
+        .map_err(|error| CommandError::failed(format!("cannot set up TLS: {error}")))?
         .with_root_certificates(roots)
         .with_no_client_auth();
     let mut plain = HttpConnector::new();

@@ -3,7 +3,7 @@
 use tracing_subscriber::EnvFilter;
 
 use crate::config::LogFormat;
-use crate::failure::Failure;
+use crate::failure::CommandError;
 
 /// `POSTRIDER_LOG` takes a level or a filter such as `info,postrider=debug`.
 const FILTER: &str = "POSTRIDER_LOG";
@@ -12,10 +12,10 @@ const FILTER: &str = "POSTRIDER_LOG";
 /// never written, whatever the filter asks for.
 const DRIVER: &str = "tokio_postgres=info";
 
-pub(crate) fn start(format: LogFormat, default_filter: &str) -> Result<(), Failure> {
+pub(crate) fn start(format: LogFormat, default_filter: &str) -> Result<(), CommandError> {
     let written = std::env::var(FILTER).ok().filter(|text| !text.is_empty());
     let filter = EnvFilter::try_new(written.as_deref().unwrap_or(default_filter))
-        .map_err(|error| Failure::usage(format!("{FILTER}: {error}")))?
+        .map_err(|error| CommandError::usage(format!("{FILTER}: {error}")))?
         .add_directive(DRIVER.parse().expect("a directive"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {

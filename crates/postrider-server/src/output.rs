@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write};
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{Cell, ColumnConstraint, ContentArrangement, Table, Width};
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
@@ -33,16 +33,16 @@ impl Output {
         self,
         json: impl FnOnce() -> String,
         text: impl FnOnce() -> String,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandError> {
         self.line(&if self.json { json() } else { text() })
     }
 
-    pub(crate) fn line(self, text: &str) -> Result<(), Failure> {
+    pub(crate) fn line(self, text: &str) -> Result<(), CommandError> {
         self.try_line(text).map(|_| ())
     }
 
-    /// False when the reader went away (`| head`), which is no failure: whoever has more to say need not go on.
-    pub(crate) fn try_line(self, text: &str) -> Result<bool, Failure> {
+    /// False when the reader went away (`| head`), which is no failure: the caller may stop writing.
+    pub(crate) fn try_line(self, text: &str) -> Result<bool, CommandError> {
         written(writeln!(std::io::stdout(), "{}", text.trim_end()))
     }
 
@@ -90,11 +90,11 @@ fn keep_words(table: &mut Table, words: &[usize], width: usize) {
     }
 }
 
-/// Whether somebody still reads.
-pub(crate) fn written(written: std::io::Result<()>) -> Result<bool, Failure> {
+/// Whether the output still has a reader.
+pub(crate) fn written(written: std::io::Result<()>) -> Result<bool, CommandError> {
     match written {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Failure::failed(format!("cannot write the answer: {error}"))),
+        Err(error) => Err(CommandError::failed(format!("cannot write the answer: {error}"))),
     }
 }

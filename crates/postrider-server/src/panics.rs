@@ -29,7 +29,7 @@ mod tests {
 
     impl Write for Log {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().expect("nobody panics while writing").write(bytes)
+            self.0.lock().expect("writing does not panic").write(bytes)
         }
 
         fn flush(&mut self) -> std::io::Result<()> {
@@ -53,8 +53,7 @@ mod tests {
             let _ = std::panic::catch_unwind(|| panic!("a constant"));
         });
         std::panic::set_hook(before);
-        let log =
-            String::from_utf8(log.0.lock().expect("nobody panics while writing").clone()).expect("text");
+        let log = String::from_utf8(log.0.lock().expect("writing does not panic").clone()).expect("text");
         let lines: Vec<&str> = log.lines().collect();
         assert_eq!(lines.len(), 3, "{log}");
         assert!(lines.iter().all(|line| line.contains("panicked") && line.contains("panics.rs:")), "{log}");

@@ -5,22 +5,22 @@ use std::sync::Arc;
 
 use postrider::Operate;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::remote::{Remote, RemoteArgs};
 use crate::store_url::StoreUrl;
 
-pub(crate) enum Place {
+pub(crate) enum StoreOrNode {
     Store(StoreUrl),
     Node(Arc<Remote>),
 }
 
-impl Place {
-    pub(crate) fn node(arguments: RemoteArgs) -> Result<Self, Failure> {
+impl StoreOrNode {
+    pub(crate) fn node(arguments: RemoteArgs) -> Result<Self, CommandError> {
         Ok(Self::Node(Arc::new(Remote::new(arguments)?)))
     }
 
     /// For a command beside a running node.
-    pub(crate) async fn open_tool(&self) -> Result<Arc<dyn Operate>, Failure> {
+    pub(crate) async fn open_tool(&self) -> Result<Arc<dyn Operate>, CommandError> {
         match self {
             Self::Store(url) => url.open_tool().await,
             Self::Node(remote) => Ok(Arc::clone(remote) as Arc<dyn Operate>),
@@ -36,7 +36,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for StoreOrNode {
     /// Without a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -4,16 +4,16 @@ use std::fmt;
 
 use postrider::PostgresStore;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PostgresUrl(String);
 
 impl PostgresUrl {
-    pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
+    pub(crate) fn parse(text: &str) -> Result<Self, CommandError> {
         // Not quoted: it may hold a password.
         PostgresStore::check_url(text).map_err(|error| {
-            Failure::usage(format!("{error}"))
+            CommandError::usage(format!("{error}"))
                 .hint("a store is written as postgres://user:password@host/database")
         })?;
         Ok(Self(text.to_owned()))

@@ -2,11 +2,11 @@
 
 use jiff::Timestamp;
 use jiff::fmt::temporal::Pieces;
-use postrider::Invalid;
 use postrider::message::PRIORITY_MAX;
 use postrider::rate::RateLimit;
-use postrider::store::{DEAD_REASONS, ReplayStatus};
+use postrider::store::{DEAD_REASONS, DlqStatus, ReplayStatus};
 use postrider::verdict::Class;
+use postrider::{Invalid, State};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
@@ -84,6 +84,16 @@ pub(crate) fn dead_reason(field: &str, text: &str) -> Result<String, Invalid> {
         true => Ok(text.to_owned()),
         false => Err(Invalid::new(field, format!("must be one of {}", DEAD_REASONS.join(", ")))),
     }
+}
+
+pub(crate) fn dlq_status(field: &str, text: &str) -> Result<DlqStatus, Invalid> {
+    let names = DlqStatus::ALL.map(DlqStatus::as_str).join(", ");
+    DlqStatus::named(text).ok_or_else(|| Invalid::new(field, format!("must be one of {names}")))
+}
+
+pub(crate) fn state(field: &str, text: &str) -> Result<State, Invalid> {
+    let names = State::ALL.map(State::as_str).join(", ");
+    State::from_name(text).ok_or_else(|| Invalid::new(field, format!("must be one of {names}")))
 }
 
 pub(crate) fn class(field: &str, text: &str) -> Result<Class, Invalid> {

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, RwLock};
 use std::time::Duration;
 
 use console::style;
-use postrider::engine::{Event, Trial};
+use postrider::engine::{EngineEvent, TestDelivery};
 use postrider::sink::{Environment, Kept};
 use postrider::store::{NodeLimits, TokenKey};
 use postrider::{Endpoint, Engine, EngineOptions, NewMessage, Store, StoreError};
@@ -16,9 +16,9 @@ use tokio::sync::broadcast::Receiver;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::api::{self, Api, Gate};
+use crate::api::{self, Api, ApiGate};
 use crate::config::Config;
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::metrics::Metrics;
 use crate::open_files;
 use crate::store_url::{NodeStore, StoreUrl};
@@ -36,7 +36,7 @@ pub(crate) struct Extras {
     pub(crate) bench_route: bool,
 }
 
-pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
+pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), CommandError> {
     let mut signals = Signals::new()?;
     let limits = open_files::shared(open_files::raised(), config.engine.max_in_flight);
     warn_of_unknown_variables();
@@ -51,7 +51,7 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     let listener = TcpListener::bind(config.listen).await.map_err(|error| deaf(config.listen, &error))?;
     let address = listener
         .local_addr()
-        .map_err(|error| Failure::failed(format!("the listener has no address: {error}")))?;
+        .map_err(|error| CommandError::failed(format!("the listener has no address: {error}")))?;
     let traces = Traces::from_environment()?;
     let tracer = traces.as_ref().map(Traces::tracer);
     let kept = Arc::new(Kept::up_to(limits.idle_connections_max as usize));
@@ -63,15 +63,15 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     };
     let measures = Arc::new(OnceLock::new());
     let metrics = Metrics::new(store.api.clone(), measures.clone());
-    let node = Arc::new(Node::new(limits));
+    let node = Arc::new(ServedNode::new(limits));
 
     let stop = CancellationToken::new();
-    let api = Api::new(store.api, Arc::clone(&node) as Arc<dyn api::Node>, tracer, stop.clone());
+    let api = Api::new(store.api, Arc::clone(&node) as Arc<dyn api::NodeHandle>, tracer, stop.clone());
     let mut router = api::with_metrics(api::router(api), metrics);
     if extras.bench_route {
         router = api::with_empty_route(router);
     }
-    let gate = Gate::new(store.keyring, keys, address);
+    let gate = ApiGate::new(store.keyring, keys, address);
     let drained = CancellationToken::new();
     let clients_max = limits.client_connections_max as usize;
     let serving =
@@ -113,8 +113,8 @@ pub(crate) async fn run(config: Config, extras: Extras) -> Result<(), Failure> {
     Ok(())
 }
 
-fn deaf(listen: SocketAddr, error: &std::io::Error) -> Failure {
-    let failure = Failure::failed(format!("cannot listen on {listen}: {error}"));
+fn deaf(listen: SocketAddr, error: &std::io::Error) -> CommandError {
+    let failure = CommandError::failed(format!("cannot listen on {listen}: {error}"));
     match error.kind() {
         ErrorKind::AddrInUse => {
             failure.hint("is a node running there already? --listen 127.0.0.1:7172 takes another port")
@@ -130,8 +130,8 @@ struct Opened {
 }
 
 /// An application may write to the file for long, and a disk may be full: both end without a restart of the node.
-async fn open(config: &Config) -> Result<Opened, Failure> {
-    let mut waiting = Waiting::default();
+async fn open(config: &Config) -> Result<Opened, CommandError> {
+    let mut waiting = WaitNotice::default();
     loop {
         match open_now(config).await {
             Err(failure) if failure.is_temporary() && config.store.path().is_some() => {
@@ -145,7 +145,7 @@ async fn open(config: &Config) -> Result<Opened, Failure> {
     }
 }
 
-async fn open_now(config: &Config) -> Result<Opened, Failure> {
+async fn open_now(config: &Config) -> Result<Opened, CommandError> {
     let created = !config.store.exists().await?;
     if created {
         refuse_strangers(config, false)?;
@@ -159,10 +159,10 @@ async fn open_now(config: &Config) -> Result<Opened, Failure> {
 async fn start(
     store: Arc<dyn Store>,
     options: EngineOptions,
-    node: &Node,
+    node: &ServedNode,
     address: SocketAddr,
 ) -> Result<Engine, StoreError> {
-    let mut waiting = Waiting::default();
+    let mut waiting = WaitNotice::default();
     loop {
         match Engine::start(store.clone(), options.clone()).await {
             Err(StoreError::Unavailable(error)) => {
@@ -177,13 +177,13 @@ async fn start(
     }
 }
 
-/// What is in the way is said once in a while.
+/// Logs from time to time what a node waits for.
 #[derive(Default)]
-struct Waiting {
+struct WaitNotice {
     said_at: Option<Instant>,
 }
 
-impl Waiting {
+impl WaitNotice {
     fn say(&mut self, say: impl FnOnce()) {
         if self.said_at.is_none_or(|at| at.elapsed() >= SAY_AGAIN) {
             self.said_at = Some(Instant::now());
@@ -192,63 +192,63 @@ impl Waiting {
     }
 }
 
-/// The engine while it runs. Stopping takes it out, so whoever asks later is told no.
-struct Node {
-    stage: RwLock<Stage>,
+/// The engine while it runs. Stopping takes it out: later requests find none.
+struct ServedNode {
+    stage: RwLock<NodeStage>,
     limits: NodeLimits,
 }
 
-enum Stage {
+enum NodeStage {
     /// Cannot join the store yet; why.
     Starting(Option<String>),
     Running(Engine),
     Stopped,
 }
 
-impl Node {
+impl ServedNode {
     fn new(limits: NodeLimits) -> Self {
-        Self { stage: RwLock::new(Stage::Starting(None)), limits }
+        Self { stage: RwLock::new(NodeStage::Starting(None)), limits }
     }
 
     fn waits(&self, error: String) {
-        self.enter(Stage::Starting(Some(error)));
+        self.enter(NodeStage::Starting(Some(error)));
     }
 
     fn runs(&self, engine: Engine) {
-        self.enter(Stage::Running(engine));
+        self.enter(NodeStage::Running(engine));
     }
 
-    fn enter(&self, stage: Stage) -> Stage {
+    fn enter(&self, stage: NodeStage) -> NodeStage {
         std::mem::replace(&mut *self.stage.write().expect("nothing panics while it holds the engine"), stage)
     }
 
     fn ask<T>(&self, question: impl FnOnce(&Engine) -> T) -> Option<T> {
         match &*self.stage.read().expect("nothing panics while it holds the engine") {
-            Stage::Running(engine) => Some(question(engine)),
-            Stage::Starting(_) | Stage::Stopped => None,
+            NodeStage::Running(engine) => Some(question(engine)),
+            NodeStage::Starting(_) | NodeStage::Stopped => None,
         }
     }
 
     async fn stop(&self) {
-        if let Stage::Running(engine) = self.enter(Stage::Stopped) {
+        if let NodeStage::Running(engine) = self.enter(NodeStage::Stopped) {
             engine.stop().await;
         }
     }
 }
 
-impl api::Node for Node {
+impl api::NodeHandle for ServedNode {
     fn is_progressing(&self) -> bool {
         self.ask(Engine::is_progressing).unwrap_or(false)
     }
 
     fn waits_for(&self) -> Option<String> {
         match &*self.stage.read().expect("nothing panics while it holds the engine") {
-            Stage::Starting(why) => why.clone(),
-            Stage::Running(_) | Stage::Stopped => None,
+            NodeStage::Starting(why) => why.clone(),
+            NodeStage::Running(_) | NodeStage::Stopped => None,
         }
     }
 
-    fn events(&self) -> Option<Receiver<Event>> {
+    fn events(&self) -> Option<Receiver<EngineEvent>> {
         self.ask(Engine::events)
     }
 
@@ -256,17 +256,22 @@ impl api::Node for Node {
         Some(self.limits)
     }
 
-    fn trial(&self, endpoint: Endpoint, message: NewMessage, body_bytes_max: usize) -> Option<Trial> {
-        self.ask(|engine| engine.trial(endpoint, message, body_bytes_max))
+    fn test_delivery(
+        &self,
+        endpoint: Endpoint,
+        message: NewMessage,
+        body_bytes_max: usize,
+    ) -> Option<TestDelivery> {
+        self.ask(|engine| engine.test_delivery(endpoint, message, body_bytes_max))
     }
 }
 
 /// Anyone who reaches the API may use it as long as it has no tokens, so it stays on this machine until then.
-fn refuse_strangers(config: &Config, has_tokens: bool) -> Result<(), Failure> {
+fn refuse_strangers(config: &Config, has_tokens: bool) -> Result<(), CommandError> {
     if has_tokens || config.listen.ip().is_loopback() {
         return Ok(());
     }
-    Err(Failure::usage(format!(
+    Err(CommandError::usage(format!(
         "listen: {} can be reached from other machines, and the store has no tokens: anyone could send through it",
         config.listen
     ))
@@ -279,9 +284,9 @@ struct Signals {
 }
 
 impl Signals {
-    fn new() -> Result<Self, Failure> {
+    fn new() -> Result<Self, CommandError> {
         let listen = |kind| {
-            signal(kind).map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))
+            signal(kind).map_err(|error| CommandError::failed(format!("cannot listen for signals: {error}")))
         };
         Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
     }

@@ -9,7 +9,7 @@ use postrider::store::postgres::PostgresOptions;
 use postrider::store::sqlite::SqliteOptions;
 use postrider::{Operate, PostgresStore, SqliteStore, Store};
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::postgres_url::PostgresUrl;
 
 pub(crate) const STORE_DEFAULT: &str = "sqlite:postrider.db";
@@ -35,12 +35,12 @@ impl NodeStore {
 }
 
 impl StoreUrl {
-    pub(crate) fn or_default(text: Option<&str>) -> Result<Self, Failure> {
+    pub(crate) fn or_default(text: Option<&str>) -> Result<Self, CommandError> {
         Self::parse(text.unwrap_or(STORE_DEFAULT))
     }
 
-    fn parse(text: &str) -> Result<Self, Failure> {
-        let refused = |rule: String| Failure::usage(format!("store: {rule}"));
+    fn parse(text: &str) -> Result<Self, CommandError> {
+        let refused = |rule: String| CommandError::usage(format!("store: {rule}"));
         match text.split_once(':') {
             Some(("sqlite", path)) => {
                 let path = path.strip_prefix("//").unwrap_or(path);
@@ -75,7 +75,7 @@ impl StoreUrl {
     }
 
     /// False when opening it is going to make it.
-    pub(crate) async fn exists(&self) -> Result<bool, Failure> {
+    pub(crate) async fn exists(&self) -> Result<bool, CommandError> {
         match self {
             Self::Sqlite(path) => is_store(path).await,
             Self::Postgres(url) => Ok(PostgresStore::is_installed(url.as_str()).await?),
@@ -83,7 +83,7 @@ impl StoreUrl {
     }
 
     /// For a node. A missing file is created; a database gets its schema only when that is asked for.
-    pub(crate) async fn open_node(&self, migrate: bool) -> Result<NodeStore, Failure> {
+    pub(crate) async fn open_node(&self, migrate: bool) -> Result<NodeStore, CommandError> {
         match self {
             Self::Sqlite(path) => {
                 let options = SqliteOptions { migrate, ..SqliteOptions::node(path) };
@@ -93,8 +93,8 @@ impl StoreUrl {
         }
     }
 
-    /// For a command beside a running node. A mistyped path must not leave a new store behind, nor one in somebody's file.
-    pub(crate) async fn open_tool(&self) -> Result<Arc<dyn Operate>, Failure> {
+    /// For a command beside a running node. A mistyped path must not leave a new store behind, nor tables in another program's file.
+    pub(crate) async fn open_tool(&self) -> Result<Arc<dyn Operate>, CommandError> {
         match self {
             Self::Sqlite(path) => {
                 must_be_store(path).await?;
@@ -104,31 +104,31 @@ impl StoreUrl {
         }
     }
 
-    /// For an export: nobody else runs on the file meanwhile.
-    pub(crate) async fn open_export(&self) -> Result<SqliteStore, Failure> {
+    /// For an export: no node runs on the file meanwhile.
+    pub(crate) async fn open_export(&self) -> Result<SqliteStore, CommandError> {
         match self {
             Self::Sqlite(path) => {
                 must_be_store(path).await?;
                 open_sqlite(SqliteOptions::node(path)).await
             }
-            Self::Postgres(_) => Err(Failure::usage("only a SQLite store can be exported: --store sqlite:PATH")
+            Self::Postgres(_) => Err(CommandError::usage("only a SQLite store can be exported: --store sqlite:PATH")
                 .hint("to copy a PostgreSQL store, use pg_dump; then `postrider migrate --new-store-id` on the copy")),
         }
     }
 
     /// What a store can be imported into.
-    pub(crate) fn import_target(&self) -> Result<&PostgresUrl, Failure> {
+    pub(crate) fn import_target(&self) -> Result<&PostgresUrl, CommandError> {
         match self {
-            Self::Sqlite(_) => Err(Failure::usage(
+            Self::Sqlite(_) => Err(CommandError::usage(
                 "a store can only be imported into PostgreSQL: --store postgres://user:password@host/database",
             )),
             Self::Postgres(url) => Ok(url),
         }
     }
 
-    /// Creates a missing store, brings an older one up to date. Returns the statements that are left for somebody
+    /// Creates a missing store, brings an older one up to date. Returns the statements that are left for an administrator
     /// who may make roles.
-    pub(crate) async fn migrate(&self) -> Result<Vec<String>, Failure> {
+    pub(crate) async fn migrate(&self) -> Result<Vec<String>, CommandError> {
         match self {
             Self::Sqlite(path) => {
                 let options = SqliteOptions { migrate: true, ..SqliteOptions::tool(path) };
@@ -140,7 +140,7 @@ impl StoreUrl {
 
     /// The same with a new store id: no node may run meanwhile, or its messages would change their ids between
     /// attempts.
-    pub(crate) async fn migrate_with_new_id(&self) -> Result<Vec<String>, Failure> {
+    pub(crate) async fn migrate_with_new_id(&self) -> Result<Vec<String>, CommandError> {
         match self {
             Self::Sqlite(path) => {
                 let options = SqliteOptions { migrate: true, ..SqliteOptions::node(path) };
@@ -164,7 +164,7 @@ fn without_secrets(text: &str) -> String {
     }
 }
 
-async fn must_be_store(path: &Path) -> Result<(), Failure> {
+async fn must_be_store(path: &Path) -> Result<(), CommandError> {
     if is_store(path).await? {
         return Ok(());
     }
@@ -172,22 +172,22 @@ async fn must_be_store(path: &Path) -> Result<(), Failure> {
         false => format!("there is no store at {}", path.display()),
         true => format!("{} has no store of Postrider in it", path.display()),
     };
-    Err(Failure::store(missing)
+    Err(CommandError::store(missing)
         .hint("`postrider serve` and `postrider migrate` create one; --store says where it is"))
 }
 
-async fn is_store(path: &Path) -> Result<bool, Failure> {
+async fn is_store(path: &Path) -> Result<bool, CommandError> {
     let path = path.to_owned();
     let looked = tokio::task::spawn_blocking(move || SqliteStore::is_installed(&path)).await;
     Ok(looked.expect("looking at a file does not panic")?)
 }
 
-async fn open_sqlite(options: SqliteOptions) -> Result<SqliteStore, Failure> {
+async fn open_sqlite(options: SqliteOptions) -> Result<SqliteStore, CommandError> {
     let opened = tokio::task::spawn_blocking(move || SqliteStore::open(options)).await;
     Ok(opened.expect("opening a store does not panic")?)
 }
 
-async fn open_postgres(url: &PostgresUrl, migrate: bool) -> Result<PostgresStore, Failure> {
+async fn open_postgres(url: &PostgresUrl, migrate: bool) -> Result<PostgresStore, CommandError> {
     Ok(PostgresStore::open(PostgresOptions { migrate, ..PostgresOptions::new(url.as_str()) }).await?)
 }
 

@@ -1,7 +1,7 @@
 //! The circuit breaker of one endpoint. No lock, no clock: time is passed in, and asking changes nothing.
 //!
-//! The circuit lives in the store so that every node sees one, and moves by compare-and-swap on its
-//! epoch. Counting failures is each node's own business ([`Failures`]).
+//! The circuit is in the store, so that all nodes share it, and moves by compare-and-swap on its epoch. Each node counts
+//! failures by itself ([`Failures`]).
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::message::NodeId;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Circuit {
-    /// Goes up with every transition; an attempt begun under another epoch does not count.
+    /// Goes up with every transition. An attempt that started under another epoch does not count.
     pub epoch: i64,
     pub state: CircuitState,
 }
@@ -23,7 +23,7 @@ pub enum CircuitState {
     Closed,
     /// Nothing is tried before `until`.
     Open { until: Timestamp },
-    /// One probe at a time, across all nodes. The lease keeps a dead prober from sticking.
+    /// One probe at a time across all nodes. Its lease ends if the probing node dies.
     HalfOpen { probe: Option<Probe> },
 }
 
@@ -55,6 +55,7 @@ impl CircuitState {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CircuitName {
     Closed,
@@ -94,7 +95,7 @@ impl Circuit {
         self.moved(CircuitState::HalfOpen { probe: Some(Probe { node, lease_until }) })
     }
 
-    /// The prober found nothing to try, or gave its message back: the next one may probe.
+    /// The node found no message to probe with, or released it: any node may take the probe.
     #[must_use]
     pub fn probe_given_up(self) -> Self {
         self.moved(CircuitState::HalfOpen { probe: None })
@@ -110,12 +111,12 @@ impl Circuit {
     }
 }
 
-/// How one attempt speaks about the health of its endpoint.
+/// What one attempt says about the health of its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
     Healthy,
     Failing,
-    /// Says nothing: 429, a permanent failure, a lost lease.
+    /// Says nothing: a busy receiver, a permanent failure, a lost lease.
     Neutral,
 }
 
@@ -123,7 +124,7 @@ pub enum Sign {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Failures {
     consecutive: u32,
-    /// The epoch they were counted in; those of another one are forgotten.
+    /// The epoch in which they were counted; a new epoch starts at zero.
     epoch: i64,
 }
 

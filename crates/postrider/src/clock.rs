@@ -1,4 +1,4 @@
-//! Where a store's time comes from: the system, or a test's hand.
+//! The clock of a store: the system's, or one that a test moves.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -13,7 +14,7 @@ use crate::breaker::Circuit;
 use crate::error::Invalid;
 use crate::json::check_object;
 use crate::protocol::secret::Reference;
-use crate::protocol::{Protocol, headers};
+use crate::protocol::{EndpointConfig, MessageOptions, Protocol, headers};
 use crate::rate::RateLimit;
 use crate::retry::{RetryOverrides, RetryPolicy};
 use crate::settings::Settings;
@@ -31,24 +32,33 @@ impl fmt::Display for EndpointId {
 pub const NAME_BYTES_MAX: usize = 128;
 pub const IN_FLIGHT_DEFAULT: u32 = 64;
 pub const IN_FLIGHT_MAX: u32 = 10_000;
-/// More than any receiver asks for.
+/// More than any receiver needs.
 const OVERRIDE_HEADERS_MAX: usize = 100;
 
-/// What a person asks for; [`NewEndpoint::check`] makes it trustworthy.
+/// An endpoint to create, as a person writes it. [`NewEndpoint::check`] checks it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NewEndpoint {
+    #[cfg_attr(
+        feature = "openapi",
+        schema(min_length = 1, max_length = 128, pattern = r"^(\.{0,2}[A-Za-z0-9_-]|\.{3})[A-Za-z0-9._-]*$")
+    )]
     pub name: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = Protocol))]
     pub protocol: String,
+    /// What the protocol needs; unknown keys are refused with the list of known ones.
     #[serde(default)]
     pub config: Map<String, Value>,
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Map<String, Value>>))]
     pub retry_policy: Option<Value>,
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Map<String, Value>>))]
     pub options: Option<Value>,
 }
 
-/// A [`NewEndpoint`] every field of which was checked.
+/// A [`NewEndpoint`] with all fields checked.
 #[derive(Clone, Debug)]
 pub struct CheckedEndpoint {
     pub name: String,
@@ -58,18 +68,21 @@ pub struct CheckedEndpoint {
     pub options: EndpointOptions,
 }
 
-/// What of an endpoint may be changed; absent fields stay as they are.
+/// A change of an endpoint. Absent fields stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct EndpointChange {
     #[serde(default)]
     pub config: Option<Map<String, Value>>,
-    /// Single keys of the config; its other keys stay, secrets too, and null takes one out.
+    /// Single keys of the config: other keys stay, secrets too; null removes a key.
     #[serde(default)]
     pub config_changes: Option<Map<String, Value>>,
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Map<String, Value>>))]
     pub retry_policy: Option<Value>,
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Map<String, Value>>))]
     pub options: Option<Value>,
 }
 
@@ -95,17 +108,16 @@ pub struct Endpoint {
     pub id: EndpointId,
     pub name: Arc<str>,
     pub protocol: Protocol,
-    /// Checked against the protocol's table of keys. Holds secrets: show it only through
-    /// [`Protocol::redacted`].
-    pub config: Map<String, Value>,
+    /// Holds secrets: show it only through [`Protocol::redacted`].
+    pub config: EndpointConfig,
     pub retry: RetryOverrides,
     pub options: EndpointOptions,
     pub disabled: Option<DisabledBy>,
     pub paused: bool,
     pub circuit: Circuit,
-    /// A receiver asked to be left alone until then (`Retry-After`).
+    /// The receiver asked for a pause until then (`Retry-After`).
     pub held_until: Option<Timestamp>,
-    /// Goes up with every change of config, retry policy or options: a sink is connected anew.
+    /// Goes up with every change of config, retry policy or options; nodes then connect the sink again.
     pub revision: i64,
     pub created_at: Timestamp,
 }
@@ -116,7 +128,12 @@ impl Endpoint {
     }
 
     pub fn timeout(&self) -> Duration {
-        self.protocol.timeout(&self.config)
+        self.config.timeout()
+    }
+
+    /// The time one attempt of one message has.
+    pub fn attempt_timeout(&self, options: &Map<String, Value>) -> Duration {
+        MessageOptions::of(options).timeout.unwrap_or_else(|| self.timeout())
     }
 
     pub fn max_in_flight(&self) -> u32 {
@@ -132,11 +149,11 @@ impl Endpoint {
         }
     }
 
-    /// A message may not replace it: `auth` sets it, or the config does and `override_headers` does not list it. Without such a
-    /// list what is secret is kept.
+    /// A message may not replace this header: `auth` sets it, or the config sets it and `override_headers` does not list it.
+    /// Without `override_headers`, only secret headers are kept.
     pub(crate) fn keeps_header(&self, name: &str) -> bool {
         let is_it = |other: &str| other.eq_ignore_ascii_case(name);
-        if self.config.contains_key("auth") && is_it(headers::OF_AUTH) {
+        if self.protocol.definition().key_that_sets(&self.config, name).is_some() {
             return true;
         }
         let own = self.config.get("headers").and_then(Value::as_object);
@@ -147,18 +164,19 @@ impl Endpoint {
         })
     }
 
-    /// Messages may be handed to its receiver now, as far as people and circuit are concerned.
+    /// Neither disabled nor paused. Says nothing about its circuit.
     pub fn is_open_for_delivery(&self) -> bool {
         self.disabled.is_none() && !self.paused
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DisabledBy {
-    /// Sends are refused, what is pending stays.
+    /// Sends are refused; pending messages stay.
     Operator,
-    /// The receiver answered 410: sends are accepted and kept.
+    /// The receiver said that it is gone: sends are accepted and kept.
     Gone,
 }
 
@@ -173,7 +191,7 @@ pub struct EndpointOptions {
     pub key_scope: KeyScope,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_queue_size: Option<u64>,
-    /// Headers of the config that a message may replace; None: all but secret ones.
+    /// Headers of the config that a message may replace. None: all but secret ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub override_headers: Option<Vec<String>>,
     pub durability: Durability,
@@ -182,7 +200,7 @@ pub struct EndpointOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnDead {
-    /// The next message of the key goes on.
+    /// The next message of the key is delivered.
     #[default]
     Continue,
     /// The key waits until its dead head is redriven, discarded or released.
@@ -211,31 +229,14 @@ impl NewEndpoint {
         for (field, given) in [("retry_policy", &self.retry_policy), ("options", &self.options)] {
             given.as_ref().and_then(Value::as_object).map_or(Ok(()), |given| check_object(field, given))?;
         }
-        protocol.check_config(&self.config)?;
-        check_timeout(protocol, &self.config, settings)?;
+        let config = EndpointConfig::new(protocol, self.config);
+        config.typed()?;
+        settings.check_timeout("config.timeout", config.timeout())?;
         let retry = RetryOverrides::check(self.retry_policy.as_ref())?;
         let options = EndpointOptions::check(self.options.as_ref())?;
-        options.check_override_headers(protocol, &self.config)?;
-        Ok(CheckedEndpoint { name: self.name, protocol, config: self.config, retry, options })
+        options.check_override_headers(protocol, &config)?;
+        Ok(CheckedEndpoint { name: self.name, protocol, config: config.into_map(), retry, options })
     }
-}
-
-/// An attempt has to end before the janitor takes it for stuck.
-pub fn check_timeout(
-    protocol: Protocol,
-    config: &Map<String, Value>,
-    settings: &Settings,
-) -> Result<(), Invalid> {
-    if protocol.timeout(config) >= settings.stale_recovery_timeout {
-        return Err(Invalid::new(
-            "config.timeout",
-            format!(
-                "must be below stale_recovery_timeout, which is {} s",
-                settings.stale_recovery_timeout.as_secs()
-            ),
-        ));
-    }
-    Ok(())
 }
 
 pub fn check_name(name: &str) -> Result<(), Invalid> {
@@ -246,7 +247,7 @@ pub fn check_name(name: &str) -> Result<(), Invalid> {
             format!("must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.'"),
         ));
     }
-    // In a URL they name the folder itself and the one above.
+    // In a URL path these mean the folder itself and its parent.
     if matches!(name, "." | "..") {
         return Err(Invalid::new("name", "must not be '.' or '..', which no path of the API can name"));
     }
@@ -275,10 +276,7 @@ impl EndpointOptions {
         for (key, value) in map {
             let field = format!("options.{key}");
             match key.as_str() {
-                "durability" => match value.as_str() {
-                    Some("durable") => options.durability = Durability::Durable,
-                    _ => return Err(Invalid::new(field, "must be \"durable\"")),
-                },
+                "durability" => options.durability = one_of(&field, value, "\"durable\"")?,
                 "max_in_flight" => {
                     options.max_in_flight =
                         Some(whole_number(&field, value, 1, u64::from(IN_FLIGHT_MAX))? as u32);
@@ -298,17 +296,19 @@ impl EndpointOptions {
 
     fn check_override_headers(&self, protocol: Protocol, config: &Map<String, Value>) -> Result<(), Invalid> {
         let Some(names) = &self.override_headers else { return Ok(()) };
-        if protocol != Protocol::Http {
-            return Err(Invalid::new("options.override_headers", "only http endpoints have it"));
+        let definition = protocol.definition();
+        if !definition.has_config_headers() {
+            let rule = format!("{} endpoints have no headers in their config", protocol.as_str());
+            return Err(Invalid::new("options.override_headers", rule));
         }
-        let of_auth = names.iter().position(|name| name.eq_ignore_ascii_case(headers::OF_AUTH));
-        match of_auth.filter(|_| config.contains_key("auth")) {
-            Some(at) => Err(Invalid::new(
-                format!("options.override_headers[{at}]"),
-                "is set by config.auth and cannot be replaced",
-            )),
-            None => Ok(()),
+        for (at, name) in names.iter().enumerate() {
+            let at = |rule: String| Invalid::new(format!("options.override_headers[{at}]"), rule);
+            definition.headers.check_name(name).map_err(at)?;
+            if let Some(key) = definition.key_that_sets(config, name) {
+                return Err(at(format!("is set by config.{key} and cannot be replaced")));
+            }
         }
+        headers::none_twice("options.override_headers", names)
     }
 }
 
@@ -324,15 +324,14 @@ fn header_names(field: &str, value: &Value) -> Result<Vec<String>, Invalid> {
         Invalid::new(field, format!("must be a list of at most {OVERRIDE_HEADERS_MAX} names of headers"))
     })?;
     let name = |(at, item): (usize, &Value)| {
-        let name = item.as_str().ok_or_else(|| "must be a string".to_owned());
-        let name = name.and_then(|name| headers::name(name).map(|_| name.to_owned()));
-        name.map_err(|rule| Invalid::new(format!("{field}[{at}]"), rule))
+        let name = item.as_str().map(str::to_owned);
+        name.ok_or_else(|| Invalid::new(format!("{field}[{at}]"), "must be a string"))
     };
-    let names: Vec<String> = items.iter().enumerate().map(name).collect::<Result<_, _>>()?;
-    headers::none_twice(field, &names)?;
-    Ok(names)
+    items.iter().enumerate().map(name).collect()
 }
 
-fn one_of<T: serde::de::DeserializeOwned>(field: &str, value: &Value, choices: &str) -> Result<T, Invalid> {
-    serde_json::from_value(value.clone()).map_err(|_| Invalid::new(field, format!("must be {choices}")))
+/// An enum of names. Serde alone would also take `{"name": null}`.
+pub(crate) fn one_of<T: DeserializeOwned>(field: &str, value: &Value, choices: &str) -> Result<T, Invalid> {
+    let choice = value.as_str().and_then(|_| serde_json::from_value(value.clone()).ok());
+    choice.ok_or_else(|| Invalid::new(field, format!("must be {choices}")))
 }

@@ -1,4 +1,4 @@
-//! Errors that tell the caller what it can do.
+//! Errors, by what the caller can do about them.
 
 use crate::message::MessageId;
 
@@ -17,7 +17,7 @@ impl Invalid {
 
     pub fn unknown_key(within: &str, key: &str, known: &[&str]) -> Self {
         let field = if within.is_empty() { key.to_owned() } else { format!("{within}.{key}") };
-        Self::new(field, format!("is not known here; known are: {}", known.join(", ")))
+        Self::new(field, format!("unknown field; expected one of: {}", known.join(", ")))
     }
 }
 
@@ -30,10 +30,10 @@ pub enum StoreError {
     Unknown { what: &'static str, name: String },
     #[error("endpoint {endpoint:?} is disabled; enable it to send to it")]
     Disabled { endpoint: String },
-    /// `at` is the place of the refused message in its batch. There is no holder where it is a message of the same
-    /// batch, whose id will be that of another one.
+    /// `at` is the position of the refused message in its batch. `holder` is None if the key belongs to a message of the
+    /// same batch, which is not inserted.
     #[error(
-        "idempotency_key: {} has the same key and another payload or content type",
+        "idempotency_key: {} has the same key and another payload or content type, or was erased",
         holder.map_or("a message before it in the batch".to_owned(), |id| format!("message {id} of this endpoint"))
     )]
     IdempotencyConflict { holder: Option<MessageId>, at: usize },
@@ -41,42 +41,42 @@ pub enum StoreError {
     Exists { what: &'static str, name: String },
     #[error("{0}")]
     Conflict(String),
-    /// `queued` is what was there before; the limit is that of one endpoint, or of the whole queue.
+    /// `queued` excludes the refused messages. The limit is that of the endpoint, or else of the whole queue.
     #[error(
         "the queue is full: {queued} messages of {limit} ({}); try again later or raise max_queue_size",
         endpoint.as_ref().map_or("the whole queue".to_owned(), |name| format!("endpoint {name:?}"))
     )]
     QueueFull { queued: u64, limit: u64, endpoint: Option<String> },
-    /// `bytes` is a number of messages where a batch is too large.
+    /// For a batch with too many messages, `bytes` is their number.
     #[error("{field}: {bytes} is more than {setting} allows, which is {limit}")]
     TooLarge { field: &'static str, bytes: u64, limit: u64, setting: &'static str },
-    /// Expected on a bad day: try again, nothing was changed.
+    /// Temporary: nothing was changed, retry later.
     #[error("the store is not available now: {0}")]
     Unavailable(String),
-    /// Needs a person: another version, another owner, a broken file.
+    /// A person has to act: another version, another owner, a broken file.
     #[error("{0}")]
     Unusable(String),
-    /// Of a store behind a node: whoever asks may not.
+    /// From a store behind a node: the token does not allow it.
     #[error("{0}")]
     Denied(String),
-    /// Of a store behind a node: nobody answers there, so nothing was asked for.
+    /// From a store behind a node: the node could not be reached, so nothing was changed.
     #[error("{0}")]
     Unreachable(String),
-    /// Of a store behind a node: it was asked for, and then the answer did not come. It may have been done.
+    /// From a store behind a node: the request was sent and not answered. It may have been carried out.
     #[error("{0}")]
     Uncertain(String),
 }
 
-/// What there can be none of, or one already.
+/// The values of `what` in [`StoreError::Unknown`] and [`StoreError::Exists`].
 pub const THINGS: [&str; 7] =
     ["endpoint", "message", "dead letter", "event type", "subscription", "replay", "token"];
-/// What can be too large, and the settings that say so.
+/// The values of `field` and `setting` in [`StoreError::TooLarge`].
 pub const FIELDS: [&str; 7] =
     ["payload", "headers", "ordering_key", "idempotency_key", "event_type", "messages", "events"];
 pub const LIMITS: [&str; 5] =
     ["max_payload_bytes", "max_headers_bytes", "max_key_bytes", "max_batch_messages", "max_fanout"];
 
-/// The program's own word for it; another version may have others.
+/// The static word equal to `word`. Another version of the server may send words that this one lacks.
 pub fn known_word(words: &[&'static str], word: Option<&str>) -> &'static str {
     words.iter().copied().find(|known| Some(*known) == word).unwrap_or("thing")
 }

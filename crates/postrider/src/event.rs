@@ -1,4 +1,4 @@
-//! An event: what an application publishes, the types of events, and who wants them as messages.
+//! Events that applications publish, event types, and subscriptions of endpoints to them.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +15,8 @@ use crate::pubsub;
 
 const NUL: &str = "must not contain the character U+0000";
 
-/// What an application publishes: JSON, and the options of a send. It becomes a message for every subscription that
-/// wants it, with the same bytes unless the subscription has a template.
+/// What an application publishes: JSON, and the options of a send. It becomes a message for every matching subscription,
+/// with the same bytes unless the subscription has a template.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NewEvent {
     pub event_type: String,
@@ -31,7 +31,7 @@ pub struct NewEvent {
     pub scheduled_at: Option<Timestamp>,
     #[serde(default)]
     pub expires_at: Option<Timestamp>,
-    /// Counts for each subscription by itself: its message holds [`key_of_subscription`].
+    /// Applies to each subscription separately: its message has the key [`key_of_subscription`].
     #[serde(default)]
     pub idempotency_key: Option<String>,
     #[serde(default)]
@@ -56,7 +56,7 @@ impl NewEvent {
         }
     }
 
-    /// What was read as a message, whatever endpoint and content type it names.
+    /// Takes the options of a message; its endpoint and content type are ignored.
     pub fn of_message(event_type: impl Into<String>, message: NewMessage) -> Self {
         Self {
             headers: message.headers,
@@ -83,14 +83,14 @@ impl NewEvent {
         self
     }
 
-    /// The payload as the rules see it. `within` names the event among others: `events[3].`, or nothing.
+    /// Parses the payload. `within` is the event's position in a batch for the error (`events[3].`), or empty.
     pub(crate) fn read(&self, within: &str) -> Result<Json, Invalid> {
         let field = format!("{within}payload");
         let json = Json::parse(&self.payload).map_err(|rule| Invalid::new(&*field, rule))?;
         if json.has_nul() { Err(Invalid::new(field, NUL)) } else { Ok(json) }
     }
 
-    /// A message of it; payload and idempotency key are those of the event.
+    /// The message for one endpoint, still with the event's payload and idempotency key.
     pub(crate) fn message_to(&self, endpoint: &str) -> NewMessage {
         NewMessage {
             headers: self.headers.clone(),
@@ -107,30 +107,32 @@ impl NewEvent {
     }
 }
 
-/// How an event is named among several; one alone needs no name.
+/// The prefix of an event's fields in errors; none for a single event.
 pub(crate) fn within(alone: bool, at: usize) -> String {
     if alone { String::new() } else { format!("events[{at}].") }
 }
 
-/// Two subscriptions may make different messages of one event for one endpoint, so each has a key of its own.
+/// Two subscriptions of one endpoint may make different messages of one event, so their keys must differ.
 pub fn key_of_subscription(key: &str, subscription: i64) -> String {
     format!("{key}#{subscription}")
 }
 
-/// The longest key that can come of it.
+/// The longest key that [`key_of_subscription`] can make.
 pub(crate) fn longest_key(key: &str) -> String {
     key_of_subscription(key, i64::MAX)
 }
 
-/// What a person asks for.
+/// An event type to create.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NewEventType {
     pub name: String,
     #[serde(default)]
     pub description: Option<String>,
-    /// JSON Schema that every event of the type has to keep.
+    /// JSON Schema that every event of the type must match; keywords that are not enforced are refused.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Map<String, Value>>))]
     pub schema: Option<Json>,
 }
 
@@ -150,25 +152,30 @@ impl NewEventType {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EventType {
     pub name: String,
     pub description: Option<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Map<String, Value>>))]
     pub schema: Option<Json>,
     pub created_at: Timestamp,
 }
 
-/// Who wants which events, and as what.
+/// A subscription to create: which events an endpoint gets, and in which form.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NewSubscription {
     /// The name of an event type, `orders.*` for one or more segments after it, or `*` for everything.
     pub pattern: String,
     pub endpoint: String,
-    /// Only events that contain this, as jsonb's `@>` has it.
+    /// Only events that contain this, in the sense of jsonb's `@>`.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Value>))]
     pub filter: Option<Json>,
-    /// What is sent instead of the event: a string that is exactly `{{/json/pointer}}` becomes that value.
+    /// Sent instead of the event. A string that is exactly `{{/json/pointer}}` is replaced by that value of the event.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Value>))]
     pub template: Option<Json>,
 }
 
@@ -197,21 +204,24 @@ impl NewSubscription {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Subscription {
     pub id: i64,
     pub pattern: String,
     pub endpoint: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Value>))]
     pub filter: Option<Json>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Value>))]
     pub template: Option<Json>,
     pub enabled: bool,
     pub created_at: Timestamp,
 }
 
-/// The subscription that was asked for.
+/// The result of subscribing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Subscribed {
     pub subscription: Subscription,
-    /// The same endpoint was subscribed to the same pattern with the same filter and template before.
+    /// The same subscription existed before.
     pub existed: bool,
 }
 

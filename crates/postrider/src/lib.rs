@@ -1,28 +1,67 @@
-//! Postrider carries messages out of a database and gets them delivered.
+//! Postrider delivers messages out of a database. An application commits a message together with its own data; an engine
+//! in the same process, or in another one, delivers it, retries what fails and keeps a record of everything.
 //!
-//! One message walks the code in one direction: `send` → `claim` → `attempt` → `settle` → archive.
-//! The modules below are in reading order: first the pure decisions, then the store, the sinks, and the
-//! engine that ties them together.
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use postrider::rusqlite::{Connection, TransactionBehavior};
+//! use postrider::store::sqlite::{SqliteOptions, send_in};
+//! use postrider::{Engine, EngineOptions, NewEndpoint, NewMessage, Operate, SqliteStore};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = Arc::new(SqliteStore::open(SqliteOptions::node("shop.db"))?);
+//! let engine = Engine::start(store.clone(), EngineOptions::default()).await?;
+//! let config = serde_json::from_str(r#"{"url": "https://example.org/hook"}"#)?;
+//! let shop = NewEndpoint { name: "shop".into(), protocol: "http".into(), config, ..NewEndpoint::default() };
+//! store.create_endpoint(shop).await?;
+//!
+//! // The application's own connection and transaction: its data and the message are committed together.
+//! let mut connection = Connection::open("shop.db")?;
+//! let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+//! transaction.execute("INSERT INTO orders (total) VALUES (4200)", [])?;
+//! send_in(&transaction, &NewMessage::new("shop", r#"{"total": 4200}"#))?;
+//! transaction.commit()?;
+//!
+//! engine.stop().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Where to look
+//!
+//! - To embed: [`SqliteStore`] or [`PostgresStore`] to open a store, [`Operate`] to send and to manage endpoints, [`Engine`] to
+//!   deliver. [`store::sqlite::send_in`] and [`store::postgres::send_in`] send inside the caller's transaction.
+//! - What goes in and out: [`message`], [`endpoint`], [`event`], [`settings`], [`error`], and the records in [`store`].
+//! - How it decides, as pure functions: [`retry`], [`verdict`], [`breaker`], [`rate`], [`pubsub`].
+//! - Parts that the server `postrider` shares with this crate: [`protocol`], [`sink`], [`send`], [`json`], [`trace`],
+//!   [`outcome_log`], [`clock`].
+//!
+//! The modules are listed in reading order. `ARCHITECTURE.md` walks through them with one message.
 
-pub mod json;
+// The nouns.
 pub mod message;
 pub mod endpoint;
-pub mod protocol;
+pub mod event;
 pub mod settings;
+pub mod error;
+pub mod protocol;
+// The decisions. Pure: time and dice are passed in.
 pub mod retry;
 pub mod verdict;
 pub mod breaker;
 pub mod rate;
 pub mod send;
-pub mod event;
 pub mod pubsub;
-pub mod trace;
-pub mod outcome;
-pub mod clock;
-pub mod error;
+// The store, the sinks, and the engine between them.
 pub mod store;
 pub mod sink;
+mod net;
 pub mod engine;
+// What these share.
+pub mod json;
+pub mod trace;
+pub mod outcome_log;
+pub mod clock;
 
 pub use endpoint::{Endpoint, NewEndpoint};
 pub use engine::{Engine, EngineOptions};
@@ -34,10 +73,10 @@ pub use store::postgres::PostgresStore;
 pub use store::sqlite::SqliteStore;
 pub use store::{Operate, PubSub, Store};
 
-/// The SQLite that the store is built with, so that callers can share a transaction with it.
+/// The SQLite driver of the store, for transactions that the caller shares with it.
 pub use rusqlite;
 
-/// The driver that the PostgreSQL store is built with, for the same reason.
+/// The PostgreSQL driver of the store, for transactions that the caller shares with it.
 pub use tokio_postgres;
 
 #[cfg(feature = "sqlx")]

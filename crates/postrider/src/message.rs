@@ -1,8 +1,9 @@
-//! A message: what an application asks for, what is queued, and what a claim of it is.
+//! A message: as an application sends it, as it is queued, and as a node claims it.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -14,6 +15,7 @@ use crate::endpoint::EndpointId;
 
 /// Unique within a store and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(transparent)]
 pub struct MessageId(pub i64);
 
@@ -25,20 +27,21 @@ impl fmt::Display for MessageId {
 
 /// One run of one engine process. A restart is another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(transparent)]
 pub struct NodeId(pub i64);
 
 pub const PRIORITY_MAX: u8 = 10;
 pub const JSON: &str = "application/json";
 
-/// Does a payload of this content type have to be JSON?
+/// Must a payload of this content type be JSON?
 pub fn is_json(content_type: &str) -> bool {
     let media = content_type.split(';').next().unwrap_or_default().trim();
     let suffix = media.len().checked_sub("+json".len()).and_then(|at| media.get(at..));
     media.eq_ignore_ascii_case(JSON) || suffix.is_some_and(|suffix| suffix.eq_ignore_ascii_case("+json"))
 }
 
-/// What an application sends. Checked against the endpoint and the settings when it is sent.
+/// What an application sends. The send checks it against the endpoint and the settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewMessage {
     pub endpoint: String,
@@ -89,10 +92,12 @@ impl NewMessage {
     }
 }
 
-/// What became of a send: a new message, or the one that already holds the idempotency key.
+/// The result of a send: a new message, or the existing one with the same idempotency key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Sent {
     pub id: MessageId,
+    /// The idempotency key was taken by a message with the same payload: this one.
     pub duplicate: bool,
 }
 
@@ -113,8 +118,15 @@ pub struct Message {
     pub created_at: Timestamp,
 }
 
-/// Where a message is in its life. `docs/lifecycle.md` draws it.
+impl Message {
+    pub(crate) fn age(&self, now: Timestamp) -> Duration {
+        Duration::try_from(now.duration_since(self.created_at)).unwrap_or_default()
+    }
+}
+
+/// The state of a message; `docs/lifecycle.md` draws the transitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     Pending,
@@ -144,7 +156,7 @@ impl State {
         Self::ALL.into_iter().find(|state| state.as_str() == name)
     }
 
-    /// The only moves there are; the store refuses every other.
+    /// The allowed transitions; the store refuses all others.
     pub fn next(self) -> &'static [State] {
         match self {
             Self::Pending => &[Self::Processing, Self::Completed, Self::Dead, Self::Expired, Self::Cancelled],
@@ -162,8 +174,8 @@ impl fmt::Display for State {
     }
 }
 
-/// Names one claim for ever: a node never uses a batch number twice for one message, and nodes are
-/// never reused. A settlement carries the fence of its claim, so a late one cannot touch a newer claim.
+/// Identifies one claim: a node never uses a batch number twice for one message, and node ids are never reused. A
+/// settlement carries the fence of its claim, so a late one cannot touch a newer claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fence {
     pub node: NodeId,
@@ -176,23 +188,23 @@ pub struct Fence {
 pub struct Claim {
     pub message: Arc<Message>,
     pub fence: Fence,
-    /// Number of this attempt, from 1. Never used twice for an attempt that was started: it goes on over a redrive, and
-    /// over attempts that were spared.
+    /// Number of this attempt, from 1. A started attempt's number is never reused, neither after a redrive nor after
+    /// spared attempts.
     pub attempt: u32,
-    /// Attempts that the current budget does not count: those before a redrive, and those that were spared (`Verdict::Spare`).
+    /// Attempts outside the current budget: those before a redrive, and spared ones (`Verdict::Spare`).
     pub attempts_before: u32,
-    /// How often a claim of this message was lost with its node.
+    /// How many claims of this message were lost with their node.
     pub losses: u32,
 }
 
 impl Claim {
-    /// How many attempts of the current budget are used, this one included.
+    /// Attempts of the current budget, this one included.
     pub fn budget_used(&self) -> u32 {
         self.attempt.saturating_sub(self.attempts_before)
     }
 }
 
-/// A claim whose node lost its lease, or which was never settled in time.
+/// A claim whose node lost its lease, or that was not settled within `stale_recovery_timeout`.
 #[derive(Debug)]
 #[must_use = "a lost claim goes through the same retry-or-dead decision as a failed attempt"]
 pub struct LostClaim {

@@ -1,21 +1,21 @@
-//! A rate limit as a virtual schedule: one timestamp says how far ahead of itself an endpoint is. Pure.
+//! A rate limit as a virtual schedule: one timestamp says how much of it is used up. Pure.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::endpoint::whole_number;
+use crate::endpoint::{one_of, whole_number};
 use crate::error::Invalid;
 
 pub const LIMIT_MAX: u64 = 1_000_000;
-/// What an even rate lets go at once is what its limit gives in this time.
+/// An even rate allows at once what its limit allows in this time.
 const EVEN_BURST_MICROS: i64 = 100_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RateLimit {
     pub limit: u32,
     pub interval: Interval,
-    /// How many may go at once after a pause; the limit itself unless set.
+    /// How many may start at once after a pause. None: as many as the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst: Option<u32>,
 }
@@ -38,11 +38,11 @@ impl Interval {
     }
 }
 
-/// What a bucket gave: how many may start now, and when the next one may.
+/// How many may start now, and when the next one may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub granted: u32,
-    /// The new position of the virtual schedule; to be kept.
+    /// The new position of the virtual schedule, for the next call.
     pub position: Timestamp,
     pub next_at: Timestamp,
 }
@@ -61,12 +61,7 @@ impl RateLimit {
                 "limit" => limit = Some(whole_number(&path, value, 1, LIMIT_MAX)? as u32),
                 "burst" => burst = Some(whole_number(&path, value, 1, LIMIT_MAX)? as u32),
                 "interval" => {
-                    interval = Some(match value.as_str() {
-                        Some("second") => Interval::Second,
-                        Some("minute") => Interval::Minute,
-                        Some("hour") => Interval::Hour,
-                        _ => return Err(Invalid::new(path, "must be \"second\", \"minute\" or \"hour\"")),
-                    });
+                    interval = Some(one_of(&path, value, "\"second\", \"minute\" or \"hour\"")?);
                 }
                 _ => return Err(Invalid::unknown_key(field, key, &Self::KEYS)),
             }
@@ -79,19 +74,19 @@ impl RateLimit {
         })
     }
 
-    /// The same rate without a large burst after a pause, and at the beginning: as many at once as it gives in a tenth of
-    /// a second, at least one. A burst that was asked for stays.
+    /// The same rate without a large burst at the start or after a pause: at most what it allows in a tenth of a second,
+    /// at least one. An explicit burst stays.
     #[must_use]
     pub fn evened(self) -> Self {
         let tenth = EVEN_BURST_MICROS * i64::from(self.limit) / self.interval.micros();
         Self { burst: Some(self.burst.unwrap_or(tenth.max(1) as u32)), ..self }
     }
 
-    /// `position` is where the last grant left the schedule; None before the first.
+    /// `position` is that of the last grant; None before the first.
     pub fn grant(&self, position: Option<Timestamp>, now: Timestamp, wanted: u32) -> Grant {
         let now_us = now.as_microsecond();
         let span = self.micros_for(self.burst.unwrap_or(self.limit));
-        // A schedule in the far future can only come from a clock that jumped back.
+        // A position in the far future dates from before the clock was set back.
         let start = position.map_or(now_us, |at| at.as_microsecond()).clamp(now_us, now_us + span);
         let free = (now_us + span - start) * i64::from(self.limit) / self.interval.micros();
         let granted = free.clamp(0, i64::from(wanted)) as u32;

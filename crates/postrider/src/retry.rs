@@ -1,10 +1,11 @@
-//! How long to wait after a failed attempt. Pure: the dice are passed in.
+//! Retry policies: how long to wait after a failed attempt. Pure: the dice are passed in.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::endpoint::{one_of, whole_number};
 use crate::error::Invalid;
 use crate::settings::{DELAY_MAX_SECONDS, MAX_ATTEMPTS_MAX, Settings};
 
@@ -30,14 +31,14 @@ pub struct RetryPolicy {
     pub max_delay: Duration,
     pub increment: Duration,
     pub multiplier: f64,
-    /// 0 to 1: the part of the delay that the dice may add or take away.
+    /// 0 to 1: the part of the delay that may be added or subtracted at random.
     pub jitter: f64,
     /// Replaces the formula; its last entry repeats.
     pub schedule: Vec<Duration>,
 }
 
 impl RetryPolicy {
-    /// The delay before retry `n`, 0 for the first. `dice` is even over [0, 1).
+    /// The delay before retry `n`, which is 0 for the first. `dice` is uniform over [0, 1).
     pub fn delay(&self, n: u32, dice: f64) -> Duration {
         let cap = self.max_delay.as_secs_f64();
         let exact = self.exact_seconds(n).min(cap);
@@ -45,18 +46,18 @@ impl RetryPolicy {
         Duration::from_secs_f64(drawn.clamp(0.0, cap))
     }
 
-    /// The same policy with a message's own limit of attempts, when it has one.
+    /// The policy for a message that may have its own limit of attempts.
     #[must_use]
     pub fn limited_to(&self, own: Option<u32>) -> Self {
         Self { max_attempts: own.unwrap_or(self.max_attempts), ..self.clone() }
     }
 
-    /// `used` attempts are spent and the last one failed: is another one allowed?
+    /// May another attempt follow `used` attempts?
     pub fn allows_another(&self, used: u32) -> bool {
         self.max_attempts == 0 || used < self.max_attempts
     }
 
-    /// May be infinite for a large `n`; the cap brings it back.
+    /// May be infinite for a large `n`; the caller caps it.
     fn exact_seconds(&self, n: u32) -> f64 {
         if let Some(last) = self.schedule.last() {
             return self.schedule.get(n as usize).unwrap_or(last).as_secs_f64();
@@ -64,7 +65,7 @@ impl RetryPolicy {
         let base = self.base_delay.as_secs_f64();
         let n = f64::from(n);
         match self.backoff {
-            // Bounded before it is multiplied: nothing times infinity is no number.
+            // Bounded first, because zero times infinity is NaN.
             Backoff::Exponential => base * self.multiplier.powf(n).min(f64::MAX),
             Backoff::Linear => base + n * self.increment.as_secs_f64(),
             Backoff::Fixed => base,
@@ -73,7 +74,7 @@ impl RetryPolicy {
     }
 }
 
-/// What an endpoint sets of its policy; the settings fill the rest.
+/// An endpoint's own policy fields; the settings supply the rest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct RetryOverrides {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -128,12 +129,8 @@ impl RetryOverrides {
                     policy.max_attempts = Some(whole(&field, value, u64::from(MAX_ATTEMPTS_MAX) - 1)? + 1);
                 }
                 "backoff" => {
-                    policy.backoff = Some(serde_json::from_value(value.clone()).map_err(|_| {
-                        Invalid::new(
-                            &field,
-                            "must be \"exponential\", \"linear\", \"fixed\" or \"quadratic\"",
-                        )
-                    })?);
+                    let choices = "\"exponential\", \"linear\", \"fixed\" or \"quadratic\"";
+                    policy.backoff = Some(one_of(&field, value, choices)?);
                 }
                 "base_delay_seconds" => policy.base_delay_seconds = Some(delay(&field, value)?),
                 "max_delay_seconds" => policy.max_delay_seconds = Some(delay(&field, value)?),
@@ -168,7 +165,7 @@ impl RetryOverrides {
 }
 
 fn whole(field: &str, value: &Value, max: u64) -> Result<u32, Invalid> {
-    crate::endpoint::whole_number(field, value, 0, max).map(|number| number as u32)
+    whole_number(field, value, 0, max).map(|number| number as u32)
 }
 
 fn number(field: &str, value: &Value, min: f64, max: f64) -> Result<f64, Invalid> {

@@ -1,4 +1,4 @@
-//! What a message must be to be accepted: checked before anything is written, the same on every way in.
+//! The checks of a send, the same on every way in, made before anything is written.
 
 use jiff::Timestamp;
 
@@ -11,7 +11,7 @@ use crate::protocol::headers;
 use crate::settings::Settings;
 
 pub const CONTENT_TYPE_BYTES_MAX: usize = 256;
-/// Where the calendar of nodes ends, less what offsets may add: the first time that is refused.
+/// The first time that is refused: the end of the calendar that nodes use, less the largest time zone offset.
 pub(crate) const CALENDAR_END: Timestamp = Timestamp::constant(253_402_128_000, 0);
 pub(crate) const OUT_OF_CALENDAR: &str = "must be a time before 9999-12-30";
 pub(crate) const EXPIRES_TOO_EARLY: &str = "must be later than scheduled_at";
@@ -21,7 +21,7 @@ pub fn check(message: &NewMessage, endpoint: &Endpoint, settings: &Settings) -> 
     check_all_but_payload(message, endpoint, settings)
 }
 
-/// A payload that says it is JSON is. Reading it takes a moment, so it is read before anybody waits for the store.
+/// A payload with a JSON content type must be JSON. Parsing takes a moment, so it happens outside the store's transaction.
 pub(crate) fn check_payload(message: &NewMessage) -> Result<(), Invalid> {
     match message::is_json(&message.content_type) {
         true => Json::check(&message.payload).map_err(|rule| Invalid::new("payload", rule)),
@@ -43,7 +43,7 @@ pub(crate) fn check_all_but_payload(
     check_for(message, Some(endpoint), settings)
 }
 
-/// What can be said of it whoever it goes to.
+/// The checks that do not depend on the endpoint.
 pub(crate) fn check_itself(message: &NewMessage, settings: &Settings) -> Result<(), StoreError> {
     check_for(message, None, settings)
 }
@@ -62,7 +62,7 @@ fn check_for(
     check_keys(message, settings)?;
     if let Some(endpoint) = endpoint.filter(|_| !message.options.is_empty()) {
         endpoint.protocol.check_message_options(&message.options)?;
-        check_timeout(message, endpoint, settings)?;
+        settings.check_timeout("options.timeout", endpoint.attempt_timeout(&message.options))?;
     }
     for (field, at) in [("scheduled_at", message.scheduled_at), ("expires_at", message.expires_at)] {
         at.map_or(Ok(()), |at| check_time(field, at))?;
@@ -77,17 +77,6 @@ fn check_for(
 
 pub(crate) fn check_time(field: &str, at: Timestamp) -> Result<(), StoreError> {
     if at < CALENDAR_END { Ok(()) } else { Err(Invalid::new(field, OUT_OF_CALENDAR).into()) }
-}
-
-/// An attempt has to end before the janitor takes it for stuck.
-fn check_timeout(message: &NewMessage, endpoint: &Endpoint, settings: &Settings) -> Result<(), StoreError> {
-    let timeout = endpoint.protocol.attempt_timeout(&endpoint.config, &message.options);
-    if timeout >= settings.stale_recovery_timeout {
-        let limit = settings.stale_recovery_timeout.as_secs();
-        let rule = format!("must be below stale_recovery_timeout, which is {limit} s");
-        return Err(Invalid::new("options.timeout", rule).into());
-    }
-    Ok(())
 }
 
 pub(crate) fn check_content_type(content_type: &str) -> Result<(), StoreError> {

@@ -1,5 +1,5 @@
-//! Where a message comes from, as W3C Trace Context says it, and what a node makes spans with. A message carries its
-//! `traceparent` and `tracestate` as headers, whoever sent it; a node with a tracer passes on its attempt's own.
+//! W3C Trace Context. A message carries the sender's `traceparent` and `tracestate` as headers; a node with a tracer
+//! replaces them with those of its attempt's span.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,10 +18,10 @@ pub use opentelemetry;
 pub const TRACEPARENT: &str = "traceparent";
 pub const TRACESTATE: &str = "tracestate";
 
-/// What every participant has to pass on; a longer state may be dropped.
+/// The standard requires passing on this much; a longer state is dropped.
 const TRACESTATE_BYTES_MAX: usize = 512;
 
-/// What a node makes spans with.
+/// Makes a node's spans.
 #[derive(Clone)]
 pub struct Tracer(Arc<BoxedTracer>);
 
@@ -30,7 +30,7 @@ impl Tracer {
         Self(Arc::new(tracer))
     }
 
-    /// A span within `parent`; the first of a trace of its own when that is none.
+    /// A span within `parent`. Without a parent it starts a new trace.
     pub fn begin(
         &self,
         name: &'static str,
@@ -63,7 +63,7 @@ impl fmt::Debug for Tracer {
     }
 }
 
-/// The span that these headers of a message name. What cannot be read is as good as none, as the standard says.
+/// The span named in a message's headers. The standard says to ignore what cannot be parsed.
 pub fn context_of(headers: &BTreeMap<String, String>) -> Option<SpanContext> {
     if headers.is_empty() {
         return None;
@@ -74,7 +74,7 @@ pub fn context_of(headers: &BTreeMap<String, String>) -> Option<SpanContext> {
     parse(text(TRACEPARENT)?, text(TRACESTATE))
 }
 
-/// `00-<32 hex digits>-<16 hex digits>-<2 hex digits>`, and more in versions to come.
+/// `00-<32 hex digits>-<16 hex digits>-<2 hex digits>`; later versions may append fields.
 pub fn parse(traceparent: &str, tracestate: Option<&str>) -> Option<SpanContext> {
     let parts: Vec<&str> = traceparent.trim().split('-').collect();
     let [version, trace, span, flags, ..] = parts[..] else { return None };
@@ -92,7 +92,7 @@ pub fn parse(traceparent: &str, tracestate: Option<&str>) -> Option<SpanContext>
     Some(SpanContext::new(trace, span, flags, true, state)).filter(SpanContext::is_valid)
 }
 
-/// Names this span in the headers, instead of whichever was named before.
+/// Replaces the span in the headers by this one.
 pub fn carry(context: &SpanContext, headers: &mut BTreeMap<String, String>) {
     headers
         .retain(|name, _| !name.eq_ignore_ascii_case(TRACEPARENT) && !name.eq_ignore_ascii_case(TRACESTATE));
@@ -146,7 +146,7 @@ mod tests {
         for text in bad {
             assert!(parse(text, None).is_none(), "{text}");
         }
-        assert!(parse(&format!("01{}-more", &PARENT[2..]), None).is_some(), "a version to come");
+        assert!(parse(&format!("01{}-more", &PARENT[2..]), None).is_some(), "a later version");
         let long = format!("a={}", "x".repeat(TRACESTATE_BYTES_MAX));
         assert_eq!(parse(PARENT, Some(&long)).expect("a context").trace_state().header(), "");
     }

@@ -1,4 +1,4 @@
-//! The one retry-or-dead decision: what one attempt's outcome makes of its message. Pure.
+//! The retry-or-dead decision: from the outcome of an attempt to the fate of its message. Pure.
 
 use std::time::Duration;
 
@@ -8,18 +8,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::retry::RetryPolicy;
 
-/// The longest that a `Retry-After` can put off a message.
+/// A longer `Retry-After` is cut to this.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 
-/// What kind of failure it was; decides whether trying again can help.
+/// The kind of a failure, which decides whether a retry can help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
-    /// Trying again may help: timeouts, connections, 5xx, a lost lease.
+    /// Trying again may help: timeouts, failed connections, a failing receiver, a lost lease.
     Retryable,
     /// Trying again cannot help: refused, malformed, too large.
     Permanent,
-    /// The receiver says it is gone for good (410).
+    /// The receiver says it is gone for good.
     Gone,
 }
 
@@ -32,7 +33,7 @@ impl Class {
         }
     }
 
-    /// How `last_error` begins.
+    /// The beginning of `last_error`.
     pub fn tag(self) -> &'static str {
         match self {
             Self::Retryable => "[RETRYABLE]",
@@ -42,7 +43,7 @@ impl Class {
     }
 }
 
-/// What the receiver said when it acknowledged.
+/// The receiver's acknowledgement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Receipt {
     pub status: Option<u16>,
@@ -50,25 +51,49 @@ pub struct Receipt {
     pub body: Option<Bytes>,
 }
 
+/// What a failed attempt says about the receiver, as its protocol judges it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReceiverHealth {
+    /// Nothing: the message was refused, or the endpoint is gone.
+    Unknown,
+    /// It works, and wants fewer messages at a time.
+    Busy,
+    /// It does not work: this counts for the circuit breaker.
+    Failing,
+    /// It does not work, and fewer messages at a time may help.
+    Overloaded,
+}
+
 /// Why one attempt did not deliver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub class: Class,
+    pub receiver: ReceiverHealth,
     /// A sentence without the class tag.
     pub error: String,
+    /// What the protocol calls the answer; only shown.
     pub status: Option<u16>,
-    /// What the receiver asked for (429 and 503).
+    /// The receiver asked not to be tried again before.
     pub retry_after: Option<Duration>,
     pub body: Option<Bytes>,
 }
 
 impl Failure {
     pub fn new(class: Class, error: impl Into<String>) -> Self {
-        Self { class, error: error.into(), status: None, retry_after: None, body: None }
+        let receiver = match class {
+            Class::Retryable => ReceiverHealth::Failing,
+            Class::Permanent | Class::Gone => ReceiverHealth::Unknown,
+        };
+        Self { class, receiver, error: error.into(), status: None, retry_after: None, body: None }
     }
 
     pub fn retryable(error: impl Into<String>) -> Self {
         Self::new(Class::Retryable, error)
+    }
+
+    pub fn timed_out(after: Duration) -> Self {
+        let error = format!("timed out after {} s", after.as_secs_f64());
+        Self { receiver: ReceiverHealth::Overloaded, ..Self::retryable(error) }
     }
 
     pub fn permanent(error: impl Into<String>) -> Self {
@@ -79,11 +104,18 @@ impl Failure {
         format!("{} {}", self.class.tag(), self.error)
     }
 
-    /// Does it speak about the endpoint's health? A busy receiver and a bad message do not.
     pub fn counts_for_breaker(&self) -> bool {
-        match self.class {
-            Class::Retryable => self.status != Some(429),
-            Class::Permanent | Class::Gone => false,
+        match self.receiver {
+            ReceiverHealth::Failing | ReceiverHealth::Overloaded => true,
+            ReceiverHealth::Unknown | ReceiverHealth::Busy => false,
+        }
+    }
+
+    /// Should fewer attempts run at a time?
+    pub fn is_overload(&self) -> bool {
+        match self.receiver {
+            ReceiverHealth::Busy | ReceiverHealth::Overloaded => true,
+            ReceiverHealth::Unknown | ReceiverHealth::Failing => false,
         }
     }
 }
@@ -93,8 +125,8 @@ impl Failure {
 pub enum Outcome {
     Delivered(Receipt),
     Failed(Failure),
-    /// The node's lease ran out, or the attempt was never settled. `alone`: nothing else was in
-    /// flight on that node, so this message is the one to blame.
+    /// The node's lease ran out, or the attempt was not settled in time. `alone`: nothing else was in flight on that
+    /// node, so this message is to blame.
     Lost {
         alone: bool,
     },
@@ -102,12 +134,12 @@ pub enum Outcome {
     CutOff,
 }
 
-/// What is known of a message when its attempt ends.
+/// What the decision needs to know about the message.
 #[derive(Clone, Copy, Debug)]
-pub struct Standing {
+pub struct AttemptContext {
     /// Attempts of the current budget, this one included.
     pub budget_used: u32,
-    /// How often a claim of it was lost before this attempt.
+    /// How many of its claims were lost before this attempt.
     pub losses: u32,
     pub expires_at: Option<Timestamp>,
     pub auto_disable_on_gone: bool,
@@ -119,9 +151,11 @@ pub enum Verdict {
     Complete,
     Retry {
         due_at: Timestamp,
+        /// The receiver asked for this time (`Retry-After`); the policy did not choose it.
+        asked: bool,
     },
-    /// Tried again; the number of this attempt is used, its budget is not. It was lost with others around it on its last
-    /// attempt, or cut off by a clean stop.
+    /// A retry that does not use the budget, though the attempt number is used: a clean stop cut the attempt off, or the
+    /// message lost its last attempt together with other messages.
     Spare {
         due_at: Timestamp,
     },
@@ -150,8 +184,7 @@ impl DeadReason {
     }
 }
 
-/// Until when the receiver wants to be left alone (`Retry-After`), whatever becomes of the message: at most
-/// `retry_max_delay` from now.
+/// Until when a `Retry-After` holds back the endpoint's other messages: at most `retry_max_delay` from now.
 pub fn endpoint_hold(outcome: &Outcome, retry_max_delay: Duration, now: Timestamp) -> Option<Timestamp> {
     match outcome {
         Outcome::Failed(failure) => failure.retry_after.map(|delay| now + delay.min(retry_max_delay)),
@@ -161,7 +194,7 @@ pub fn endpoint_hold(outcome: &Outcome, retry_max_delay: Duration, now: Timestam
 
 pub fn verdict(
     outcome: &Outcome,
-    standing: Standing,
+    context: AttemptContext,
     policy: &RetryPolicy,
     now: Timestamp,
     dice: f64,
@@ -172,9 +205,9 @@ pub fn verdict(
         Outcome::Lost { .. } | Outcome::CutOff => None,
     };
     let class = failure.map_or(Class::Retryable, |failure| failure.class);
-    // What a 410 says about the endpoint must not be lost with the message that heard it.
-    let disables = class == Class::Gone && standing.auto_disable_on_gone;
-    if standing.expires_at.is_some_and(|at| at <= now) && !disables {
+    // A 410 disables the endpoint even if the message has expired.
+    let disables = class == Class::Gone && context.auto_disable_on_gone;
+    if context.expires_at.is_some_and(|at| at <= now) && !disables {
         return Verdict::Expire;
     }
     match class {
@@ -182,14 +215,14 @@ pub fn verdict(
         Class::Permanent => Verdict::Dead { reason: DeadReason::Permanent, disable_endpoint: false },
         Class::Retryable => {
             let asked = failure.and_then(|failure| failure.retry_after);
-            retry_or_dead(outcome, standing, policy, asked, now, dice)
+            retry_or_dead(outcome, context, policy, asked, now, dice)
         }
     }
 }
 
 fn retry_or_dead(
     outcome: &Outcome,
-    standing: Standing,
+    context: AttemptContext,
     policy: &RetryPolicy,
     asked: Option<Duration>,
     now: Timestamp,
@@ -197,25 +230,25 @@ fn retry_or_dead(
 ) -> Verdict {
     let delay = match (asked, outcome) {
         (Some(delay), _) => delay.min(RETRY_AFTER_MAX),
-        // It speaks of the node, not of the message.
+        // The node stopped; that says nothing about the message.
         (None, Outcome::CutOff) => Duration::ZERO,
-        (None, Outcome::Lost { .. }) if standing.losses == 0 => Duration::ZERO,
+        (None, Outcome::Lost { .. }) if context.losses == 0 => Duration::ZERO,
         (None, Outcome::Lost { .. } | Outcome::Failed(_) | Outcome::Delivered(_)) => {
-            policy.delay(standing.budget_used.saturating_sub(1), dice)
+            policy.delay(context.budget_used.saturating_sub(1), dice)
         }
     };
     let due_at = now + delay;
-    let is_last = !policy.allows_another(standing.budget_used);
+    let is_last = !policy.allows_another(context.budget_used);
     let may_start_once = policy.max_attempts == 1;
     match outcome {
         Outcome::CutOff if !may_start_once => Verdict::Spare { due_at },
-        // Only a message that was alone can die of lost leases, or poison would take its neighbours along.
+        // Only a message that was alone can die of lost leases; otherwise one poisonous message would kill others.
         Outcome::Lost { alone: false } if is_last && !may_start_once => Verdict::Spare { due_at },
         Outcome::CutOff | Outcome::Lost { .. } | Outcome::Failed(_) | Outcome::Delivered(_) if is_last => {
             Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false }
         }
         Outcome::CutOff | Outcome::Lost { .. } | Outcome::Failed(_) | Outcome::Delivered(_) => {
-            Verdict::Retry { due_at }
+            Verdict::Retry { due_at, asked: asked.is_some() }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The refusals that routes have in common, for the API's description.
+//! The refusals that routes share, for the API's description.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use utoipa::openapi::{ContentBuilder, Ref, RefOr, Response, ResponseBuilder};
 
 use super::problem::MEDIA_TYPE;
 
-type Responses = BTreeMap<String, RefOr<Response>>;
+type RefusalsByStatus = BTreeMap<String, RefOr<Response>>;
 
 /// Of every route.
 pub(super) struct Common;
@@ -16,19 +16,19 @@ pub(super) struct Common;
 pub(super) struct Named;
 
 /// Where a body is read.
-pub(super) struct Body;
+pub(super) struct WithBody;
 
-/// Where the present state may be in the way.
+/// Where the present state may forbid it.
 pub(super) struct Clash;
 
-/// Where messages come into the queue.
+/// Where messages enter the queue.
 pub(super) struct Full;
 
-/// Where an answer keeps one of a few places.
+/// Where the number of answers at a time is limited.
 pub(super) struct Crowded;
 
 impl IntoResponses for Common {
-    fn responses() -> Responses {
+    fn responses() -> RefusalsByStatus {
         refusals(&[
             (401, "The store has tokens, and none that it knows was given"),
             (
@@ -44,13 +44,13 @@ impl IntoResponses for Common {
 }
 
 impl IntoResponses for Named {
-    fn responses() -> Responses {
+    fn responses() -> RefusalsByStatus {
         refusals(&[(404, "What is named does not exist"), (422, "A value breaks a rule; `field` says which")])
     }
 }
 
-impl IntoResponses for Body {
-    fn responses() -> Responses {
+impl IntoResponses for WithBody {
+    fn responses() -> RefusalsByStatus {
         refusals(&[
             (400, "The body did not arrive whole"),
             (408, "The body did not arrive in time"),
@@ -62,24 +62,24 @@ impl IntoResponses for Body {
 }
 
 impl IntoResponses for Clash {
-    fn responses() -> Responses {
+    fn responses() -> RefusalsByStatus {
         refusals(&[(409, "That cannot be done in its present state, or the name or key is taken")])
     }
 }
 
 impl IntoResponses for Full {
-    fn responses() -> Responses {
+    fn responses() -> RefusalsByStatus {
         refusals(&[(429, "The queue is full; `Retry-After` says when to try again")])
     }
 }
 
 impl IntoResponses for Crowded {
-    fn responses() -> Responses {
+    fn responses() -> RefusalsByStatus {
         refusals(&[(429, "All places are taken; `Retry-After` says when to try again")])
     }
 }
 
-fn refusals(refusals: &[(u16, &str)]) -> Responses {
+fn refusals(refusals: &[(u16, &str)]) -> RefusalsByStatus {
     let refusal = |(status, description): &(u16, &str)| {
         let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
         let response = ResponseBuilder::new().description(*description).content(MEDIA_TYPE, content);

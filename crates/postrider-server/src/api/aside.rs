@@ -5,7 +5,7 @@ use tokio::runtime::Handle;
 /// Less than this is read sooner than handed over.
 const LARGE: usize = 256 << 10;
 
-/// Work that begins with reading so many bytes, on a thread of its own where they are many.
+/// Runs work that begins with reading `bytes` bytes; on another thread when the body is large.
 pub(super) async fn run<T, F>(bytes: usize, work: F) -> T
 where
     T: Send + 'static,
@@ -16,7 +16,7 @@ where
     }
     let runtime = Handle::current();
     let done = tokio::task::spawn_blocking(move || runtime.block_on(work)).await;
-    done.expect("whoever reads does not panic")
+    done.expect("reading a body does not panic")
 }
 
 #[cfg(test)]
@@ -31,6 +31,6 @@ mod tests {
         let (others, reader) = mpsc::channel();
         let reading = run(LARGE, async move { reader.recv_timeout(Duration::from_secs(30)).is_ok() });
         let (others_ran, ()) = tokio::join!(reading, async { others.send(()).expect("it is being read") });
-        assert!(others_ran, "this runtime has one thread, and the reader waits for somebody else on it");
+        assert!(others_ran, "this runtime has one thread, and the reader waits for another task on it");
     }
 }

@@ -1,4 +1,4 @@
-//! Who asks: what they may do, and what they are shown. The same as the roles in PostgreSQL.
+//! What a token allows its holder to do and to see. The same as the roles in PostgreSQL.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -10,9 +10,9 @@ use postrider::store::{DeadLetter, Scope, Story};
 use postrider::{Endpoint, EventType, Subscription};
 use serde_json::Map;
 
-use crate::view::{DeadLetterView, EndpointView, EventTypeView, SubscriptionView};
+use crate::view::{DeadLetterView, EndpointView, MessageView};
 
-/// May somebody with a token of this scope ask for this?
+/// May a request with a token of this scope be served?
 pub(super) fn may(scope: Scope, method: &Method, path: &str) -> bool {
     let looks = *method == Method::GET || *method == Method::HEAD;
     match scope {
@@ -31,7 +31,7 @@ pub(super) fn may(scope: Scope, method: &Method, path: &str) -> bool {
     }
 }
 
-/// Whoever is to see an answer. Without tokens that is whoever sits at this machine.
+/// The scope of the token that a request came with. Without tokens every request is an admin's.
 #[derive(Clone, Copy)]
 pub(super) struct Viewer(pub(super) Scope);
 
@@ -49,14 +49,14 @@ impl Viewer {
         if self.sees_content() { view } else { view.without_config() }
     }
 
-    pub(super) fn story(self, mut story: Story) -> Story {
+    pub(super) fn story(self, mut story: Story) -> MessageView {
         if !self.sees_content() {
             story.payload = None;
             story.headers = BTreeMap::new();
             story.options = Map::new();
-            story.attempts.iter_mut().for_each(|attempt| attempt.body = None);
+            story.attempts.iter_mut().for_each(|attempt| attempt.response_body = None);
         }
-        story
+        story.into()
     }
 
     pub(super) fn dead_letter(self, mut letter: DeadLetter) -> DeadLetterView {
@@ -65,23 +65,23 @@ impl Viewer {
             letter.headers = BTreeMap::new();
             letter.options = Map::new();
         }
-        DeadLetterView::of(&letter)
+        letter.into()
     }
 
     /// What a schema says of values is content, as in PostgreSQL.
-    pub(super) fn event_type(self, mut event_type: EventType) -> EventTypeView {
+    pub(super) fn event_type(self, mut event_type: EventType) -> EventType {
         if !self.sees_content() {
             event_type.schema = None;
         }
-        event_type.into()
+        event_type
     }
 
     /// A template is a payload with holes, and a filter a part of one.
-    pub(super) fn subscription(self, mut subscription: Subscription) -> SubscriptionView {
+    pub(super) fn subscription(self, mut subscription: Subscription) -> Subscription {
         if !self.sees_content() {
             (subscription.filter, subscription.template) = (None, None);
         }
-        subscription.into()
+        subscription
     }
 
     fn sees_content(self) -> bool {

@@ -4,41 +4,30 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Request, Response, StatusCode};
+use axum::http::{Request, StatusCode};
 use bytes::Bytes;
 use postrider::{NewMessage, StoreError};
-use serde::Serialize;
-use utoipa::ToSchema;
 
-use super::answers::{self, Clash, Common, Full, Named};
-use super::body::{Held, Limit};
-use super::messages::Sent;
+use super::answers::{Clash, Common, Full, Named, WithBody};
+use super::body::{BodyLimit, HeldBody};
 use super::problem::Problem;
 use super::wanted::BatchLine;
-use super::{Api, aside, body, send_options, to_response, trace};
+use super::{Api, Reply, aside, body, send_options, to_response, trace};
+use crate::view::SentBatch;
 use crate::{batch, envelope};
 
-const BODY_MAX: Limit = Limit { bytes: 64 << 20, setting: "the API" };
-
-/// What became of a batch, line by line.
-#[derive(Serialize, ToSchema)]
-struct SentBatch {
-    items: Vec<Sent>,
-}
+const BODY_MAX: BodyLimit = BodyLimit { bytes: 64 << 20, setting: "the API" };
 
 /// Send many messages, all or none: one JSON document a line (NDJSON). A refusal names the line.
 #[utoipa::path(post, path = "/v1/messages:batch", operation_id = "send_batch", tag = "messages",
     request_body(content = BatchLine, content_type = "application/x-ndjson"),
     responses((status = 202, description = "They are queued, or were already; in the order of the lines", body = SentBatch),
-        Common, Named, answers::Body, Clash, Full))]
-pub(super) async fn send(
-    State(api): State<Arc<Api>>,
-    request: Request<Body>,
-) -> Result<Response<Body>, Problem> {
+        Common, Named, WithBody, Clash, Full))]
+pub(super) async fn send(State(api): State<Arc<Api>>, request: Request<Body>) -> Reply {
     let (parts, body) = request.into_parts();
     send_options::refuse_headers(&parts.headers, "the options of its line")?;
     let most = api.limits.max_batch_messages(&*api.operate).await?;
-    let Held { bytes: body, share: _share } = body::read(&parts.headers, body, BODY_MAX).await?;
+    let HeldBody { bytes: body, share: _share } = body::read(&parts.headers, body, BODY_MAX).await?;
     let bytes = body.len();
     let (numbers, mut messages) = aside::run(bytes, async move { lines(&body, most) }).await?;
     messages.iter_mut().for_each(|message| trace::carry_on(&parts.headers, message));
@@ -54,8 +43,7 @@ pub(super) async fn send(
             });
         }
     };
-    let items = sent.iter().map(|sent| Sent { id: sent.id.0, duplicate: sent.duplicate }).collect();
-    Ok(to_response(StatusCode::ACCEPTED, &SentBatch { items }))
+    Ok(to_response(StatusCode::ACCEPTED, &SentBatch { items: sent }))
 }
 
 /// Messages with the numbers of their lines. Lines are counted before any is read: a message takes far more memory

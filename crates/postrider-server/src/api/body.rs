@@ -1,4 +1,4 @@
-//! Reading a request body under a limit: never more than the limit is held, of one body and of all together.
+//! Reads a request body. Limits the memory of one body, and of all bodies together.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -13,43 +13,43 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use super::problem::Problem;
 
 /// For bodies that are not payloads: an endpoint's definition, settings.
-pub(super) const SMALL_MAX: Limit = Limit { bytes: 1 << 20, setting: "the API" };
+pub(super) const SMALL_MAX: BodyLimit = BodyLimit { bytes: 1 << 20, setting: "the API" };
 
-/// For the whole of a body: enough for the largest batch over a slow line.
+/// Time for a whole body: enough for the largest batch over a slow line.
 const READ_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// How much of a body that is too large is read and dropped, and for how long.
 const DRAIN_BYTES_MAX: usize = 64 << 20;
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Of all bodies together, until their requests are answered: almost twice the largest that there can be.
+/// All bodies together, until their requests are answered: almost twice the largest possible body.
 const TOGETHER_BYTES_MAX: usize = 256 << 20;
 static TOGETHER: Semaphore = Semaphore::const_new(TOGETHER_BYTES_MAX);
-/// So much of each is not counted: for as many as there are connections it is 64 MiB, and most bodies are not larger.
+/// This much of each body is not counted. Most bodies are smaller; on all connections together it is 64 MiB at most.
 const UNCOUNTED_BYTES: usize = 16 << 10;
-/// How long a body waits until others are done.
+/// How long a body waits for the memory of others.
 const SHARE_WAIT_MAX: Duration = Duration::from_secs(10);
 const RETRY_AFTER_CROWDED_SECONDS: u32 = 1;
 
 #[derive(Clone, Copy)]
-pub(super) struct Limit {
+pub(super) struct BodyLimit {
     pub(super) bytes: u64,
     pub(super) setting: &'static str,
 }
 
-impl Limit {
+impl BodyLimit {
     fn exceeded(self) -> Problem {
         Problem::too_large(self.bytes, self.setting)
     }
 }
 
-/// A body, and its share of what all bodies may take. Keep both until the request is answered.
-pub(super) struct Held {
+/// A body, and its share of the memory for all bodies. Keep both until the request is answered.
+pub(super) struct HeldBody {
     pub(super) bytes: Bytes,
-    pub(super) share: Share,
+    pub(super) share: MemoryShare,
 }
 
-impl Deref for Held {
+impl Deref for HeldBody {
     type Target = Bytes;
 
     fn deref(&self) -> &Bytes {
@@ -58,33 +58,33 @@ impl Deref for Held {
 }
 
 #[derive(Default)]
-pub(super) struct Share(Option<SemaphorePermit<'static>>);
+pub(super) struct MemoryShare(Option<SemaphorePermit<'static>>);
 
-/// Why a body is not held.
-enum Refused {
+/// Why a body is refused.
+enum RefusedBody {
     Encoded,
     TooLarge,
     Crowded,
     Broken(axum::Error),
 }
 
-pub(super) async fn read(headers: &HeaderMap, body: Body, limit: Limit) -> Result<Held, Problem> {
+pub(super) async fn read(headers: &HeaderMap, body: Body, limit: BodyLimit) -> Result<HeldBody, Problem> {
     read_with_room(headers, body, limit, 0).await
 }
 
-/// For a body that has more in it than what is limited.
+/// `room` is for the parts of the body that the limit is not about.
 pub(super) async fn read_with_room(
     headers: &HeaderMap,
     mut body: Body,
-    limit: Limit,
+    limit: BodyLimit,
     room: u64,
-) -> Result<Held, Problem> {
+) -> Result<HeldBody, Problem> {
     let bytes_max = limit.bytes + room;
-    // Whoever asks first and says how much it is has sent nothing when it is refused, and need not.
+    // A client that sends `Expect` and a length waits for the answer first: when it is refused, no body follows.
     let nothing_comes = headers.contains_key(EXPECT) && body.size_hint().lower() > 0;
     let reading = async {
         match is_encoded(headers) {
-            true => Err(Refused::Encoded),
+            true => Err(RefusedBody::Encoded),
             false => whole(&mut body, bytes_max as usize).await,
         }
     };
@@ -95,10 +95,10 @@ pub(super) async fn read_with_room(
     };
     let problem = match read {
         Ok(held) => return Ok(held),
-        Err(Refused::Encoded) => encoded(),
-        Err(Refused::TooLarge) => limit.exceeded(),
-        Err(Refused::Crowded) => crowded(),
-        Err(Refused::Broken(error)) => {
+        Err(RefusedBody::Encoded) => encoded(),
+        Err(RefusedBody::TooLarge) => limit.exceeded(),
+        Err(RefusedBody::Crowded) => crowded(),
+        Err(RefusedBody::Broken(error)) => {
             return Err(Problem::new(
                 StatusCode::BAD_REQUEST,
                 "broken-body",
@@ -113,7 +113,7 @@ pub(super) async fn read_with_room(
     Err(problem)
 }
 
-/// What is delivered byte for byte is not unpacked, and receivers would not be told that it is packed.
+/// A payload is delivered byte for byte, and its receiver would not learn that it is compressed.
 fn is_encoded(headers: &HeaderMap) -> bool {
     headers
         .get_all(CONTENT_ENCODING)
@@ -129,37 +129,38 @@ fn encoded() -> Problem {
     )
 }
 
-async fn whole(body: &mut Body, bytes_max: usize) -> Result<Held, Refused> {
+async fn whole(body: &mut Body, bytes_max: usize) -> Result<HeldBody, RefusedBody> {
     let expected = body.size_hint().lower();
     if expected > bytes_max as u64 {
-        return Err(Refused::TooLarge);
+        return Err(RefusedBody::TooLarge);
     }
-    // All of it before any is read: bodies that grew side by side would wait for each other.
-    let mut share = Share::default();
+    // Take the whole share before reading: bodies that grow side by side would wait for each other.
+    let mut share = MemoryShare::default();
     share.grow_to(expected as usize).await?;
     let (mut chunks, mut length) = (Vec::new(), 0);
     while let Some(frame) = body.frame().await {
-        let Ok(chunk) = frame.map_err(Refused::Broken)?.into_data() else { continue };
+        let Ok(chunk) = frame.map_err(RefusedBody::Broken)?.into_data() else { continue };
         length += chunk.len();
         if length > bytes_max {
-            return Err(Refused::TooLarge);
+            return Err(RefusedBody::TooLarge);
         }
         share.grow_to(length).await?;
         chunks.push(chunk);
     }
     let bytes = if chunks.len() == 1 { chunks.remove(0) } else { chunks.concat().into() };
-    Ok(Held { bytes, share })
+    Ok(HeldBody { bytes, share })
 }
 
-impl Share {
-    async fn grow_to(&mut self, bytes: usize) -> Result<(), Refused> {
+impl MemoryShare {
+    async fn grow_to(&mut self, bytes: usize) -> Result<(), RefusedBody> {
         let counted = self.0.as_ref().map_or(0, SemaphorePermit::num_permits);
         let more = bytes.saturating_sub(UNCOUNTED_BYTES).saturating_sub(counted);
         if more == 0 {
             return Ok(());
         }
         let more = TOGETHER.acquire_many(u32::try_from(more).unwrap_or(u32::MAX));
-        let more = tokio::time::timeout(SHARE_WAIT_MAX, more).await.map_err(|_elapsed| Refused::Crowded)?;
+        let more =
+            tokio::time::timeout(SHARE_WAIT_MAX, more).await.map_err(|_elapsed| RefusedBody::Crowded)?;
         let more = more.expect("the semaphore is never closed");
         match &mut self.0 {
             Some(share) => share.merge(more),
@@ -191,7 +192,7 @@ async fn drain(mut body: Body) {
             }
         }
     };
-    // Time is up, or all is read: either way it is answered now.
+    // Answer now, whether the time is over or everything is read.
     let _ = tokio::time::timeout(DRAIN_TIME_MAX, reading).await;
 }
 
@@ -208,9 +209,9 @@ mod tests {
     use super::*;
 
     const LARGE: u64 = 60 << 20;
-    const LARGE_MAX: Limit = Limit { bytes: 64 << 20, setting: "the API" };
+    const LARGE_MAX: BodyLimit = BodyLimit { bytes: 64 << 20, setting: "the API" };
 
-    /// So many bytes will come.
+    /// Announces this many bytes and never sends them.
     struct Announced(u64);
 
     impl HttpBody for Announced {

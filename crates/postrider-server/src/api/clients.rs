@@ -1,5 +1,5 @@
-//! The connections of clients: how many there are, what each is at, which of them makes room for another, and how many
-//! requests are under way on them.
+//! The connections of clients, at most as many as the node has descriptors for, and the requests on them. When all are
+//! taken, the client that has been waiting longest is closed for a new one.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,26 +14,26 @@ use tokio_util::sync::CancellationToken;
 use super::node;
 use super::problem::Problem;
 
-/// For the head of a request, from its first byte; of a new connection from its beginning.
+/// Time for the head of a request, from its first byte; on a new connection from its beginning.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(5);
-/// Between two requests.
+/// Time between two requests.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long a newcomer waits when all others are busy, or one of them has to go.
+/// How long a new connection waits before it looks again for a client to close, or for the closed one to be gone.
 const ENTER_PAUSE: Duration = Duration::from_millis(20);
-/// How often late ones are looked for.
+/// How often clients whose time is over are closed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// A quarter of the places, and no more than this, are never held by requests under way: newcomers and probes get in.
+/// A quarter of the connections, at most this many, are kept free of requests, so that new connections and probes get in.
 const SPARE_MAX: usize = 8;
-/// How long a request waits for its turn. Then the client whose body has stood still for longest makes room, and the
-/// request waits as long again. Both together are less than [`HEAD_TIME_MAX`].
+/// How long a request waits for its turn. Then the client whose body has made no progress for longest is closed, and
+/// the request waits as long again. Both together are less than [`HEAD_TIME_MAX`].
 const TURN_PAUSE: Duration = Duration::from_secs(2);
-/// Requests may wait all the time; the log says so once in this time.
+/// The log says at most once in this time that requests wait.
 const TELL_INTERVAL: Duration = Duration::from_secs(10);
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 pub(super) struct Clients {
     max: usize,
-    /// One for each request under way but probes.
+    /// One permit for each request, except probes.
     turns: Arc<Semaphore>,
     began: Instant,
     open: Mutex<Open>,
@@ -42,15 +42,15 @@ pub(super) struct Clients {
 #[derive(Default)]
 struct Open {
     next: u64,
-    clients: HashMap<u64, Arc<State>>,
+    clients: HashMap<u64, Arc<ClientState>>,
     told_at: Option<Instant>,
 }
 
-/// What a connection is at, and since when, in milliseconds of its node: in one word, so that a request costs no lock.
-struct State {
+/// A connection's phase and the millisecond since which it lasts, in one word, so that a request takes no lock.
+struct ClientState {
     word: AtomicU64,
     cut: CancellationToken,
-    /// Cancelled when its descriptor is free again.
+    /// Cancelled when its descriptor is closed.
     gone: CancellationToken,
 }
 
@@ -58,24 +58,24 @@ struct State {
 pub(super) enum Phase {
     /// Between two requests.
     Idle = 0,
-    /// A head has begun and is not whole.
+    /// A head has begun and is not complete.
     Head = 1,
-    /// A body has begun and is not whole.
+    /// A body has begun and is not complete.
     Body = 2,
-    /// It is the node's turn, or an answer that goes on is being read.
+    /// The node works on the request, or the client reads a long answer.
     Busy = 3,
 }
 
-/// One connection, as long as it is kept.
+/// One connection. Its place is free again when this is dropped.
 pub(super) struct Client {
     clients: Weak<Clients>,
     number: u64,
     began: Instant,
-    state: Arc<State>,
+    state: Arc<ClientState>,
 }
 
 impl Clients {
-    /// Late ones are closed until it is dropped.
+    /// Clients whose time is over are closed until this is dropped.
     pub(super) fn up_to(max: usize) -> Arc<Self> {
         let turns = Arc::new(Semaphore::new(turns(max)));
         let clients = Arc::new(Self { max, turns, began: Instant::now(), open: Mutex::default() });
@@ -83,7 +83,7 @@ impl Clients {
         clients
     }
 
-    /// A place for one more, if need be that of the one which has waited longest. Waits while all are busy.
+    /// Takes a place, if need be that of the client which has waited longest. Waits while all clients are busy.
     pub(super) async fn enter(self: &Arc<Self>) -> Client {
         while self.lock().clients.len() >= self.max {
             self.make_room().await;
@@ -93,12 +93,12 @@ impl Clients {
         let number = open.next;
         open.next += 1;
         let (cut, gone) = (CancellationToken::new(), CancellationToken::new());
-        let state = Arc::new(State { word: AtomicU64::new(packed(Phase::Head, now)), cut, gone });
+        let state = Arc::new(ClientState { word: AtomicU64::new(packed(Phase::Head, now)), cut, gone });
         open.clients.insert(number, Arc::clone(&state));
         Client { clients: Arc::downgrade(self), number, began: self.began, state }
     }
 
-    /// Closes the one that has waited longest, if one waits.
+    /// Closes the client that has waited longest, unless all are busy.
     pub(super) async fn make_room(&self) {
         let closing = self.lock().close_longest(|phase| phase != Phase::Busy);
         match closing {
@@ -127,7 +127,7 @@ impl Clients {
             tracing::warn!(
                 at_once,
                 client_connections_max,
-                "Requests wait, because clients have as many under way as this node takes at once; raise the limit of open files (ulimit -n, LimitNOFILE) if this lasts"
+                "Requests wait: clients have as many under way as this node takes at once; raise the limit of open files (ulimit -n, LimitNOFILE) if this lasts"
             );
         }
     }
@@ -149,7 +149,7 @@ impl Clients {
 }
 
 impl Open {
-    /// Tells when it is gone.
+    /// The token is cancelled when its descriptor is closed.
     fn close_longest(&mut self, may_go: impl Fn(Phase) -> bool) -> Option<CancellationToken> {
         let words = self.clients.iter().map(|(number, state)| (*number, state.word.load(Relaxed)));
         let number = longest(words, may_go)?;
@@ -160,12 +160,12 @@ impl Open {
 }
 
 impl Client {
-    /// Cancelled when it has to go, and when it has gone.
+    /// Cancelled when the connection is to be closed, and when it has ended.
     pub(super) fn cut(&self) -> CancellationToken {
         self.state.cut.clone()
     }
 
-    /// For a request. While it waits, its connection is one that makes room for others.
+    /// The permit for one request. While the request waits for it, its connection may be closed for another.
     pub(super) async fn turn(&self) -> Result<OwnedSemaphorePermit, Problem> {
         let clients = self.clients.upgrade().ok_or_else(node::stopping)?;
         match Arc::clone(&clients.turns).try_acquire_owned() {
@@ -221,7 +221,7 @@ fn phase(word: u64) -> Phase {
     }
 }
 
-/// A body has a time of its own: see [`super::body`].
+/// [`super::body`] limits the time of a body.
 fn is_late(word: u64, now: u64) -> bool {
     let since = Duration::from_millis(now.saturating_sub(word >> 2));
     match phase(word) {
@@ -236,7 +236,7 @@ fn longest(words: impl Iterator<Item = (u64, u64)>, may_go: impl Fn(Phase) -> bo
     waiting.min_by_key(|(number, word)| (*word >> 2, *number)).map(|(number, _)| number)
 }
 
-/// So many requests may be under way on this many connections.
+/// How many requests may be under way on this many connections.
 fn turns(connections: usize) -> usize {
     connections.saturating_sub((connections / 4).clamp(1, SPARE_MAX)).max(1)
 }

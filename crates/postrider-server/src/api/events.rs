@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
-use axum::http::{Request, Response, StatusCode};
+use axum::extract::State;
+use axum::http::{Request, StatusCode};
 use postrider::message::JSON;
 use postrider::{NewEvent, NewMessage};
 
-use super::answers::{self, Clash, Common, Full, Named};
+use super::answers::{Clash, Common, Full, Named, WithBody};
+use super::extract::EventTypeName;
 use super::problem::Problem;
 use super::trace::SendSpan;
-use super::wanted::Envelope;
-use super::{Api, aside, event_types, messages, to_response};
+use super::wanted::MessageDocument;
+use super::{Api, Reply, aside, messages, to_response};
 use crate::view::Published;
 
 /// Publish an event: a message to every subscribed endpoint, all in one transaction. The body is the event; options are given as
-/// for a message, as headers or in one document. Nobody who wants it is not an error.
+/// for a message, as headers or in one document. No subscriber is not an error.
 #[utoipa::path(post, path = "/v1/events/{type}", operation_id = "publish_event", tag = "events",
     params(
         ("type" = String, Path),
@@ -30,14 +30,13 @@ use crate::view::Published;
         ("postrider-ordering-key" = Option<String>, Header, description = "Messages of one key go one after the other"),
         ("postrider-options" = Option<String>, Header, description = "Overrides for these messages, as JSON"),
     ),
-    request_body(content((Value = "application/json"), (Envelope = "application/vnd.postrider+json"))),
-    responses((status = 202, description = "How many messages it made", body = Published), Common, Named, answers::Body, Clash, Full))]
+    request_body(content((Value = "application/json"), (MessageDocument = "application/vnd.postrider+json"))),
+    responses((status = 202, description = "How many messages it made", body = Published), Common, Named, WithBody, Clash, Full))]
 pub(super) async fn publish(
     State(api): State<Arc<Api>>,
-    event_type: Result<Path<String>, PathRejection>,
+    EventTypeName(event_type): EventTypeName,
     request: Request<Body>,
-) -> Result<Response<Body>, Problem> {
-    let event_type = event_types::name(event_type)?;
+) -> Reply {
     let (mut message, headers, _share) = messages::read(&api, String::new(), request).await?;
     let span = SendSpan::of_event(api.tracer.as_ref(), &event_type, &headers, &mut message);
     let event = event(event_type, message)?;

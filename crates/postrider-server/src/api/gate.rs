@@ -1,4 +1,4 @@
-//! Who may speak to the API: whoever has a token, and as long as there is none, this machine by a loopback name. A page
+//! Which requests are let in: those with a token; while the store has no tokens, those from this machine by a loopback name. A page
 //! in a browser that rebinds its own name to 127.0.0.1 sends that name as Host, and other sites send their Origin.
 
 use std::net::{IpAddr, SocketAddr};
@@ -10,8 +10,8 @@ use postrider::store::{Keyring, Scope, TokenKey};
 use tokio_util::sync::CancellationToken;
 
 use super::authority::{self, Viewer};
-use super::keys::{Keys, Pass};
 use super::problem::Problem;
+use super::token_cache::{Pass, TokenCache};
 
 /// What a load balancer asks; the answers say nothing about messages.
 const OPEN: [&str; 2] = ["/livez", "/readyz"];
@@ -19,18 +19,18 @@ const OPEN: [&str; 2] = ["/livez", "/readyz"];
 /// What proxies say of those whom they speak for.
 const FORWARDED: [&str; 4] = ["forwarded", "x-forwarded-for", "x-real-ip", "via"];
 
-/// Whose answer goes on until somebody ends it.
+/// The route whose answer lasts until the client or the node ends it.
 const LONG: &str = "/v1/tail";
 
-pub(crate) struct Gate {
-    keys: Arc<Keys>,
+pub(crate) struct ApiGate {
+    keys: Arc<TokenCache>,
     /// Other machines reach this one; without a token none of them gets in.
     is_public: bool,
 }
 
-impl Gate {
+impl ApiGate {
     pub(crate) fn new(keyring: Arc<dyn Keyring>, keys: Vec<TokenKey>, listens: SocketAddr) -> Self {
-        Self { keys: Arc::new(Keys::new(keyring, keys)), is_public: !listens.ip().is_loopback() }
+        Self { keys: Arc::new(TokenCache::new(keyring, keys)), is_public: !listens.ip().is_loopback() }
     }
 
     /// Lets a request of a connection in, with the name of its sender's scope on it.
@@ -112,7 +112,7 @@ fn check<B>(request: &Request<B>) -> Result<(), Problem> {
 fn refuse_forwarded(headers: &HeaderMap) -> Result<(), Problem> {
     match FORWARDED.into_iter().find(|name| headers.contains_key(*name)) {
         Some(name) => Err(refused(&format!(
-            "{name} says that a proxy sent this for somebody else; `postrider token create` makes the token that is needed then"
+            "{name} says that a proxy forwarded this request; `postrider token create` makes the token that is needed then"
         ))),
         None => Ok(()),
     }

@@ -1,4 +1,4 @@
-//! The largest payload and batch, remembered for a moment: a setting is not worth a query per request.
+//! The limits of payloads and batches, cached for a second: not every request queries the settings.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use postrider::{Operate, StoreError};
 const FRESH: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
-pub(super) struct Limits(Mutex<Option<Known>>);
+pub(super) struct Limits(Mutex<Option<KnownLimits>>);
 
 #[derive(Clone, Copy)]
-struct Known {
+struct KnownLimits {
     max_payload_bytes: u64,
     max_batch_messages: u64,
     until: Instant,
@@ -27,12 +27,12 @@ impl Limits {
         Ok(self.known(operate).await?.max_batch_messages)
     }
 
-    async fn known(&self, operate: &dyn Operate) -> Result<Known, StoreError> {
+    async fn known(&self, operate: &dyn Operate) -> Result<KnownLimits, StoreError> {
         if let Some(known) = self.fresh() {
             return Ok(known);
         }
         let settings = operate.settings().await?;
-        let known = Known {
+        let known = KnownLimits {
             max_payload_bytes: settings.max_payload_bytes,
             max_batch_messages: settings.max_batch_messages,
             until: Instant::now() + FRESH,
@@ -41,11 +41,11 @@ impl Limits {
         Ok(known)
     }
 
-    fn fresh(&self) -> Option<Known> {
+    fn fresh(&self) -> Option<KnownLimits> {
         self.lock().filter(|known| Instant::now() < known.until)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Known>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<KnownLimits>> {
         self.0.lock().expect("nothing panics while it holds a few numbers")
     }
 }

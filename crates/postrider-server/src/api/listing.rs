@@ -1,25 +1,20 @@
 //! Messages, whatever has become of them.
 
-use std::sync::Arc;
+use axum::http::Uri;
+use postrider::store::{ListedMessage, MessageFilter};
+use postrider::{MessageId, State};
 
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::{Response, Uri};
-use postrider::store::MessageFilter;
-use postrider::{MessageId, State as MessageState};
-
-use super::Api;
 use super::answers::{Common, Named};
+use super::extract::Operator;
 use super::page::{Page, Params};
 use super::problem::Problem;
-use crate::cursor;
-use crate::view::{ListedMessageView, schemas};
+use crate::{cursor, send_values};
 
 /// List messages, newest first. A page looks at a bounded number of messages, so where few match it may have fewer items
 /// than asked for, or none: what counts is `next`.
 #[utoipa::path(get, path = "/v1/messages", operation_id = "list_messages", tag = "messages",
     params(
-        ("state" = inline(Option<StateChoice>), Query),
+        ("state" = Option<State>, Query),
         ("endpoint" = Option<String>, Query),
         ("ordering_key" = Option<String>, Query),
         ("event_type" = Option<String>, Query),
@@ -29,54 +24,28 @@ use crate::view::{ListedMessageView, schemas};
         ("limit" = Option<u16>, Query, minimum = 1, maximum = 1000),
         ("cursor" = Option<String>, Query),
     ),
-    responses((status = 200, description = "A page", body = Page<ListedMessageView>), Common, Named))]
-pub(super) async fn list(State(api): State<Arc<Api>>, uri: Uri) -> Result<Response<Body>, Problem> {
-    let page = api.operate.messages(filter(&uri)?).await?;
-    let items = page.items.into_iter().map(ListedMessageView::from).collect();
-    Ok(Page { items, next: page.next.map(cursor::written) }.into_response())
+    responses((status = 200, description = "A page", body = Page<ListedMessage>), Common, Named))]
+pub(super) async fn list(operate: Operator, uri: Uri) -> Result<Page<ListedMessage>, Problem> {
+    let page = operate.messages(filter(&uri)?).await?;
+    Ok(Page { items: page.items, next: page.next.map(cursor::written) })
 }
 
+#[rustfmt::skip]
 const KNOWN: [&str; 9] = [
-    "state",
-    "endpoint",
-    "ordering_key",
-    "event_type",
-    "correlation_id",
-    "created_after",
-    "created_before",
-    "limit",
-    "cursor",
+    "state", "endpoint", "ordering_key", "event_type", "correlation_id", "created_after", "created_before", "limit", "cursor",
 ];
 
 fn filter(uri: &Uri) -> Result<MessageFilter, Problem> {
     let mut params = Params::parse(uri, &KNOWN)?;
     Ok(MessageFilter {
-        state: state(&mut params)?,
+        state: params.read("state", send_values::state)?,
         endpoint: params.text("endpoint"),
         ordering_key: params.text("ordering_key"),
         event_type: params.text("event_type"),
         correlation_id: params.value("correlation_id", "must be a UUID")?,
-        created_after: params.time("created_after")?,
-        created_before: params.time("created_before")?,
+        created_after: params.read("created_after", send_values::timestamp)?,
+        created_before: params.read("created_before", send_values::timestamp)?,
         limit: params.limit()?,
         before: params.cursor()?.map(MessageId),
     })
 }
-
-pub(super) fn state(params: &mut Params) -> Result<Option<MessageState>, Problem> {
-    let Some(name) = params.text("state") else { return Ok(None) };
-    let known: Vec<&str> = MessageState::ALL.iter().map(|state| state.as_str()).collect();
-    let found = MessageState::from_name(&name);
-    found.map(Some).ok_or_else(|| Problem::invalid("state", format!("must be one of {}", known.join(", "))))
-}
-
-/// Stands for the states in the description of a parameter.
-pub(super) struct StateChoice;
-
-impl utoipa::PartialSchema for StateChoice {
-    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
-        schemas::state().into()
-    }
-}
-
-impl utoipa::ToSchema for StateChoice {}

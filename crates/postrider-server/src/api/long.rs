@@ -1,5 +1,5 @@
-//! Answers that go on until somebody ends them: how many there may be, and how they end. Whoever stopped reading holds
-//! an answer back, and it cannot be ended from inside; then its connection is cut.
+//! Long answers, which last until the client or the node ends them: how many there may be, and how they end. When a
+//! client has stopped reading, its answer cannot be ended; then its connection is closed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use postrider::store::NodeLimits;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use super::keys::Pass;
 use super::problem::Problem;
+use super::token_cache::Pass;
 
-/// On one node, and at most a quarter of its client connections: each keeps one, and is told of everything that happens.
+/// On one node, and at most a quarter of its client connections: each occupies one, and gets every event.
 const PLACES_MAX: usize = 64;
-/// A token may be revoked while its reader reads; a second is promised.
+/// How often a reader's token is checked: a revoked one is refused within a second.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
-/// How long a reader has to see the end of its answer.
+/// How long a reader has to read the end of its answer.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
-/// Readers stay for long; asking more often than this helps nobody.
+/// Readers stay for long; asking more often does not help.
 const RETRY_AFTER_SECONDS: u32 = 5;
 
 pub(super) struct LongAnswers {
@@ -27,8 +27,8 @@ pub(super) struct LongAnswers {
     stop: CancellationToken,
 }
 
-/// One of the places, as long as it is kept.
-pub(super) struct Place {
+/// One long answer. Its place is free again when this is dropped.
+pub(super) struct LongAnswer {
     over: CancellationToken,
     _permit: OwnedSemaphorePermit,
 }
@@ -40,24 +40,24 @@ impl LongAnswers {
         Self { max, places: Arc::new(Semaphore::new(max)), stop }
     }
 
-    pub(super) fn begin(&self, pass: Option<Pass>) -> Result<Place, Problem> {
+    pub(super) fn begin(&self, pass: Option<Pass>) -> Result<LongAnswer, Problem> {
         let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|_| too_many(self.max))?;
         let over = self.stop.child_token();
         if let Some(pass) = pass {
             tokio::spawn(watch(pass, over.clone()));
         }
-        Ok(Place { over, _permit: permit })
+        Ok(LongAnswer { over, _permit: permit })
     }
 }
 
-impl Place {
-    /// The node stops, or the reader would not be let in any more.
+impl LongAnswer {
+    /// Returns when the node stops, or when the token of the reader was revoked.
     pub(super) async fn over(&self) {
         self.over.cancelled().await;
     }
 }
 
-/// Until the connection is gone, which takes its answer along.
+/// Watches until the connection has ended; its answer ends with it.
 async fn watch(pass: Pass, over: CancellationToken) {
     let connection = pass.connection.clone();
     let watching = async {
@@ -74,7 +74,7 @@ async fn watch(pass: Pass, over: CancellationToken) {
 
 fn too_many(max: usize) -> Problem {
     Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-tails", "Too many tails are open")
-        .detail(format!("this node has places for {max}; end one that nobody reads"))
+        .detail(format!("this node has places for {max}; end one that is not read"))
         .retry_after(RETRY_AFTER_SECONDS)
 }
 
@@ -83,7 +83,7 @@ mod tests {
     use std::net::SocketAddr;
 
     use postrider::endpoint::EndpointId;
-    use postrider::engine::{Event, Happening, Trial};
+    use postrider::engine::{EngineEvent, EngineEventKind, TestDelivery};
     use postrider::store::sqlite::SqliteOptions;
     use postrider::store::{Keyring, NewToken, Scope, Tokens};
     use postrider::{Endpoint, MessageId, NewMessage, SqliteStore, State};
@@ -92,32 +92,32 @@ mod tests {
     use tokio::sync::broadcast;
     use tokio::task::JoinHandle;
 
-    use super::super::{Api, Gate, Node, router, serve};
+    use super::super::{Api, ApiGate, NodeHandle, router, serve};
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(30);
     const EVENTS_KEPT: usize = 64;
 
-    /// A node where what happens is made up.
-    struct Noisy(broadcast::Sender<Event>);
+    /// A node whose events the test makes up.
+    struct Noisy(broadcast::Sender<EngineEvent>);
 
-    impl Node for Noisy {
+    impl NodeHandle for Noisy {
         fn is_progressing(&self) -> bool {
             true
         }
-        fn events(&self) -> Option<broadcast::Receiver<Event>> {
+        fn events(&self) -> Option<broadcast::Receiver<EngineEvent>> {
             Some(self.0.subscribe())
         }
         fn limits(&self) -> Option<NodeLimits> {
             None
         }
-        fn trial(&self, _: Endpoint, _: NewMessage, _: usize) -> Option<Trial> {
+        fn test_delivery(&self, _: Endpoint, _: NewMessage, _: usize) -> Option<TestDelivery> {
             None
         }
     }
 
     struct Served {
-        happenings: broadcast::Sender<Event>,
+        happenings: broadcast::Sender<EngineEvent>,
         store: Arc<SqliteStore>,
         address: SocketAddr,
         stop: CancellationToken,
@@ -131,7 +131,7 @@ mod tests {
         let (store, happenings) = (Arc::new(store), broadcast::Sender::new(EVENTS_KEPT));
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let (address, stop) = (listener.local_addr().expect("an address"), CancellationToken::new());
-        let gate = Gate::new(Arc::clone(&store) as Arc<dyn Keyring>, Vec::new(), address);
+        let gate = ApiGate::new(Arc::clone(&store) as Arc<dyn Keyring>, Vec::new(), address);
         let api = Api::new(Arc::clone(&store) as _, Arc::new(Noisy(happenings.clone())), None, stop.clone());
         let serving =
             tokio::spawn(serve(listener, router(api), gate, 64, stop.clone(), CancellationToken::new()));
@@ -174,12 +174,12 @@ mod tests {
         tokio::time::timeout(within, asking).await.is_ok()
     }
 
-    fn large() -> Event {
-        Event {
+    fn large() -> EngineEvent {
+        EngineEvent {
             at: jiff::Timestamp::UNIX_EPOCH,
             endpoint: EndpointId(1),
             endpoint_name: "x".repeat(100_000).into(),
-            happening: Happening::Lost { message: MessageId(1), state: State::Pending },
+            kind: EngineEventKind::Lost { message: MessageId(1), state: State::Pending },
         }
     }
 

@@ -2,26 +2,27 @@
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::body::Body;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
-use axum::http::{Request, Response, StatusCode};
+use axum::extract::{FromRequest, State};
+use axum::http::{Request, StatusCode};
+use axum::response::{IntoResponse, NoContent};
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap};
-use postrider::{MessageId, NewMessage, StoreError};
-use serde::Serialize;
+use jiff::Timestamp;
+use postrider::{MessageId, NewMessage, Sent};
 use utoipa::ToSchema;
 
-use super::answers::{self, Clash, Common, Full, Named};
+use super::answers::{Clash, Common, Full, Named, WithBody};
 use super::authority::Viewer;
-use super::body::{self, Held, Limit, Share};
-use super::endpoints::endpoint_name;
-use super::fields::Fields;
+use super::body::{self, BodyLimit, HeldBody, MemoryShare};
+use super::extract::{Action, EndpointName, FromBody, JsonBody, MessageNumber, Operator};
 use super::problem::Problem;
 use super::trace::SendSpan;
-use super::wanted::{Envelope, Reschedule};
-use super::{Api, aside, fields, json_response, no_content, send_options, unknown_route, wrong_method};
-use crate::view::{self, MessageView};
+use super::wanted::MessageDocument;
+use super::{Api, Reply, aside, json_response, send_options};
+use crate::fields::{self, BadDocument, JsonFields};
+use crate::view::MessageView;
 use crate::{envelope, send_values};
 
 const ENVELOPE: &str = "application/vnd.postrider+json";
@@ -44,14 +45,14 @@ const ENVELOPE_BYTES_EXTRA: u64 = 2 << 20;
         ("postrider-event-type" = Option<String>, Header),
         ("postrider-options" = Option<String>, Header, description = "Overrides for this message, as JSON"),
     ),
-    request_body(content((Value = "application/json"), (Envelope = "application/vnd.postrider+json"), (String = "text/plain"))),
-    responses((status = 202, description = "It is queued, or was already", body = Sent), Common, Named, answers::Body, Clash, Full))]
+    request_body(content((Value = "application/json"), (MessageDocument = "application/vnd.postrider+json"), (String = "text/plain"))),
+    responses((status = 202, description = "It is queued, or was already", body = Sent), Common, Named, WithBody, Clash, Full))]
 pub(super) async fn send(
     State(api): State<Arc<Api>>,
-    name: Result<Path<String>, PathRejection>,
+    EndpointName(name): EndpointName,
     request: Request<Body>,
-) -> Result<Response<Body>, Problem> {
-    let (mut message, headers, _share) = read(&api, endpoint_name(name)?, request).await?;
+) -> Reply {
+    let (mut message, headers, _share) = read(&api, name, request).await?;
     let span = SendSpan::begin(api.tracer.as_ref(), &headers, &mut message);
     let operate = Arc::clone(&api.operate);
     let sent = aside::run(message.payload.len(), async move { operate.send(message).await }).await;
@@ -66,15 +67,15 @@ pub(super) async fn read(
     api: &Api,
     endpoint: String,
     request: Request<Body>,
-) -> Result<(NewMessage, HeaderMap, Share), Problem> {
+) -> Result<(NewMessage, HeaderMap, MemoryShare), Problem> {
     let max_payload_bytes = api.limits.max_payload_bytes(&*api.operate).await?;
     let (parts, body) = request.into_parts();
     let content_type = content_type(&parts.headers)?;
     let is_envelope = content_type.is_some_and(is_envelope);
     // In base64 a payload is longer by a third.
     let room = if is_envelope { max_payload_bytes / 3 + ENVELOPE_BYTES_EXTRA } else { 0 };
-    let limit = Limit { bytes: max_payload_bytes, setting: "max_payload_bytes" };
-    let Held { bytes: body, share } = body::read_with_room(&parts.headers, body, limit, room).await?;
+    let limit = BodyLimit { bytes: max_payload_bytes, setting: "max_payload_bytes" };
+    let HeldBody { bytes: body, share } = body::read_with_room(&parts.headers, body, limit, room).await?;
     let message = if is_envelope {
         send_options::refuse_headers(&parts.headers, "the body's options")?;
         aside::run(body.len(), async move { envelope::message(endpoint, &body) }).await?
@@ -84,25 +85,16 @@ pub(super) async fn read(
     Ok((message, parts.headers, share))
 }
 
-/// What became of a send.
-#[derive(Serialize, ToSchema)]
-pub(super) struct Sent {
-    pub(super) id: i64,
-    /// The idempotency key was taken by a message with the same payload: this one.
-    pub(super) duplicate: bool,
-}
-
 /// A message's whole story, wherever it is now.
 #[utoipa::path(get, path = "/v1/messages/{id}", operation_id = "show_message", tag = "messages",
     params(("id" = i64, Path)),
     responses((status = 200, description = "The message", body = MessageView), Common, Named))]
 pub(super) async fn show(
-    State(api): State<Arc<Api>>,
+    operate: Operator,
     viewer: Viewer,
-    id: Result<Path<String>, PathRejection>,
-) -> Result<Response<Body>, Problem> {
-    let story = api.operate.story(message_id(&path_text(id))?).await?;
-    Ok(json_response(StatusCode::OK, view::story(&viewer.story(story))))
+    MessageNumber(id): MessageNumber,
+) -> Result<Json<MessageView>, Problem> {
+    Ok(Json(viewer.story(operate.story(MessageId(id)).await?)))
 }
 
 /// Cancel a pending message.
@@ -110,60 +102,58 @@ pub(super) async fn show(
     params(("id" = i64, Path)),
     responses((status = 204, description = "It is cancelled"), Common, Named, Clash))]
 pub(super) async fn cancel(
-    State(api): State<Arc<Api>>,
-    id: Result<Path<String>, PathRejection>,
-) -> Result<Response<Body>, Problem> {
-    api.operate.cancel(message_id(&path_text(id))?).await?;
-    Ok(no_content())
+    operate: Operator,
+    MessageNumber(id): MessageNumber,
+) -> Result<NoContent, Problem> {
+    operate.cancel(MessageId(id)).await?;
+    Ok(NoContent)
 }
 
-/// `POST /v1/messages/{id}:…`: the router knows whole segments only.
-pub(super) async fn act(
-    State(api): State<Arc<Api>>,
-    id: Result<Path<String>, PathRejection>,
-    request: Request<Body>,
-) -> Result<Response<Body>, Problem> {
-    let text = path_text(id);
-    match text.split_once(':') {
-        Some((id, "reschedule")) => reschedule(&api, message_id(id)?, request).await,
-        Some((id, "erase")) => erase(&api, message_id(id)?).await,
-        Some(_) => Err(unknown_route(request.uri().clone()).await),
-        None => Err(wrong_method(request.method().clone(), request.uri().clone()).await),
+/// `POST /v1/messages/{id}:…`
+pub(super) async fn act(operate: Operator, action: Action, request: Request<Body>) -> Reply {
+    let done = match action.name() {
+        "reschedule" => reschedule(&operate, (&action).try_into()?, request).await?,
+        "erase" => erase(&operate, (&action).try_into()?).await?,
+        _ => return Err(action.unknown().await),
+    };
+    Ok(done.into_response())
+}
+
+/// When a message is due.
+#[derive(ToSchema)]
+pub(super) struct Reschedule {
+    at: Timestamp,
+}
+
+impl FromBody for Reschedule {
+    fn from_body(body: &[u8]) -> Result<Self, BadDocument> {
+        let mut body = JsonFields::read(body)?;
+        fields::known(body.keys(), &["at"])?;
+        Ok(Self { at: send_values::timestamp("at", &fields::text(&mut body, "at")?)? })
     }
 }
 
 /// Set when a pending message is tried next.
 #[utoipa::path(post, path = "/v1/messages/{id}:reschedule", operation_id = "reschedule_message", tag = "messages",
     params(("id" = i64, Path)), request_body = Reschedule,
-    responses((status = 204, description = "It is due then"), Common, Named, answers::Body, Clash))]
-async fn reschedule(api: &Api, id: MessageId, request: Request<Body>) -> Result<Response<Body>, Problem> {
-    let (parts, body) = request.into_parts();
-    let mut body = Fields::read(&body::read(&parts.headers, body, body::SMALL_MAX).await?)?;
-    let at = fields::known(body.keys(), &["at"])
-        .and_then(|()| fields::string("at", fields::required("at", body.remove("at"))?))
-        .and_then(|at| send_values::timestamp("at", &at))
-        .map_err(StoreError::from)?;
-    api.operate.reschedule(id, at).await?;
-    Ok(no_content())
+    responses((status = 204, description = "It is due then"), Common, Named, WithBody, Clash))]
+async fn reschedule(
+    operate: &Operator,
+    MessageNumber(id): MessageNumber,
+    request: Request<Body>,
+) -> Result<NoContent, Problem> {
+    let JsonBody(Reschedule { at }) = JsonBody::from_request(request, &()).await?;
+    operate.reschedule(MessageId(id), at).await?;
+    Ok(NoContent)
 }
 
 /// Remove a message's payload and headers wherever it is; the record stays. A pending one is cancelled as well.
 #[utoipa::path(post, path = "/v1/messages/{id}:erase", operation_id = "erase_message", tag = "messages",
     params(("id" = i64, Path)),
     responses((status = 204, description = "Its content is gone"), Common, Named, Clash))]
-async fn erase(api: &Api, id: MessageId) -> Result<Response<Body>, Problem> {
-    api.operate.erase(id).await?;
-    Ok(no_content())
-}
-
-/// What is not text names nothing.
-pub(super) fn path_text(path: Result<Path<String>, PathRejection>) -> String {
-    path.map(|Path(text)| text).unwrap_or_default()
-}
-
-fn message_id(text: &str) -> Result<MessageId, StoreError> {
-    let unknown = |_| StoreError::Unknown { what: "message", name: text.to_owned() };
-    text.parse().map(MessageId).map_err(unknown)
+async fn erase(operate: &Operator, MessageNumber(id): MessageNumber) -> Result<NoContent, Problem> {
+    operate.erase(MessageId(id)).await?;
+    Ok(NoContent)
 }
 
 /// The body is the payload, byte for byte; options are in headers.

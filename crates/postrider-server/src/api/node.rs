@@ -1,21 +1,26 @@
 //! What the API needs of the node it is part of.
 
 use postrider::endpoint::Endpoint;
-use postrider::engine::{Event, Trial};
+use postrider::engine::{EngineEvent, TestDelivery};
 use postrider::store::NodeLimits;
 use postrider::{NewMessage, StoreError};
 use tokio::sync::broadcast::Receiver;
 
 /// A running engine; None before it has started and once it has stopped.
-pub(crate) trait Node: Send + Sync + 'static {
+pub(crate) trait NodeHandle: Send + Sync + 'static {
     fn is_progressing(&self) -> bool;
     /// What keeps it from starting.
     fn waits_for(&self) -> Option<String> {
         None
     }
-    fn events(&self) -> Option<Receiver<Event>>;
+    fn events(&self) -> Option<Receiver<EngineEvent>>;
     fn limits(&self) -> Option<NodeLimits>;
-    fn trial(&self, endpoint: Endpoint, message: NewMessage, body_bytes_max: usize) -> Option<Trial>;
+    fn test_delivery(
+        &self,
+        endpoint: Endpoint,
+        message: NewMessage,
+        body_bytes_max: usize,
+    ) -> Option<TestDelivery>;
 }
 
 pub(super) fn stopping() -> StoreError {
@@ -29,17 +34,17 @@ pub(crate) mod tests {
     /// A node whose engine has stopped.
     pub(crate) struct Stopped;
 
-    impl Node for Stopped {
+    impl NodeHandle for Stopped {
         fn is_progressing(&self) -> bool {
             false
         }
-        fn events(&self) -> Option<Receiver<Event>> {
+        fn events(&self) -> Option<Receiver<EngineEvent>> {
             None
         }
         fn limits(&self) -> Option<NodeLimits> {
             None
         }
-        fn trial(&self, _: Endpoint, _: NewMessage, _: usize) -> Option<Trial> {
+        fn test_delivery(&self, _: Endpoint, _: NewMessage, _: usize) -> Option<TestDelivery> {
             None
         }
     }

@@ -1,49 +1,60 @@
-//! What a list is asked by, and how it answers.
+//! The parameters of a request, and the pages of a list.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
 use axum::body::Body;
-use axum::extract::Query;
+use axum::extract::{FromRequestParts, Query};
+use axum::http::request::Parts;
 use axum::http::{Response, StatusCode, Uri};
-use jiff::Timestamp;
+use axum::response::IntoResponse;
 use postrider::{Invalid, StoreError};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::problem::Problem;
 use super::to_response;
-use crate::{cursor, send_values};
+use crate::cursor;
+pub(super) use crate::view::Page;
 
 const PAGE_DEFAULT: usize = 100;
 pub(crate) const PAGE_MAX: usize = 1000;
 
-/// A page of a list.
-#[derive(Serialize, ToSchema)]
-pub(super) struct Page<T: ToSchema> {
-    pub(super) items: Vec<T>,
-    /// The `cursor` of the next page; null on the last one.
-    #[schema(required)]
-    pub(super) next: Option<String>,
+impl<T: ToSchema + Serialize> IntoResponse for Page<T> {
+    fn into_response(self) -> Response<Body> {
+        to_response(StatusCode::OK, &self)
+    }
 }
 
-impl<T: ToSchema + Serialize> Page<T> {
-    /// One more than asked for was found when there is a next page.
-    pub(super) fn of<F, C: Display>(
-        mut found: Vec<F>,
-        limit: usize,
-        place: impl FnOnce(&F) -> C,
-        view: impl FnMut(F) -> T,
-    ) -> Self {
-        let more = found.len() > limit;
-        found.truncate(limit);
-        let next = found.last().filter(|_| more).map(|last| cursor::written(place(last)));
-        Self { items: found.into_iter().map(view).collect(), next }
+/// Which page of a list: `limit` and `cursor`, and no other parameter.
+pub(super) struct Paging<C> {
+    limit: usize,
+    /// The cursor, read.
+    pub(super) from: Option<C>,
+}
+
+impl<C: FromStr, S: Sync> FromRequestParts<S> for Paging<C> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let mut params = Params::parse(&parts.uri, &["limit", "cursor"])?;
+        Ok(Self { limit: params.limit()?, from: params.cursor()? })
+    }
+}
+
+impl<C> Paging<C> {
+    /// How many rows to ask the store for: one more than the page has tells whether there is a next page.
+    pub(super) fn rows(&self) -> usize {
+        self.limit + 1
     }
 
-    pub(super) fn into_response(self) -> Response<Body> {
-        to_response(StatusCode::OK, &self)
+    pub(super) fn page<T: ToSchema, P: Display>(
+        self,
+        items: Vec<T>,
+        position: impl FnOnce(&T) -> P,
+    ) -> Page<T> {
+        Page::of(items, self.limit, position)
     }
 }
 
@@ -70,14 +81,17 @@ impl Params {
         self.0.remove(name)
     }
 
-    /// A value that has a type of its own.
     pub(super) fn value<T: FromStr>(&mut self, name: &str, rule: &str) -> Result<Option<T>, Problem> {
         self.text(name).map(|text| text.parse().map_err(|_| Problem::invalid(name, rule))).transpose()
     }
 
-    pub(super) fn time(&mut self, name: &str) -> Result<Option<Timestamp>, Problem> {
-        let time = |text: String| send_values::timestamp(name, &text).map_err(StoreError::from);
-        Ok(self.text(name).map(time).transpose()?)
+    /// A value as [`crate::send_values`] reads it.
+    pub(super) fn read<T>(
+        &mut self,
+        name: &str,
+        read: impl FnOnce(&str, &str) -> Result<T, Invalid>,
+    ) -> Result<Option<T>, Problem> {
+        Ok(self.text(name).map(|text| read(name, &text)).transpose().map_err(StoreError::from)?)
     }
 
     pub(super) fn limit(&mut self) -> Result<usize, Problem> {

@@ -9,7 +9,7 @@ use postrider::{Invalid, StoreError};
 use crate::fields::BadDocument;
 use crate::view::ProblemView;
 
-/// A full queue drains in seconds or not at all; asking more often than this helps nobody.
+/// A full queue drains in seconds or not at all; asking more often does not help.
 const RETRY_AFTER_FULL_SECONDS: u32 = 5;
 const RETRY_AFTER_UNAVAILABLE_SECONDS: u32 = 1;
 
@@ -149,7 +149,7 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response<Body> {
         let document = serde_json::to_vec(&self.document).expect("a problem becomes JSON");
         let mut response = Response::new(Body::from(document));
-        let status = StatusCode::from_u16(self.document.status).expect("a status of its own");
+        let status = StatusCode::from_u16(self.document.status).expect("problems have valid statuses");
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));

@@ -22,20 +22,20 @@ use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
 use super::clients::{Client, Clients, Phase};
-use super::gate::{Gate, is_probe};
+use super::gate::{ApiGate, is_probe};
 use super::wire::Wire;
 
-/// A machine without descriptors refuses many connections a second, and says so once in this time.
+/// Without free descriptors many accepts fail a second; the log says so once in this time.
 const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long a connection may take to ask or to read, when nothing else keeps the node from ending.
+/// At the end of a stop: how long a client has to complete its request, or to read its answer.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Accepts until `stop`, then lets the requests under way finish. From `drained` on, only those that have come whole.
+/// Accepts until `stop`, then lets the requests under way finish; after `drained` only those that have arrived completely.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
-    gate: Gate,
+    gate: ApiGate,
     connections_max: usize,
     stop: CancellationToken,
     drained: CancellationToken,
@@ -76,7 +76,7 @@ async fn next(
 async fn connection(
     stream: TcpStream,
     router: Router,
-    gate: Arc<Gate>,
+    gate: Arc<ApiGate>,
     (stop, drained): (CancellationToken, CancellationToken),
     client: Client,
 ) {
@@ -90,7 +90,7 @@ async fn connection(
     let wire = TokioIo::new(Wire::new(stream, Arc::clone(&client)));
     let connection = http1::Builder::new().header_read_timeout(None).serve_connection(wire, service);
     tokio::pin!(connection);
-    // Whoever watches it is told that it has ended.
+    // Watchers of a long answer learn by this that the connection has ended.
     let cut = client.cut();
     let _ended = cut.clone().drop_guard();
     let ended = cut.run_until_cancelled(async {
@@ -110,7 +110,7 @@ async fn connection(
     }
 }
 
-/// Ends when nobody need wait for the connection any more.
+/// Ends when the stop need not wait for this connection any more.
 async fn last_words(drained: &CancellationToken, client: &Client) {
     drained.cancelled().await;
     tokio::time::sleep(LAST_WORDS).await;
@@ -119,10 +119,10 @@ async fn last_words(drained: &CancellationToken, client: &Client) {
     }
 }
 
-/// The gate stands here and not in a layer: it costs no boxed future on the way of every send.
+/// The gate is called here and not in a layer, which would cost every send a boxed future.
 async fn respond(
     mut router: Router,
-    gate: Arc<Gate>,
+    gate: Arc<ApiGate>,
     client: Arc<Client>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
@@ -140,27 +140,28 @@ async fn respond(
     client.is_at(if request.body().is_end_stream() { Phase::Busy } else { Phase::Body });
     let answer = match gate.admit(&mut request, client.cut()).await {
         Ok(()) => {
-            let tells = |body| Body::new(TellsItsEnd { body, client: Arc::clone(&client) });
-            router.call(request.map(tells)).await
+            let noted = |body| Body::new(WatchedBody { body, client: Arc::clone(&client) });
+            router.call(request.map(noted)).await
         }
         Err(problem) => Ok(problem.into_response()),
     };
-    // An answer of a known size is written at once, unless nobody reads it.
+    // An answer of a known size is written at once, unless the client does not read.
     if answer.as_ref().is_ok_and(|answer| answer.body().size_hint().exact().is_none()) {
         client.is_at(Phase::Busy);
-        return answer.map(|answer| answer.map(|body| Body::new(GoesOn { body, client, _turn: turn })));
+        return answer
+            .map(|answer| answer.map(|body| Body::new(LongAnswerBody { body, client, _turn: turn })));
     }
     client.is_at(Phase::Idle);
     answer
 }
 
-/// The body of a request. When all of it is here, it is the node's turn.
-struct TellsItsEnd {
+/// The body of a request. Notes when it has arrived completely.
+struct WatchedBody {
     body: Incoming,
     client: Arc<Client>,
 }
 
-impl HttpBody for TellsItsEnd {
+impl HttpBody for WatchedBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -186,14 +187,14 @@ impl HttpBody for TellsItsEnd {
     }
 }
 
-/// The body of an answer that goes on. Its client is busy until it ends.
-struct GoesOn {
+/// The body of a long answer. Its client is busy until it ends.
+struct LongAnswerBody {
     body: Body,
     client: Arc<Client>,
     _turn: Option<OwnedSemaphorePermit>,
 }
 
-impl HttpBody for GoesOn {
+impl HttpBody for LongAnswerBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -213,7 +214,7 @@ impl HttpBody for GoesOn {
     }
 }
 
-impl Drop for GoesOn {
+impl Drop for LongAnswerBody {
     fn drop(&mut self) {
         self.client.is_at(Phase::Idle);
     }

@@ -2,81 +2,80 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
+use axum::Json;
 use axum::extract::State;
-use axum::http::{Request, Response, StatusCode, Uri};
+use axum::response::NoContent;
+use postrider::Invalid;
 use postrider::message::NodeId;
-use postrider::store::StoreStatus;
-use postrider::{Invalid, StoreError};
+use postrider::store::{EventRecord, NodeRecord, StoreStatus};
+use utoipa::ToSchema;
 
-use super::answers::{self, Common, Named};
-use super::fields::Fields;
-use super::page::{Page, Params};
+use super::Api;
+use super::answers::{Common, Named, WithBody};
+use super::extract::{FromBody, JsonBody, Operator};
+use super::page::{Page, Paging};
 use super::problem::Problem;
-use super::wanted::Pause;
-use super::{Api, body, fields, no_content, to_response};
-use crate::view::{EventView, NodeView, StatusView};
+use crate::fields::{self, BadDocument, JsonFields};
 
 const REASON_CHARACTERS_MAX: usize = 1000;
 
 /// What is queued, and how the endpoints are.
 #[utoipa::path(get, path = "/v1/status", operation_id = "show_status", tag = "system",
-    responses((status = 200, description = "Figures of the whole store", body = StatusView), Common))]
-pub(super) async fn status(State(api): State<Arc<Api>>) -> Result<Response<Body>, Problem> {
-    let status = StoreStatus { limits: api.node.limits(), ..api.operate.status().await? };
-    Ok(to_response(StatusCode::OK, &StatusView::from(status)))
+    responses((status = 200, description = "Figures of the whole store", body = StoreStatus), Common))]
+pub(super) async fn status(State(api): State<Arc<Api>>) -> Result<Json<StoreStatus>, Problem> {
+    Ok(Json(StoreStatus { limits: api.node.limits(), ..api.operate.status().await? }))
 }
 
-/// What changed and who was lost, newest first.
+/// What changed, and which nodes were lost, newest first.
 #[utoipa::path(get, path = "/v1/event-log", operation_id = "list_events", tag = "system",
     params(("limit" = Option<u16>, Query, minimum = 1, maximum = 1000), ("cursor" = Option<String>, Query)),
-    responses((status = 200, description = "A page", body = Page<EventView>), Common, Named))]
-pub(super) async fn event_log(State(api): State<Arc<Api>>, uri: Uri) -> Result<Response<Body>, Problem> {
-    let mut params = Params::parse(&uri, &["limit", "cursor"])?;
-    let (limit, before) = (params.limit()?, params.cursor()?);
-    let events = api.operate.events(before, limit + 1).await?;
-    Ok(Page::of(events, limit, |last| last.id, EventView::from).into_response())
+    responses((status = 200, description = "A page", body = Page<EventRecord>), Common, Named))]
+pub(super) async fn event_log(operate: Operator, paging: Paging<i64>) -> Result<Page<EventRecord>, Problem> {
+    let events = operate.events(paging.from, paging.rows()).await?;
+    Ok(paging.page(events, |last| last.id))
 }
 
 /// The nodes that run and ran on this store, newest first.
 #[utoipa::path(get, path = "/v1/nodes", operation_id = "list_nodes", tag = "system",
     params(("limit" = Option<u16>, Query, minimum = 1, maximum = 1000), ("cursor" = Option<String>, Query)),
-    responses((status = 200, description = "A page", body = Page<NodeView>), Common, Named))]
-pub(super) async fn nodes(State(api): State<Arc<Api>>, uri: Uri) -> Result<Response<Body>, Problem> {
-    let mut params = Params::parse(&uri, &["limit", "cursor"])?;
-    let (limit, before) = (params.limit()?, params.cursor()?.map(NodeId));
-    let nodes = api.operate.nodes(before, limit + 1).await?;
-    Ok(Page::of(nodes, limit, |last| last.id.0, NodeView::from).into_response())
+    responses((status = 200, description = "A page", body = Page<NodeRecord>), Common, Named))]
+pub(super) async fn nodes(operate: Operator, paging: Paging<i64>) -> Result<Page<NodeRecord>, Problem> {
+    let nodes = operate.nodes(paging.from.map(NodeId), paging.rows()).await?;
+    Ok(paging.page(nodes, |last| last.id.0))
+}
+
+/// Why everything is paused.
+#[derive(ToSchema)]
+pub(super) struct Pause {
+    #[schema(min_length = 1, max_length = 1000)]
+    reason: String,
+}
+
+impl FromBody for Pause {
+    fn from_body(body: &[u8]) -> Result<Self, BadDocument> {
+        let mut body = JsonFields::read(body)?;
+        fields::known(body.keys(), &["reason"])?;
+        let reason = fields::text(&mut body, "reason")?;
+        if !(1..=REASON_CHARACTERS_MAX).contains(&reason.chars().count()) {
+            let rule = format!("must have 1 to {REASON_CHARACTERS_MAX} characters");
+            return Err(Invalid::new("reason", rule).into());
+        }
+        Ok(Self { reason })
+    }
 }
 
 /// Stop all dispatch, on every node, until it is resumed; survives restarts. Sends are accepted.
 #[utoipa::path(post, path = "/v1/pause", operation_id = "pause", tag = "system", request_body = Pause,
-    responses((status = 204, description = "Nothing is dispatched any more"), Common, answers::Body))]
-pub(super) async fn pause(
-    State(api): State<Arc<Api>>,
-    request: Request<Body>,
-) -> Result<Response<Body>, Problem> {
-    let (parts, body) = request.into_parts();
-    let mut body = Fields::read(&body::read(&parts.headers, body, body::SMALL_MAX).await?)?;
-    let reason = fields::known(body.keys(), &["reason"])
-        .and_then(|()| fields::string("reason", fields::required("reason", body.remove("reason"))?))
-        .and_then(checked_reason)
-        .map_err(StoreError::from)?;
-    api.operate.pause(&reason).await?;
-    Ok(no_content())
-}
-
-fn checked_reason(reason: String) -> Result<String, Invalid> {
-    if (1..=REASON_CHARACTERS_MAX).contains(&reason.chars().count()) {
-        return Ok(reason);
-    }
-    Err(Invalid::new("reason", format!("must have 1 to {REASON_CHARACTERS_MAX} characters")))
+    responses((status = 204, description = "No node dispatches any more"), Common, WithBody))]
+pub(super) async fn pause(operate: Operator, JsonBody(pause): JsonBody<Pause>) -> Result<NoContent, Problem> {
+    operate.pause(&pause.reason).await?;
+    Ok(NoContent)
 }
 
 /// Dispatch again.
 #[utoipa::path(post, path = "/v1/resume", operation_id = "resume", tag = "system",
-    responses((status = 204, description = "Everything goes on"), Common))]
-pub(super) async fn resume(State(api): State<Arc<Api>>) -> Result<Response<Body>, Problem> {
-    api.operate.resume().await?;
-    Ok(no_content())
+    responses((status = 204, description = "Nodes dispatch again"), Common))]
+pub(super) async fn resume(operate: Operator) -> Result<NoContent, Problem> {
+    operate.resume().await?;
+    Ok(NoContent)
 }

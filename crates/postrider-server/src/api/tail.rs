@@ -13,19 +13,18 @@ use bytes::Bytes;
 use futures_util::stream;
 use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue};
 use postrider::State as MessageState;
-use postrider::engine::{Event, Happening};
+use postrider::engine::{EngineEvent, EngineEventKind};
 use serde_json::{Value, json};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
 use super::answers::{Common, Crowded, Named};
-use super::keys::Pass;
-use super::listing::StateChoice;
-use super::long::Place;
+use super::long::LongAnswer;
 use super::page::Params;
-use super::problem::Problem;
-use super::{Api, listing, node};
+use super::token_cache::Pass;
+use super::{Api, Reply, node};
+use crate::send_values;
 
 /// Proxies close what is silent for longer.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
@@ -35,19 +34,15 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
 #[utoipa::path(get, path = "/v1/tail", operation_id = "tail", tag = "system",
     params(
         ("endpoint" = Option<String>, Query),
-        ("state" = inline(Option<StateChoice>), Query, description = "What the message became"),
+        ("state" = Option<MessageState>, Query, description = "What the message became"),
         ("event_type" = Option<String>, Query),
     ),
     responses((status = 200, description = "Events until the node stops", body = String, content_type = "text/event-stream"), Common, Named, Crowded))]
-pub(super) async fn tail(
-    State(api): State<Arc<Api>>,
-    pass: Option<Extension<Pass>>,
-    uri: Uri,
-) -> Result<Response<Body>, Problem> {
+pub(super) async fn tail(State(api): State<Arc<Api>>, pass: Option<Extension<Pass>>, uri: Uri) -> Reply {
     let mut params = Params::parse(&uri, &["endpoint", "state", "event_type"])?;
-    let filter = Filter {
+    let filter = TailFilter {
         endpoint: params.text("endpoint"),
-        state: listing::state(&mut params)?,
+        state: params.read("state", send_values::state)?,
         event_type: params.text("event_type"),
     };
     if let Some(name) = &filter.endpoint {
@@ -56,7 +51,7 @@ pub(super) async fn tail(
     let events = api.node.events().ok_or_else(node::stopping)?;
     let place = api.long_answers.begin(pass.map(|Extension(pass)| pass))?;
     let tail = Tail { events, filter, place, told_at: Instant::now() };
-    // Whoever reads this knows that nothing from now on is missed.
+    // A reader of this line misses nothing from now on.
     let hello = stream::iter([Ok::<_, Infallible>(Bytes::from_static(b": listening\n\n"))]);
     let happenings = stream::unfold(tail, async |mut tail| Some((Ok(tail.next().await?), tail)));
     let mut response = Response::new(Body::from_stream(futures_util::StreamExt::chain(hello, happenings)));
@@ -69,16 +64,16 @@ pub(super) async fn tail(
     Ok(response)
 }
 
-struct Filter {
+struct TailFilter {
     endpoint: Option<String>,
     state: Option<MessageState>,
     event_type: Option<String>,
 }
 
 struct Tail {
-    events: Receiver<Event>,
-    filter: Filter,
-    place: Place,
+    events: Receiver<EngineEvent>,
+    filter: TailFilter,
+    place: LongAnswer,
     told_at: Instant,
 }
 
@@ -107,12 +102,12 @@ impl Tail {
     }
 }
 
-impl Filter {
-    fn lets_through(&self, event: &Event) -> bool {
-        let (state, event_type) = match &event.happening {
-            Happening::Attempted { state, event_type, .. } => (Some(*state), event_type.as_deref()),
-            Happening::Lost { state, .. } => (Some(*state), None),
-            Happening::Circuit { .. } => (None, None),
+impl TailFilter {
+    fn lets_through(&self, event: &EngineEvent) -> bool {
+        let (state, event_type) = match &event.kind {
+            EngineEventKind::Attempted { state, event_type, .. } => (Some(*state), event_type.as_deref()),
+            EngineEventKind::Lost { state, .. } => (Some(*state), None),
+            EngineEventKind::Circuit { .. } => (None, None),
         };
         self.endpoint.as_deref().is_none_or(|name| name == &*event.endpoint_name)
             && (self.state.is_none() || self.state == state)
@@ -120,20 +115,32 @@ impl Filter {
     }
 }
 
-fn shown(event: &Event) -> Bytes {
-    let (kind, detail) = match &event.happening {
-        Happening::Attempted { message, attempt, event_type, state, class, error, status, duration, age } => {
-            (
-                "attempt",
-                json!({
-                    "message_id": message, "attempt": attempt, "state": state, "event_type": event_type, "class": class,
-                    "error": error, "response_status": status, "duration_seconds": duration.as_secs_f64(),
-                    "age_seconds": age.as_secs_f64(),
-                }),
-            )
+fn shown(event: &EngineEvent) -> Bytes {
+    let (kind, detail) = match &event.kind {
+        EngineEventKind::Attempted {
+            message,
+            attempt,
+            event_type,
+            state,
+            class,
+            error,
+            response_status,
+            duration,
+            age,
+        } => (
+            "attempt",
+            json!({
+                "message_id": message, "attempt": attempt, "state": state, "event_type": event_type, "class": class,
+                "error": error, "response_status": response_status, "duration_seconds": duration.as_secs_f64(),
+                "age_seconds": age.as_secs_f64(),
+            }),
+        ),
+        EngineEventKind::Lost { message, state } => {
+            ("lost", json!({ "message_id": message, "state": state }))
         }
-        Happening::Lost { message, state } => ("lost", json!({ "message_id": message, "state": state })),
-        Happening::Circuit { from, to } => ("circuit", json!({ "from": from.as_str(), "to": to.as_str() })),
+        EngineEventKind::Circuit { from, to } => {
+            ("circuit", json!({ "from": from.as_str(), "to": to.as_str() }))
+        }
     };
     let mut data = json!({ "at": event.at, "endpoint": event.endpoint_name });
     if let (Value::Object(data), Value::Object(detail)) = (&mut data, detail) {
@@ -142,7 +149,7 @@ fn shown(event: &Event) -> Bytes {
     written(kind, &data)
 }
 
-/// JSON has no line breaks of its own.
+/// Written JSON has no line breaks.
 fn written(kind: &str, data: &Value) -> Bytes {
     format!("event: {kind}\ndata: {data}\n\n").into()
 }
@@ -157,18 +164,18 @@ mod tests {
     use super::super::long::LongAnswers;
     use super::*;
 
-    fn tail_of(events: Receiver<Event>, stop: CancellationToken) -> Tail {
-        let filter = Filter { endpoint: None, state: None, event_type: None };
+    fn tail_of(events: Receiver<EngineEvent>, stop: CancellationToken) -> Tail {
+        let filter = TailFilter { endpoint: None, state: None, event_type: None };
         let place = LongAnswers::new(None, stop).begin(None).unwrap_or_else(|_| panic!("a place"));
         Tail { events, filter, place, told_at: Instant::now() }
     }
 
-    fn lost(message: i64) -> Event {
-        Event {
+    fn lost(message: i64) -> EngineEvent {
+        EngineEvent {
             at: jiff::Timestamp::UNIX_EPOCH,
             endpoint: EndpointId(1),
             endpoint_name: "shop".into(),
-            happening: Happening::Lost { message: MessageId(message), state: MessageState::Pending },
+            kind: EngineEventKind::Lost { message: MessageId(message), state: MessageState::Pending },
         }
     }
 
@@ -188,7 +195,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_tail_ends_with_its_node() {
-        let (_sender, events) = broadcast::channel::<Event>(2);
+        let (_sender, events) = broadcast::channel::<EngineEvent>(2);
         let stop = CancellationToken::new();
         let mut tail = tail_of(events, stop.clone());
         stop.cancel();

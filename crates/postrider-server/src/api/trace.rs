@@ -1,4 +1,4 @@
-//! The trace that a request is a part of goes on with its message.
+//! A message continues the trace of the request that sent it.
 
 use http::header::HeaderMap;
 use opentelemetry::KeyValue;

@@ -19,11 +19,11 @@ const LINGER_BYTES_MAX: usize = 1 << 20;
 pub(super) struct Wire {
     stream: TcpStream,
     client: Arc<Client>,
-    refusal: Refusal,
+    refusal: HyperRefusal,
 }
 
 /// What stands in the place of hyper's own answer.
-enum Refusal {
+enum HyperRefusal {
     None,
     /// As far as it is written.
     Answering {
@@ -38,7 +38,7 @@ enum Refusal {
 
 impl Wire {
     pub(super) fn new(stream: TcpStream, client: Arc<Client>) -> Self {
-        Self { stream, client, refusal: Refusal::None }
+        Self { stream, client, refusal: HyperRefusal::None }
     }
 
     /// A client that still reads its answer does not idle.
@@ -49,12 +49,12 @@ impl Wire {
     }
 
     fn poll_refuse(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Refusal::Answering { answer, written } = &mut self.refusal {
+        while let HyperRefusal::Answering { answer, written } = &mut self.refusal {
             match answer.get(*written..).filter(|left| !left.is_empty()) {
                 Some(left) => {
                     *written += ready!(Pin::new(&mut self.stream).poll_write(context, left))?;
                 }
-                None => self.refusal = Refusal::Lingering { read: 0 },
+                None => self.refusal = HyperRefusal::Lingering { read: 0 },
             }
         }
         Poll::Ready(Ok(()))
@@ -85,7 +85,7 @@ impl AsyncWrite for Wire {
         if matches!(self.client.phase(), Phase::Idle | Phase::Head)
             && let Some(answer) = in_place_of(bytes)
         {
-            self.refusal = Refusal::Answering { answer, written: 0 };
+            self.refusal = HyperRefusal::Answering { answer, written: 0 };
             return Poll::Ready(Ok(bytes.len()));
         }
         let polled = Pin::new(&mut self.stream).poll_write(context, bytes);
@@ -122,14 +122,14 @@ impl AsyncWrite for Wire {
         ready!(self.poll_refuse(context))?;
         ready!(Pin::new(&mut self.stream).poll_shutdown(context))?;
         let mut scratch = [0; 4096];
-        while let Refusal::Lingering { read } = self.refusal
+        while let HyperRefusal::Lingering { read } = self.refusal
             && read < LINGER_BYTES_MAX
         {
             let mut buffer = ReadBuf::new(&mut scratch);
             ready!(Pin::new(&mut self.stream).poll_read(context, &mut buffer))?;
             match buffer.filled().len() {
                 0 => break,
-                more => self.refusal = Refusal::Lingering { read: read + more },
+                more => self.refusal = HyperRefusal::Lingering { read: read + more },
             }
         }
         Poll::Ready(Ok(()))

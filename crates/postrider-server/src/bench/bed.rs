@@ -8,7 +8,7 @@ use postrider::{Engine, EngineOptions, NewEndpoint, NewMessage, Operate, Store};
 use serde_json::{Map, Value};
 
 use super::partner::Partner;
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::store_url::StoreUrl;
 
 pub(super) const HEALTHY: &str = "healthy";
@@ -28,13 +28,13 @@ pub(super) fn payload(number: u32) -> String {
 }
 
 impl Bed {
-    pub(super) async fn open(url: &StoreUrl) -> Result<Self, Failure> {
+    pub(super) async fn open(url: &StoreUrl) -> Result<Self, CommandError> {
         let store = url.open_node(true).await?;
         store.api.configure(vec![("max_queue_size".to_owned(), "0".to_owned())]).await?;
         Ok(Self { store: store.api, engine: store.engine })
     }
 
-    pub(super) async fn create_endpoint(&self, name: &str, url: String) -> Result<(), Failure> {
+    pub(super) async fn create_endpoint(&self, name: &str, url: String) -> Result<(), CommandError> {
         let mut config = Map::new();
         config.insert("url".to_owned(), Value::String(url));
         let protocol = "http".to_owned();
@@ -44,14 +44,14 @@ impl Bed {
         Ok(())
     }
 
-    pub(super) async fn create_paused(&self, name: &str, url: String) -> Result<(), Failure> {
+    pub(super) async fn create_paused(&self, name: &str, url: String) -> Result<(), CommandError> {
         self.create_endpoint(name, url).await?;
         self.store.set_endpoint_paused(name, true).await?;
         Ok(())
     }
 
     /// Fills the queue; `keys` 0 means no ordering keys.
-    pub(super) async fn fill(&self, name: &str, count: u32, keys: u32) -> Result<(), Failure> {
+    pub(super) async fn fill(&self, name: &str, count: u32, keys: u32) -> Result<(), CommandError> {
         let mut from = 0;
         while from < count {
             let to = (from + BATCH).min(count);
@@ -62,7 +62,7 @@ impl Bed {
         Ok(())
     }
 
-    pub(super) async fn start_engine(&self, drain_timeout: Duration) -> Result<Engine, Failure> {
+    pub(super) async fn start_engine(&self, drain_timeout: Duration) -> Result<Engine, CommandError> {
         let environment = Environment { allow_internal: true, ..Environment::default() };
         let options = EngineOptions { environment, drain_timeout, ..EngineOptions::default() };
         Ok(Engine::start(Arc::clone(&self.engine), options).await?)
@@ -70,7 +70,7 @@ impl Bed {
 
     /// Messages a second from resuming the healthy endpoint until all its `count` messages arrived
     /// and are settled in the store.
-    pub(super) async fn deliver(&self, partner: &mut Partner, count: u32) -> Result<f64, Failure> {
+    pub(super) async fn deliver(&self, partner: &mut Partner, count: u32) -> Result<f64, CommandError> {
         partner.reset().await?;
         let began = Instant::now();
         self.store.set_endpoint_paused(HEALTHY, false).await?;
@@ -79,14 +79,16 @@ impl Bed {
         Ok(f64::from(count) / began.elapsed().as_secs_f64())
     }
 
-    async fn until_settled(&self, deadline: Instant) -> Result<(), Failure> {
+    async fn until_settled(&self, deadline: Instant) -> Result<(), CommandError> {
         loop {
             let status = self.store.status().await?;
             let healthy = status.endpoints.iter().find(|endpoint| endpoint.name == HEALTHY);
             match healthy.map_or(0, |endpoint| endpoint.pending + endpoint.processing) {
                 0 => return Ok(()),
                 open if Instant::now() >= deadline => {
-                    return Err(Failure::failed(format!("{open} messages arrived and were never settled")));
+                    return Err(CommandError::failed(format!(
+                        "{open} messages arrived and were never settled"
+                    )));
                 }
                 _ => tokio::time::sleep(Duration::from_millis(2)).await,
             }

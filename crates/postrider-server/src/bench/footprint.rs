@@ -4,16 +4,16 @@ use std::time::{Duration, Instant};
 
 use super::bed::{Bed, HEALTHY, payload};
 use super::lab::Lab;
-use super::load::{CONNECTIONS, Load, Until};
-use super::node::Node;
-use super::report::{Row, Target};
-use crate::failure::Failure;
+use super::load::{CONNECTIONS, HttpLoad, Until};
+use super::node::BenchNode;
+use super::report::{BenchTarget, ReportRow};
+use crate::failure::CommandError;
 
 /// What starting up leaves to do is done by then.
 pub(super) const SETTLE: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(300);
 
-pub(super) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(super) async fn idle(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let node = start_node(lab).await?;
     lab.say("an idle node");
     tokio::time::sleep(SETTLE).await;
@@ -29,12 +29,12 @@ pub(super) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     ])
 }
 
-pub(super) async fn under_load(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(super) async fn under_load(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let node = start_node(lab).await?;
     lab.say("messages pass through");
     lab.partner.reset().await?;
     let count = u64::from(lab.scale.backlog);
-    let load = Load {
+    let load = HttpLoad {
         authority: node.authority.clone(),
         path: format!("/v1/endpoints/{HEALTHY}/messages"),
         body: payload(0),
@@ -48,14 +48,20 @@ pub(super) async fn under_load(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     Ok(vec![row("peak memory while messages pass through", peak, "MB", 200.0, format!("{count} messages"))])
 }
 
-pub(super) fn row(name: &'static str, measured: f64, unit: &'static str, below: f64, note: String) -> Row {
-    Row { name, measured, unit, yardstick: None, target: Target::Below(below), note }
+pub(super) fn row(
+    name: &'static str,
+    measured: f64,
+    unit: &'static str,
+    below: f64,
+    note: String,
+) -> ReportRow {
+    ReportRow { name, measured, unit, yardstick: None, target: BenchTarget::Below(below), note }
 }
 
-async fn start_node(lab: &mut Lab) -> Result<Node, Failure> {
+async fn start_node(lab: &mut Lab) -> Result<BenchNode, CommandError> {
     let store = lab.new_store().await?;
     let bed = Bed::open(&store).await?;
     bed.create_endpoint(HEALTHY, lab.partner.url("/count")).await?;
     drop(bed);
-    Node::start(&store).await
+    BenchNode::start(&store).await
 }

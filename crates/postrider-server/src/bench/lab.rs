@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::partner::Partner;
 use super::postgres::Server;
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
 use crate::store_url::StoreUrl;
 
@@ -68,7 +68,7 @@ impl Lab {
         quick: bool,
         scenarios: usize,
         output: Output,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CommandError> {
         let ground = Ground::at(place)?;
         let bar = if output.is_live() { ProgressBar::new(scenarios as u64) } else { ProgressBar::hidden() };
         bar.set_style(
@@ -87,7 +87,7 @@ impl Lab {
     }
 
     /// A store that did not exist before.
-    pub(super) async fn new_store(&mut self) -> Result<StoreUrl, Failure> {
+    pub(super) async fn new_store(&mut self) -> Result<StoreUrl, CommandError> {
         self.stores += 1;
         match &self.ground {
             Ground::Folder(folder) => Ok(StoreUrl::Sqlite(folder.path().join(format!("{}.db", self.stores)))),
@@ -96,7 +96,7 @@ impl Lab {
     }
 
     /// Removes it, so that a long run does not fill the disk.
-    pub(super) async fn discard(&self, store: StoreUrl) -> Result<(), Failure> {
+    pub(super) async fn discard(&self, store: StoreUrl) -> Result<(), CommandError> {
         match (&self.ground, store) {
             (Ground::Server(server), StoreUrl::Postgres(url)) => server.drop_database(&url).await,
             (_, StoreUrl::Sqlite(file)) => {
@@ -136,7 +136,7 @@ enum Ground {
 }
 
 impl Ground {
-    fn at(place: Option<&StoreUrl>) -> Result<Self, Failure> {
+    fn at(place: Option<&StoreUrl>) -> Result<Self, CommandError> {
         let beside = match place {
             Some(StoreUrl::Postgres(url)) => return Ok(Self::Server(Server::at(url.clone()))),
             Some(StoreUrl::Sqlite(file)) => file.parent().filter(|parent| !parent.as_os_str().is_empty()),
@@ -146,7 +146,7 @@ impl Ground {
         let folder = tempfile::Builder::new()
             .prefix("postrider-bench-")
             .tempdir_in(beside.unwrap_or(Path::new(".")))
-            .map_err(|error| Failure::failed(format!("cannot make a folder to measure in: {error}")))?;
+            .map_err(|error| CommandError::failed(format!("cannot make a folder to measure in: {error}")))?;
         Ok(Self::Folder(folder))
     }
 }

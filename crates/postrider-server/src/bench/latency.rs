@@ -11,15 +11,15 @@ use tokio::task::JoinSet;
 use super::bed::{Bed, HEALTHY};
 use super::lab::Lab;
 use super::plain::Plain;
-use super::report::{Row, Target, median, percentile};
-use crate::failure::Failure;
+use super::report::{BenchTarget, ReportRow, median, percentile};
+use crate::failure::CommandError;
 
 const PERIOD: Duration = Duration::from_millis(5);
 /// Connections are made and caches are warm by then; these are not counted.
 pub(super) const WARM_UP: u64 = 100;
 const ARRIVE_WITHIN: Duration = Duration::from_secs(10);
 
-pub(super) async fn run(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(super) async fn run(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let (store, plain_store) = (lab.new_store().await?, lab.new_store().await?);
     let bed = Bed::open(&store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/latency")).await?;
@@ -39,13 +39,13 @@ pub(super) async fn run(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     Ok(rows(&latencies, &commits))
 }
 
-fn rows(latencies: &[f64], commits: &[f64]) -> Vec<Row> {
-    let row = |name, part, above| Row {
+fn rows(latencies: &[f64], commits: &[f64]) -> Vec<ReportRow> {
+    let row = |name, part, above| ReportRow {
         name,
         measured: percentile(latencies, part),
         unit: "ms",
         yardstick: Some(("durable commit, median", median(commits))),
-        target: Target::AboveYardstickBelow(above),
+        target: BenchTarget::AboveYardstickBelow(above),
         note: format!("200/s, {} messages", latencies.len()),
     };
     vec![row("send to arrival, median", 0.5, 1.0), row("send to arrival, 99 %", 0.99, 10.0)]
@@ -59,8 +59,8 @@ fn timed(number: u64) -> NewMessage {
 }
 
 /// Sends on the beat whatever the last send does, and between two beats makes a plain commit.
-async fn pace(bed: &Bed, mut plain: Plain, count: u64) -> Result<Vec<f64>, Failure> {
-    let mut sends: JoinSet<Result<(), Failure>> = JoinSet::new();
+async fn pace(bed: &Bed, mut plain: Plain, count: u64) -> Result<Vec<f64>, CommandError> {
+    let mut sends: JoinSet<Result<(), CommandError>> = JoinSet::new();
     let mut commits = Vec::new();
     let began = Instant::now();
     for number in 1..=count {
@@ -88,13 +88,13 @@ async fn pace(bed: &Bed, mut plain: Plain, count: u64) -> Result<Vec<f64>, Failu
 }
 
 /// In milliseconds, by number, without those before `first`.
-pub(super) async fn arrivals(lab: &mut Lab, count: u64, first: u64) -> Result<Vec<f64>, Failure> {
+pub(super) async fn arrivals(lab: &mut Lab, count: u64, first: u64) -> Result<Vec<f64>, CommandError> {
     let under_way = arrived(lab, count).await?;
     Ok(under_way.range(first..).map(|(_, micros)| *micros as f64 / 1e3).collect())
 }
 
 /// How many microseconds each was under way, by number, when 0 to `count` have arrived.
-pub(super) async fn arrived(lab: &mut Lab, count: u64) -> Result<BTreeMap<u64, i64>, Failure> {
+pub(super) async fn arrived(lab: &mut Lab, count: u64) -> Result<BTreeMap<u64, i64>, CommandError> {
     let deadline = Instant::now() + ARRIVE_WITHIN;
     loop {
         let micros = lab.partner.latencies().await?;
@@ -102,7 +102,7 @@ pub(super) async fn arrived(lab: &mut Lab, count: u64) -> Result<BTreeMap<u64, i
             return Ok(micros);
         }
         if Instant::now() >= deadline {
-            return Err(Failure::failed(format!("only {} of {count} arrived in time", micros.len())));
+            return Err(CommandError::failed(format!("only {} of {count} arrived in time", micros.len())));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

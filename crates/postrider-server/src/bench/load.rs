@@ -15,13 +15,13 @@ use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 
 /// As many as an endpoint has in flight unless told otherwise.
 pub(super) const CONNECTIONS: usize = 64;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Load {
+pub(super) struct HttpLoad {
     pub(super) authority: String,
     pub(super) path: String,
     pub(super) body: String,
@@ -37,17 +37,20 @@ pub(super) enum Until {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Loaded {
+pub(super) struct LoadResult {
     pub(super) seconds: f64,
     pub(super) answers: BTreeMap<u16, u64>,
 }
 
-impl Loaded {
+impl LoadResult {
     /// Requests a second; an error when any answer was another than `status`.
-    pub(super) fn rate(&self, status: u16) -> Result<f64, Failure> {
+    pub(super) fn rate(&self, status: u16) -> Result<f64, CommandError> {
         let good = self.answers.get(&status).copied().unwrap_or(0);
         if self.answers.values().sum::<u64>() != good {
-            return Err(Failure::failed(format!("expected only {status} as answer, got {:?}", self.answers)));
+            return Err(CommandError::failed(format!(
+                "expected only {status} as answer, got {:?}",
+                self.answers
+            )));
         }
         Ok(good as f64 / self.seconds)
     }
@@ -68,7 +71,7 @@ impl Budget {
     }
 }
 
-pub(super) async fn run(load: &Load) -> Result<Loaded, Failure> {
+pub(super) async fn run(load: &HttpLoad) -> Result<LoadResult, CommandError> {
     let mut senders = Vec::new();
     for _ in 0..load.connections {
         senders.push(connect(&load.authority).await?);
@@ -91,13 +94,13 @@ pub(super) async fn run(load: &Load) -> Result<Loaded, Failure> {
             *answers.entry(status).or_default() += count;
         }
     }
-    Ok(Loaded { seconds: began.elapsed().as_secs_f64(), answers })
+    Ok(LoadResult { seconds: began.elapsed().as_secs_f64(), answers })
 }
 
-async fn connect(authority: &str) -> Result<http1::SendRequest<Full<Bytes>>, Failure> {
+async fn connect(authority: &str) -> Result<http1::SendRequest<Full<Bytes>>, CommandError> {
     let stream = TcpStream::connect(authority)
         .await
-        .map_err(|error| Failure::failed(format!("cannot connect to {authority}: {error}")))?;
+        .map_err(|error| CommandError::failed(format!("cannot connect to {authority}: {error}")))?;
     let _ = stream.set_nodelay(true);
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
     tokio::spawn(connection);
@@ -106,17 +109,17 @@ async fn connect(authority: &str) -> Result<http1::SendRequest<Full<Bytes>>, Fai
 
 async fn drive(
     mut sender: http1::SendRequest<Full<Bytes>>,
-    load: Load,
+    load: HttpLoad,
     body: Bytes,
     budget: Arc<Budget>,
-) -> Result<BTreeMap<u16, u64>, Failure> {
+) -> Result<BTreeMap<u16, u64>, CommandError> {
     let mut answers = BTreeMap::new();
     while budget.take() {
         let request = Request::post(&load.path)
             .header(HOST, &load.authority)
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(body.clone()))
-            .map_err(|error| Failure::failed(format!("not a request: {error}")))?;
+            .map_err(|error| CommandError::failed(format!("not a request: {error}")))?;
         sender.ready().await.map_err(broken)?;
         let response = sender.send_request(request).await.map_err(broken)?;
         let status = response.status().as_u16();
@@ -126,6 +129,6 @@ async fn drive(
     Ok(answers)
 }
 
-fn broken(error: hyper::Error) -> Failure {
-    Failure::failed(format!("a connection of the load broke: {error}"))
+fn broken(error: hyper::Error) -> CommandError {
+    CommandError::failed(format!("a connection of the load broke: {error}"))
 }

@@ -3,9 +3,9 @@
 use console::style;
 
 use lab::Lab;
-use report::{Report, Row};
+use report::{BenchReport, ReportRow};
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
 use crate::store_url::StoreUrl;
 
@@ -116,7 +116,7 @@ impl Scenario {
         clap::ValueEnum::to_possible_value(&self).expect("no scenario is hidden").get_name().to_owned()
     }
 
-    async fn run(self, lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+    async fn run(self, lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
         match self {
             Self::BatchSend => send::batch(lab).await,
             Self::Publish => publish::hundred_subscribers(lab).await,
@@ -151,7 +151,7 @@ pub(crate) async fn run(
     arguments: BenchArgs,
     place: Option<StoreUrl>,
     output: Output,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     if cfg!(debug_assertions) {
         warn("this is a debug build: its figures say nothing; use `cargo run --release -- bench`");
     }
@@ -168,7 +168,7 @@ pub(crate) async fn run(
         only => only,
     };
     let mut lab = Lab::open(place.as_ref(), arguments.quick, scenarios.len(), output).await?;
-    let mut report = Report::new(arguments.quick);
+    let mut report = BenchReport::new(arguments.quick);
     for scenario in scenarios {
         lab.begin(&scenario.name());
         report.add(&scenario.name(), scenario.run(&mut lab).await?);
@@ -176,7 +176,7 @@ pub(crate) async fn run(
     lab.close();
     output.document(|| report.json().to_string(), || report.text(output))?;
     if arguments.check && !report.misses().is_empty() {
-        return Err(Failure::failed(format!("missed: {}", report.misses().join(", "))));
+        return Err(CommandError::failed(format!("missed: {}", report.misses().join(", "))));
     }
     Ok(())
 }

@@ -7,15 +7,15 @@ use tokio::net::TcpListener;
 
 use super::bed::{Bed, HEALTHY};
 use super::lab::Lab;
-use super::report::{Rounds, Row, Target};
-use crate::failure::Failure;
+use super::report::{BenchTarget, ReportRow, Rounds};
+use crate::failure::CommandError;
 use crate::store_url::StoreUrl;
 
-/// Attempts to the slow endpoint are still running at the end; nobody waits for them.
+/// Attempts to the slow endpoint are still running at the end; the bench does not wait for them.
 const DRAIN: Duration = Duration::from_millis(100);
 const CREATED_AT_ONCE: usize = 500;
 
-pub(super) async fn bad(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(super) async fn bad(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "the healthy one alone");
@@ -24,17 +24,17 @@ pub(super) async fn bad(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
         rounds.add(deliver_beside_bad(lab).await?, yardstick);
     }
     let (measured, yardstick) = rounds.middle();
-    Ok(vec![Row {
+    Ok(vec![ReportRow {
         name: "healthy beside a dead and a 5-second endpoint",
         measured,
         unit: "/s",
         yardstick: Some(("alone", yardstick)),
-        target: Target::RatioAtLeast(0.85),
+        target: BenchTarget::RatioAtLeast(0.85),
         note: format!("{} messages to each", lab.scale.neighbour_backlog),
     }])
 }
 
-pub(super) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(super) async fn idle(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let crowd = lab.new_store().await?;
     lab.say("creating idle endpoints");
     create_crowd(lab, &crowd).await?;
@@ -48,17 +48,17 @@ pub(super) async fn idle(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     }
     lab.discard(crowd).await?;
     let (measured, yardstick) = rounds.middle();
-    Ok(vec![Row {
+    Ok(vec![ReportRow {
         name: "healthy beside idle endpoints",
         measured,
         unit: "/s",
         yardstick: Some(("alone", yardstick)),
-        target: Target::RatioAtLeast(0.85),
+        target: BenchTarget::RatioAtLeast(0.85),
         note: format!("{} idle endpoints", lab.scale.idle_endpoints),
     }])
 }
 
-async fn deliver_alone(lab: &mut Lab) -> Result<f64, Failure> {
+async fn deliver_alone(lab: &mut Lab) -> Result<f64, CommandError> {
     let store = lab.new_store().await?;
     let bed = Bed::open(&store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
@@ -68,7 +68,7 @@ async fn deliver_alone(lab: &mut Lab) -> Result<f64, Failure> {
     Ok(rate)
 }
 
-async fn deliver_beside_bad(lab: &mut Lab) -> Result<f64, Failure> {
+async fn deliver_beside_bad(lab: &mut Lab) -> Result<f64, CommandError> {
     let store = lab.new_store().await?;
     let bed = Bed::open(&store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
@@ -82,7 +82,7 @@ async fn deliver_beside_bad(lab: &mut Lab) -> Result<f64, Failure> {
     Ok(rate)
 }
 
-async fn deliver(lab: &mut Lab, bed: &Bed) -> Result<f64, Failure> {
+async fn deliver(lab: &mut Lab, bed: &Bed) -> Result<f64, CommandError> {
     bed.store.set_endpoint_paused(HEALTHY, true).await?;
     bed.fill(HEALTHY, lab.scale.neighbour_backlog, 0).await?;
     let engine = bed.start_engine(DRAIN).await?;
@@ -91,7 +91,7 @@ async fn deliver(lab: &mut Lab, bed: &Bed) -> Result<f64, Failure> {
     rate
 }
 
-async fn create_crowd(lab: &Lab, store: &StoreUrl) -> Result<(), Failure> {
+async fn create_crowd(lab: &Lab, store: &StoreUrl) -> Result<(), CommandError> {
     let bed = Bed::open(store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
     let names: Vec<String> = (0..lab.scale.idle_endpoints).map(|number| format!("idle-{number}")).collect();
@@ -102,8 +102,8 @@ async fn create_crowd(lab: &Lab, store: &StoreUrl) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A port nobody listens on: it was free a moment ago.
-async fn refusing_address() -> Result<std::net::SocketAddr, Failure> {
-    let failed = |error| Failure::failed(format!("cannot find a free port: {error}"));
+/// A port without a listener: it was free a moment ago.
+async fn refusing_address() -> Result<std::net::SocketAddr, CommandError> {
+    let failed = |error| CommandError::failed(format!("cannot find a free port: {error}"));
     TcpListener::bind("127.0.0.1:0").await.and_then(|listener| listener.local_addr()).map_err(failed)
 }

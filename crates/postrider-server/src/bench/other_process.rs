@@ -12,9 +12,9 @@ use super::bed::{Bed, HEALTHY};
 use super::footprint::{self, SETTLE};
 use super::lab::Lab;
 use super::latency::arrived;
-use super::node::Node;
-use super::report::{Row, percentile};
-use crate::failure::Failure;
+use super::node::BenchNode;
+use super::report::{ReportRow, percentile};
+use crate::failure::CommandError;
 
 /// Far enough apart that the node rests in between, as it does when it has to notice by itself.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -25,15 +25,15 @@ const WARM_UP: u64 = 10;
 /// What the contract promises (section 8), with the delivery in it.
 const NOTICED_WITHIN_MS: f64 = 20.0;
 
-pub(super) async fn run(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(super) async fn run(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let store = lab.new_store().await?;
     let Some(file) = store.path().map(Path::to_owned) else {
-        return Err(Failure::usage("this scenario commits into a SQLite file; leave out --store"));
+        return Err(CommandError::usage("this scenario commits into a SQLite file; leave out --store"));
     };
     let bed = Bed::open(&store).await?;
     bed.create_endpoint(HEALTHY, lab.partner.url("/latency")).await?;
     drop(bed);
-    let node = Node::start(&store).await?;
+    let node = BenchNode::start(&store).await?;
     lab.partner.reset().await?;
     tokio::time::sleep(SETTLE).await;
     lab.say("an application commits by SQL");
@@ -41,7 +41,7 @@ pub(super) async fn run(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     let commits = tokio::task::spawn_blocking(move || commit_all(file, count))
         .await
         .expect("the application does not panic")
-        .map_err(|error| Failure::failed(format!("the application that commits: {error}")))?;
+        .map_err(|error| CommandError::failed(format!("the application that commits: {error}")))?;
     let under_way = arrived(lab, count).await?;
     node.stop().await;
     lab.discard(store).await?;
@@ -49,12 +49,12 @@ pub(super) async fn run(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
 }
 
 /// When a message was made, and when its transaction was committed, in microseconds.
-struct Commit {
+struct MeasuredCommit {
     made_us: i64,
     committed_us: i64,
 }
 
-fn commit_all(file: PathBuf, count: u64) -> rusqlite::Result<BTreeMap<u64, Commit>> {
+fn commit_all(file: PathBuf, count: u64) -> rusqlite::Result<BTreeMap<u64, MeasuredCommit>> {
     let mut connection = Connection::open(file)?;
     connection.busy_timeout(Duration::from_secs(5))?;
     let mut commits = BTreeMap::new();
@@ -66,13 +66,13 @@ fn commit_all(file: PathBuf, count: u64) -> rusqlite::Result<BTreeMap<u64, Commi
         let insert = "INSERT INTO postrider_send (endpoint, payload) VALUES (?1, ?2)";
         transaction.execute(insert, [HEALTHY, &payload])?;
         transaction.commit()?;
-        commits.insert(number, Commit { made_us, committed_us: Timestamp::now().as_microsecond() });
+        commits.insert(number, MeasuredCommit { made_us, committed_us: Timestamp::now().as_microsecond() });
     }
     Ok(commits)
 }
 
 /// In milliseconds. What arrives before its commit returned did not wait at all.
-fn waits(commits: &BTreeMap<u64, Commit>, under_way_us: &BTreeMap<u64, i64>) -> Vec<f64> {
+fn waits(commits: &BTreeMap<u64, MeasuredCommit>, under_way_us: &BTreeMap<u64, i64>) -> Vec<f64> {
     let counted = commits.range(WARM_UP..).filter_map(|(number, commit)| {
         let arrived_us = commit.made_us + under_way_us.get(number)?;
         Some((arrived_us - commit.committed_us).max(0) as f64 / 1e3)
@@ -80,7 +80,7 @@ fn waits(commits: &BTreeMap<u64, Commit>, under_way_us: &BTreeMap<u64, i64>) -> 
     counted.collect()
 }
 
-fn rows(waits: &[f64]) -> Vec<Row> {
+fn rows(waits: &[f64]) -> Vec<ReportRow> {
     let row = |name, part| {
         let note = format!("{} commits, each to a node at rest", waits.len());
         footprint::row(name, percentile(waits, part), "ms", NOTICED_WITHIN_MS, note)
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn it_counts_from_the_commit_to_the_arrival() {
-        let commit = |made_us, committed_us| Commit { made_us, committed_us };
+        let commit = |made_us, committed_us| MeasuredCommit { made_us, committed_us };
         let commits = BTreeMap::from([
             (0, commit(0, 0)),
             (WARM_UP, commit(1_000, 3_000)),

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use super::load::{Load, Loaded};
-use crate::failure::Failure;
+use super::load::{HttpLoad, LoadResult};
+use crate::failure::CommandError;
 
 /// The child ends when its stdin closes, so it cannot outlive this process.
 pub(super) struct Partner {
@@ -22,17 +22,17 @@ pub(super) struct Partner {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
-pub(super) enum Order {
+pub(super) enum ReceiverOrder {
     /// Forget what arrived.
     Reset,
-    /// Answer when so many arrived at `/count`, or when time is up.
+    /// Answer when this many arrived at `/count`, or when time is up.
     Await {
         count: u64,
         timeout_seconds: f64,
     },
     /// How long what came to `/latency` was under way.
     Latencies,
-    Load(Load),
+    HttpLoad(HttpLoad),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ pub(super) struct Ready {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Counted {
+pub(super) struct ArrivedCount {
     pub(super) count: u64,
 }
 
@@ -51,16 +51,16 @@ pub(super) struct Latencies {
 }
 
 impl Partner {
-    pub(super) async fn start() -> Result<Self, Failure> {
+    pub(super) async fn start() -> Result<Self, CommandError> {
         let program = std::env::current_exe()
-            .map_err(|error| Failure::failed(format!("cannot find this program's file: {error}")))?;
+            .map_err(|error| CommandError::failed(format!("cannot find this program's file: {error}")))?;
         let mut child = Command::new(program)
             .arg("bench-receiver")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .map_err(|error| Failure::failed(format!("cannot start the receiver process: {error}")))?;
+            .map_err(|error| CommandError::failed(format!("cannot start the receiver process: {error}")))?;
         let input = child.stdin.take().expect("stdin is piped");
         let output = BufReader::new(child.stdout.take().expect("stdout is piped")).lines();
         let mut partner = Self { _child: child, input, output, port: 0 };
@@ -76,43 +76,45 @@ impl Partner {
         format!("127.0.0.1:{}", self.port)
     }
 
-    pub(super) async fn reset(&mut self) -> Result<(), Failure> {
-        self.ask::<Counted>(&Order::Reset).await.map(|_| ())
+    pub(super) async fn reset(&mut self) -> Result<(), CommandError> {
+        self.ask::<ArrivedCount>(&ReceiverOrder::Reset).await.map(|_| ())
     }
 
     /// Err when fewer arrived in time.
-    pub(super) async fn until_counted(&mut self, count: u64, patience: Duration) -> Result<(), Failure> {
-        let order = Order::Await { count, timeout_seconds: patience.as_secs_f64() };
-        let counted = self.ask::<Counted>(&order).await?.count;
+    pub(super) async fn until_counted(&mut self, count: u64, patience: Duration) -> Result<(), CommandError> {
+        let order = ReceiverOrder::Await { count, timeout_seconds: patience.as_secs_f64() };
+        let counted = self.ask::<ArrivedCount>(&order).await?.count;
         if counted < count {
             let seconds = patience.as_secs();
-            return Err(Failure::failed(format!("only {counted} of {count} arrived within {seconds} s")));
+            return Err(CommandError::failed(format!(
+                "only {counted} of {count} arrived within {seconds} s"
+            )));
         }
         Ok(())
     }
 
-    pub(super) async fn latencies(&mut self) -> Result<BTreeMap<u64, i64>, Failure> {
-        self.ask::<Latencies>(&Order::Latencies).await.map(|latencies| latencies.micros)
+    pub(super) async fn latencies(&mut self) -> Result<BTreeMap<u64, i64>, CommandError> {
+        self.ask::<Latencies>(&ReceiverOrder::Latencies).await.map(|latencies| latencies.micros)
     }
 
-    pub(super) async fn load(&mut self, load: Load) -> Result<Loaded, Failure> {
-        self.ask(&Order::Load(load)).await
+    pub(super) async fn load(&mut self, load: HttpLoad) -> Result<LoadResult, CommandError> {
+        self.ask(&ReceiverOrder::HttpLoad(load)).await
     }
 
-    async fn ask<T: DeserializeOwned>(&mut self, order: &Order) -> Result<T, Failure> {
+    async fn ask<T: DeserializeOwned>(&mut self, order: &ReceiverOrder) -> Result<T, CommandError> {
         let mut line = serde_json::to_string(order).expect("an order becomes JSON");
         line.push('\n');
         self.input
             .write_all(line.as_bytes())
             .await
-            .map_err(|error| Failure::failed(format!("the receiver process is gone: {error}")))?;
+            .map_err(|error| CommandError::failed(format!("the receiver process is gone: {error}")))?;
         self.answer().await
     }
 
-    async fn answer<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
-        let gone = || Failure::failed("the receiver process ended early");
+    async fn answer<T: DeserializeOwned>(&mut self) -> Result<T, CommandError> {
+        let gone = || CommandError::failed("the receiver process ended early");
         let line = self.output.next_line().await.map_err(|_| gone())?.ok_or_else(gone)?;
         serde_json::from_str(&line)
-            .map_err(|error| Failure::failed(format!("the receiver process said {line:?}: {error}")))
+            .map_err(|error| CommandError::failed(format!("the receiver process said {line:?}: {error}")))
     }
 }

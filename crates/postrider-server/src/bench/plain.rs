@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use postrider::rusqlite::types::Value;
 use postrider::rusqlite::{Connection, OpenFlags, params_from_iter};
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::store_url::StoreUrl;
 
 /// Where the store keeps queued messages.
@@ -22,12 +22,12 @@ pub(super) struct Plain {
 
 impl Plain {
     /// Copies columns and values from one message that is queued in `store`.
-    pub(super) fn like(store: &StoreUrl, plain: &StoreUrl) -> Result<Self, Failure> {
+    pub(super) fn like(store: &StoreUrl, plain: &StoreUrl) -> Result<Self, CommandError> {
         let (Some(store), Some(file)) = (store.path(), plain.path()) else {
-            return Err(Failure::usage("this scenario compares with plain SQLite; leave out --store"));
+            return Err(CommandError::usage("this scenario compares with plain SQLite; leave out --store"));
         };
         Self::open(store, file)
-            .map_err(|error| Failure::failed(format!("the plain SQLite yardstick: {error}")))
+            .map_err(|error| CommandError::failed(format!("the plain SQLite yardstick: {error}")))
     }
 
     fn open(store: &Path, file: &Path) -> postrider::rusqlite::Result<Self> {
@@ -46,11 +46,11 @@ impl Plain {
         Ok(Self { connection, insert, row })
     }
 
-    /// One durable transaction with so many rows; how long it took.
-    pub(super) fn insert(&mut self, rows: u32) -> Result<Duration, Failure> {
+    /// One durable transaction with this many rows; how long it took.
+    pub(super) fn insert(&mut self, rows: u32) -> Result<Duration, CommandError> {
         let began = Instant::now();
         self.transaction(rows)
-            .map_err(|error| Failure::failed(format!("the plain SQLite yardstick: {error}")))?;
+            .map_err(|error| CommandError::failed(format!("the plain SQLite yardstick: {error}")))?;
         Ok(began.elapsed())
     }
 

@@ -6,8 +6,8 @@ use postrider::{NewEvent, NewEventType, NewMessage, NewSubscription};
 
 use super::bed::{Bed, HEALTHY, payload};
 use super::lab::Lab;
-use super::report::{Row, Target, median};
-use crate::failure::Failure;
+use super::report::{BenchTarget, ReportRow, median};
+use crate::failure::CommandError;
 
 const SUBSCRIBERS: u32 = 100;
 const EVENT: &str = "bench.happened";
@@ -15,7 +15,7 @@ const EVENT: &str = "bench.happened";
 const KEEPING_UP: u32 = 25;
 const STORES_A_ROUND: usize = 2;
 
-pub(super) async fn hundred_subscribers(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(super) async fn hundred_subscribers(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let mut fresh = Times::default();
     for round in 0..lab.scale.rounds * STORES_A_ROUND {
         lab.say(&format!("subscribers that keep up, store {}", round + 1));
@@ -26,7 +26,7 @@ pub(super) async fn hundred_subscribers(lab: &mut Lab) -> Result<Vec<Row>, Failu
         lab.discard(store).await?;
     }
     let (backlog, behind) = behind(lab).await?;
-    let row = |name, times: &Times, target, note| Row {
+    let row = |name, times: &Times, target, note| ReportRow {
         name,
         measured: 1.0 / median(&times.events),
         unit: "/s",
@@ -38,13 +38,13 @@ pub(super) async fn hundred_subscribers(lab: &mut Lab) -> Result<Vec<Row>, Failu
         format!("medians of {}; up to {KEEPING_UP} wait for each subscriber", fresh.events.len());
     let waiting = format!("medians of {}; {backlog} wait for each subscriber", behind.events.len());
     Ok(vec![
-        row("publish to 100 subscribers", &fresh, Target::RatioAtLeast(0.50), keeping_up),
-        row("publish to 100 that are behind", &behind, Target::None, waiting),
+        row("publish to 100 subscribers", &fresh, BenchTarget::RatioAtLeast(0.50), keeping_up),
+        row("publish to 100 that are behind", &behind, BenchTarget::None, waiting),
     ])
 }
 
 /// Each has a part of the index to itself by now, and an event goes into all of them.
-async fn behind(lab: &mut Lab) -> Result<(u32, Times), Failure> {
+async fn behind(lab: &mut Lab) -> Result<(u32, Times), CommandError> {
     let mut times = Times::default();
     let backlog = lab.scale.batches * 8;
     let store = lab.new_store().await?;
@@ -59,7 +59,7 @@ async fn behind(lab: &mut Lab) -> Result<(u32, Times), Failure> {
     Ok((backlog, times))
 }
 
-async fn with_subscribers(lab: &Lab, bed: Bed) -> Result<Bed, Failure> {
+async fn with_subscribers(lab: &Lab, bed: Bed) -> Result<Bed, CommandError> {
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
     bed.store.create_event_type(NewEventType::new(EVENT)).await?;
     for number in 0..SUBSCRIBERS {
@@ -79,7 +79,7 @@ struct Times {
 
 impl Times {
     /// One after the other, so that whatever else the machine does slows both.
-    async fn measure(&mut self, bed: &Bed, count: u32) -> Result<(), Failure> {
+    async fn measure(&mut self, bed: &Bed, count: u32) -> Result<(), CommandError> {
         for number in 0..count {
             let message = NewMessage::new(HEALTHY, payload(number));
             let began = Instant::now();

@@ -20,8 +20,8 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpListener;
 
 use super::load;
-use super::partner::{Counted, Latencies, Order, Ready};
-use crate::failure::Failure;
+use super::partner::{ArrivedCount, Latencies, Ready, ReceiverOrder};
+use crate::failure::CommandError;
 
 const SLOW: Duration = Duration::from_secs(5);
 
@@ -39,8 +39,8 @@ struct Timed {
 }
 
 /// Prints its port, then obeys orders until stdin closes.
-pub(crate) async fn run() -> Result<(), Failure> {
-    let failed = |error: std::io::Error| Failure::failed(format!("the receiver process: {error}"));
+pub(crate) async fn run() -> Result<(), CommandError> {
+    let failed = |error: std::io::Error| CommandError::failed(format!("the receiver process: {error}"));
     let listener = TcpListener::bind("127.0.0.1:0").await.map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     let counter = Arc::new(Counter::default());
@@ -49,19 +49,19 @@ pub(crate) async fn run() -> Result<(), Failure> {
     let mut orders = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = orders.next_line().await.map_err(failed)? {
         let order = serde_json::from_str(&line)
-            .map_err(|error| Failure::usage(format!("not an order: {line:?}: {error}")))?;
+            .map_err(|error| CommandError::usage(format!("not an order: {line:?}: {error}")))?;
         match order {
-            Order::Reset => {
+            ReceiverOrder::Reset => {
                 counter.count.store(0, Ordering::SeqCst);
                 counter.lock().clear();
-                say(&Counted { count: 0 });
+                say(&ArrivedCount { count: 0 });
             }
-            Order::Await { count, timeout_seconds } => {
+            ReceiverOrder::Await { count, timeout_seconds } => {
                 let timeout = Duration::from_secs_f64(timeout_seconds);
-                say(&Counted { count: counter.until(count, timeout).await });
+                say(&ArrivedCount { count: counter.until(count, timeout).await });
             }
-            Order::Latencies => say(&Latencies { micros: counter.lock().clone() }),
-            Order::Load(order) => say(&load::run(&order).await?),
+            ReceiverOrder::Latencies => say(&Latencies { micros: counter.lock().clone() }),
+            ReceiverOrder::HttpLoad(order) => say(&load::run(&order).await?),
         }
     }
     Ok(())

@@ -5,18 +5,18 @@ use serde_json::{Value, json};
 use crate::output::Output;
 
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct ReportRow {
     pub(super) name: &'static str,
     pub(super) measured: f64,
     pub(super) unit: &'static str,
     /// What it is compared with, in words and in the same unit.
     pub(super) yardstick: Option<(&'static str, f64)>,
-    pub(super) target: Target,
+    pub(super) target: BenchTarget,
     pub(super) note: String,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Target {
+pub(super) enum BenchTarget {
     /// Measured divided by the yardstick.
     RatioAtLeast(f64),
     AtLeast(f64),
@@ -27,7 +27,7 @@ pub(super) enum Target {
     None,
 }
 
-impl Row {
+impl ReportRow {
     fn ratio(&self) -> Option<f64> {
         let (_, yardstick) = self.yardstick?;
         (yardstick > 0.0).then(|| self.measured / yardstick)
@@ -35,19 +35,19 @@ impl Row {
 
     pub(super) fn passes(&self) -> bool {
         match self.target {
-            Target::RatioAtLeast(least) => self.ratio().is_some_and(|ratio| ratio >= least),
-            Target::AtLeast(least) => self.measured >= least,
-            Target::Below(most) => self.measured < most,
-            Target::AboveYardstickBelow(most) => {
+            BenchTarget::RatioAtLeast(least) => self.ratio().is_some_and(|ratio| ratio >= least),
+            BenchTarget::AtLeast(least) => self.measured >= least,
+            BenchTarget::Below(most) => self.measured < most,
+            BenchTarget::AboveYardstickBelow(most) => {
                 self.yardstick.is_some_and(|(_, yardstick)| self.measured - yardstick < most)
             }
-            Target::None => true,
+            BenchTarget::None => true,
         }
     }
 
     fn verdict(&self) -> &'static str {
         match (self.target, self.passes()) {
-            (Target::None, _) => "",
+            (BenchTarget::None, _) => "",
             (_, true) => "pass",
             (_, false) => "MISS",
         }
@@ -55,11 +55,11 @@ impl Row {
 
     fn target_text(&self) -> String {
         match self.target {
-            Target::RatioAtLeast(least) => format!("≥ {:.0} %", least * 100.0),
-            Target::AtLeast(least) => format!("≥ {} {}", figure(least), self.unit),
-            Target::Below(most) => format!("< {} {}", figure(most), self.unit),
-            Target::AboveYardstickBelow(most) => format!("< {} {} above", figure(most), self.unit),
-            Target::None => "-".to_owned(),
+            BenchTarget::RatioAtLeast(least) => format!("≥ {:.0} %", least * 100.0),
+            BenchTarget::AtLeast(least) => format!("≥ {} {}", figure(least), self.unit),
+            BenchTarget::Below(most) => format!("< {} {}", figure(most), self.unit),
+            BenchTarget::AboveYardstickBelow(most) => format!("< {} {} above", figure(most), self.unit),
+            BenchTarget::None => "-".to_owned(),
         }
     }
 
@@ -111,17 +111,17 @@ impl Rounds {
     }
 }
 
-pub(super) struct Report {
+pub(super) struct BenchReport {
     quick: bool,
-    rows: Vec<(String, Row)>,
+    rows: Vec<(String, ReportRow)>,
 }
 
-impl Report {
+impl BenchReport {
     pub(super) fn new(quick: bool) -> Self {
         Self { quick, rows: Vec::new() }
     }
 
-    pub(super) fn add(&mut self, scenario: &str, rows: Vec<Row>) {
+    pub(super) fn add(&mut self, scenario: &str, rows: Vec<ReportRow>) {
         self.rows.extend(rows.into_iter().map(|row| (scenario.to_owned(), row)));
     }
 
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_row_passes_by_its_own_kind_of_target() {
-        let row = |target| Row {
+        let row = |target| ReportRow {
             name: "x",
             measured: 50.0,
             unit: "/s",
@@ -215,10 +215,12 @@ mod tests {
             target,
             note: String::new(),
         };
-        assert!(row(Target::RatioAtLeast(0.5)).passes() && !row(Target::RatioAtLeast(0.51)).passes());
-        assert!(row(Target::AtLeast(50.0)).passes() && !row(Target::AtLeast(51.0)).passes());
-        assert!(row(Target::Below(51.0)).passes() && !row(Target::Below(50.0)).passes());
-        assert!(row(Target::AboveYardstickBelow(1.0)).passes());
-        assert!(row(Target::None).passes() && row(Target::None).verdict().is_empty());
+        assert!(
+            row(BenchTarget::RatioAtLeast(0.5)).passes() && !row(BenchTarget::RatioAtLeast(0.51)).passes()
+        );
+        assert!(row(BenchTarget::AtLeast(50.0)).passes() && !row(BenchTarget::AtLeast(51.0)).passes());
+        assert!(row(BenchTarget::Below(51.0)).passes() && !row(BenchTarget::Below(50.0)).passes());
+        assert!(row(BenchTarget::AboveYardstickBelow(1.0)).passes());
+        assert!(row(BenchTarget::None).passes() && row(BenchTarget::None).verdict().is_empty());
     }
 }

@@ -7,10 +7,10 @@ use tokio::task::JoinHandle;
 
 use super::bed::{Bed, HEALTHY};
 use super::lab::Lab;
-use super::load::{self, Load, Until};
-use super::node::Node;
-use super::report::{Row, Target, median};
-use crate::failure::Failure;
+use super::load::{self, HttpLoad, Until};
+use super::node::BenchNode;
+use super::report::{BenchTarget, ReportRow, median};
+use crate::failure::CommandError;
 use crate::remote::{Remote, RemoteArgs};
 
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -20,34 +20,34 @@ const MORE_ROUNDS: usize = 3;
 const SCRAPES_A_SECOND: u32 = 10;
 const COST_MAX: f64 = 0.02;
 
-pub(super) async fn run(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(super) async fn run(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let (mut without, mut scraped) = (Vec::new(), Vec::new());
     for round in 0..lab.scale.rounds * MORE_ROUNDS {
         // In turns: a machine that gets slower or faster does so for both.
         for scrapes in if round % 2 == 0 { [false, true] } else { [true, false] } {
-            lab.say(if scrapes { "ten scrapes a second" } else { "nobody scrapes" });
+            lab.say(if scrapes { "ten scrapes a second" } else { "no scrapes" });
             let rate = deliver(lab, scrapes.then(|| Duration::from_secs(1) / SCRAPES_A_SECOND)).await?;
             if scrapes { &mut scraped } else { &mut without }.push(rate);
         }
     }
-    Ok(vec![Row {
+    Ok(vec![ReportRow {
         name: "delivery with ten scrapes a second",
         measured: median(&scraped),
         unit: "/s",
         yardstick: Some(("not scraped", median(&without))),
-        target: Target::RatioAtLeast(1.0 - COST_MAX * f64::from(SCRAPES_A_SECOND)),
+        target: BenchTarget::RatioAtLeast(1.0 - COST_MAX * f64::from(SCRAPES_A_SECOND)),
         note: format!("{} messages, {} runs of each; 2 % for one a second", lab.scale.backlog, without.len()),
     }])
 }
 
 /// Messages a second from resuming the endpoint until all arrived.
-async fn deliver(lab: &mut Lab, period: Option<Duration>) -> Result<f64, Failure> {
+async fn deliver(lab: &mut Lab, period: Option<Duration>) -> Result<f64, CommandError> {
     let store = lab.new_store().await?;
     let bed = Bed::open(&store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
     bed.fill(HEALTHY, lab.scale.backlog, 0).await?;
     drop(bed);
-    let node = Node::start(&store).await?;
+    let node = BenchNode::start(&store).await?;
     lab.partner.reset().await?;
     let scraper = period.map(|period| scrape(&node, period)).transpose()?;
     let began = Instant::now();
@@ -65,8 +65,8 @@ async fn deliver(lab: &mut Lab, period: Option<Duration>) -> Result<f64, Failure
     Ok(rate)
 }
 
-async fn resume(node: &Node) -> Result<(), Failure> {
-    let load = Load {
+async fn resume(node: &BenchNode) -> Result<(), CommandError> {
+    let load = HttpLoad {
         authority: node.authority.clone(),
         path: format!("/v1/endpoints/{HEALTHY}/resume"),
         body: String::new(),
@@ -77,14 +77,14 @@ async fn resume(node: &Node) -> Result<(), Failure> {
 }
 
 /// Ends only when it fails, or is told to.
-fn scrape(node: &Node, period: Duration) -> Result<JoinHandle<Result<(), Failure>>, Failure> {
+fn scrape(node: &BenchNode, period: Duration) -> Result<JoinHandle<Result<(), CommandError>>, CommandError> {
     let client = Remote::new(RemoteArgs::of_node(&node.authority))?;
     let mut ticks = tokio::time::interval(period);
     Ok(tokio::spawn(async move {
         loop {
             ticks.tick().await;
             let page = client.get("/metrics", &[]).await?.collect().await;
-            page.map_err(|error| Failure::failed(format!("half a page of metrics: {error}")))?;
+            page.map_err(|error| CommandError::failed(format!("half a page of metrics: {error}")))?;
         }
     }))
 }

@@ -6,15 +6,15 @@ use postrider::NewMessage;
 
 use super::bed::{Bed, HEALTHY, payload};
 use super::lab::Lab;
-use super::load::{CONNECTIONS, Load, Until};
-use super::node::Node;
+use super::load::{CONNECTIONS, HttpLoad, Until};
+use super::node::BenchNode;
 use super::plain::Plain;
-use super::report::{Rounds, Row, Target};
-use crate::failure::Failure;
+use super::report::{BenchTarget, ReportRow, Rounds};
+use crate::failure::CommandError;
 
 const BATCH: u32 = 1000;
 
-pub(super) async fn batch(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(super) async fn batch(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let (store, plain_store) = (lab.new_store().await?, lab.new_store().await?);
     let bed = Bed::open(&store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
@@ -29,7 +29,7 @@ pub(super) async fn batch(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
             for _ in 0..batches {
                 plain.insert(BATCH)?;
             }
-            Ok::<_, Failure>(plain)
+            Ok::<_, CommandError>(plain)
         })
         .await
         .expect("the yardstick does not panic")?;
@@ -45,12 +45,12 @@ pub(super) async fn batch(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     lab.discard(store).await?;
     lab.discard(plain_store).await?;
     let (measured, yardstick) = rounds.middle();
-    Ok(vec![Row {
+    Ok(vec![ReportRow {
         name: "library send in batches of 1000",
         measured,
         unit: "/s",
         yardstick: Some(("plain SQLite", yardstick)),
-        target: Target::RatioAtLeast(0.50),
+        target: BenchTarget::RatioAtLeast(0.50),
         note: "fully durable, endpoint paused".to_owned(),
     }])
 }
@@ -59,12 +59,12 @@ fn messages() -> Vec<NewMessage> {
     (0..BATCH).map(|number| NewMessage::new(HEALTHY, payload(number))).collect()
 }
 
-pub(super) async fn over_http(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(super) async fn over_http(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let store = lab.new_store().await?;
     let bed = Bed::open(&store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
     drop(bed);
-    let node = Node::start(&store).await?;
+    let node = BenchNode::start(&store).await?;
     let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
         lab.say_round(round, "an empty 202");
@@ -75,18 +75,18 @@ pub(super) async fn over_http(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     node.stop().await;
     lab.discard(store).await?;
     let (measured, yardstick) = rounds.middle();
-    Ok(vec![Row {
+    Ok(vec![ReportRow {
         name: "POST …/messages",
         measured,
         unit: "/s",
         yardstick: Some(("empty 202", yardstick)),
-        target: Target::RatioAtLeast(0.40),
+        target: BenchTarget::RatioAtLeast(0.40),
         note: format!("{CONNECTIONS} connections, one message a request, endpoint paused"),
     }])
 }
 
-async fn post(lab: &mut Lab, node: &Node, path: &str) -> Result<f64, Failure> {
-    let load = Load {
+async fn post(lab: &mut Lab, node: &BenchNode, path: &str) -> Result<f64, CommandError> {
+    let load = HttpLoad {
         authority: node.authority.clone(),
         path: path.to_owned(),
         body: payload(0),

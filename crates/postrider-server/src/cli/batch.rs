@@ -5,11 +5,11 @@ use std::sync::Arc;
 use postrider::{Invalid, NewMessage, Operate, StoreError};
 use serde_json::json;
 
-use super::lines::{Line, Lines};
-use super::progress::{Progress, plural};
+use super::lines::{InputLine, InputLines};
+use super::progress::{WorkProgress, plural};
 use crate::batch::guilty;
 use crate::envelope;
-use crate::failure::{Exit, Failure};
+use crate::failure::{CommandError, Exit};
 use crate::fields::BadDocument;
 use crate::output::Output;
 
@@ -21,11 +21,11 @@ pub(super) async fn run(
     skip: u64,
     operate: Arc<dyn Operate>,
     output: Output,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let limit = operate.settings().await?.max_batch_messages as usize;
-    let mut lines = Lines::of(from)?;
-    let progress = Progress::reading(output, lines.total_bytes);
-    let mut batch = Batch { operate, skip, account: Account::default() };
+    let mut lines = InputLines::of(from)?;
+    let progress = WorkProgress::reading(output, lines.total_bytes);
+    let mut batch = BatchSend { operate, skip, account: CommittedLines::default() };
     let ended = batch.send_all(&mut lines, limit.min(TRANSACTION_MESSAGES_MAX), &progress).await;
     drop(progress);
     let account = batch.account;
@@ -36,15 +36,15 @@ pub(super) async fn run(
     ended.map_err(|failure| account.tell_how_to_go_on(failure)).and(told)
 }
 
-struct Batch {
+struct BatchSend {
     operate: Arc<dyn Operate>,
     skip: u64,
-    account: Account,
+    account: CommittedLines,
 }
 
 /// What is committed.
 #[derive(Default)]
-struct Account {
+struct CommittedLines {
     /// Lines from the beginning of the file, those that were skipped included.
     lines: u64,
     sent: u64,
@@ -54,12 +54,17 @@ struct Account {
 /// A message and the number of its line.
 type Numbered = (u64, NewMessage);
 
-impl Batch {
-    async fn send_all(&mut self, lines: &mut Lines, max: usize, progress: &Progress) -> Result<(), Failure> {
+impl BatchSend {
+    async fn send_all(
+        &mut self,
+        lines: &mut InputLines,
+        max: usize,
+        progress: &WorkProgress,
+    ) -> Result<(), CommandError> {
         loop {
             let (came, broken) = tokio::select! {
                 next = lines.next(max) => next,
-                _ = tokio::signal::ctrl_c() => return Err(Failure::failed("it was interrupted")),
+                _ = tokio::signal::ctrl_c() => return Err(CommandError::failed("it was interrupted")),
             };
             self.send(&came).await?;
             if let Some(last) = came.last() {
@@ -74,13 +79,13 @@ impl Batch {
         }
         if self.account.lines < self.skip {
             let there = plural(self.account.lines, "line");
-            return Err(Failure::usage(format!("--skip {}: there are only {there}", self.skip)));
+            return Err(CommandError::usage(format!("--skip {}: there are only {there}", self.skip)));
         }
         Ok(())
     }
 
     /// All that came, or all before the first that is refused.
-    async fn send(&mut self, came: &[Line]) -> Result<(), Failure> {
+    async fn send(&mut self, came: &[InputLine]) -> Result<(), CommandError> {
         let mut messages: Vec<Numbered> = Vec::with_capacity(came.len());
         for line in came.iter().filter(|line| line.number > self.skip) {
             if line.text.trim_ascii().is_empty() {
@@ -98,7 +103,7 @@ impl Batch {
         self.send_parsed(messages).await
     }
 
-    async fn send_parsed(&mut self, messages: Vec<Numbered>) -> Result<(), Failure> {
+    async fn send_parsed(&mut self, messages: Vec<Numbered>) -> Result<(), CommandError> {
         let Some(((first, _), (last, _))) = messages.first().zip(messages.last()) else { return Ok(()) };
         let (first, mut last) = (*first, *last);
         let (numbers, mut messages): (Vec<u64>, Vec<NewMessage>) = messages.into_iter().unzip();
@@ -129,12 +134,12 @@ impl Batch {
     }
 }
 
-impl Account {
-    fn tell_how_to_go_on(&self, failure: Failure) -> Failure {
+impl CommittedLines {
+    fn tell_how_to_go_on(&self, failure: CommandError) -> CommandError {
         if self.lines == 0 || failure.exit == Exit::Usage {
             return failure;
         }
-        let go_on = format!("--skip {} goes on where this ended", self.lines);
+        let go_on = format!("--skip {} continues where this ended", self.lines);
         let hint = failure.hint.as_ref().map_or(go_on.clone(), |hint| format!("{hint}; {go_on}"));
         failure.hint(hint)
     }
@@ -155,7 +160,7 @@ impl Account {
     }
 }
 
-impl From<BadDocument> for Failure {
+impl From<BadDocument> for CommandError {
     fn from(bad: BadDocument) -> Self {
         match bad {
             BadDocument::Json(error) => {
@@ -168,15 +173,18 @@ impl From<BadDocument> for Failure {
     }
 }
 
-fn at_line(number: u64, mut failure: Failure) -> Failure {
+fn at_line(number: u64, mut failure: CommandError) -> CommandError {
     failure.error = format!("line {number}: {}", failure.error);
     failure
 }
 
-/// Where nobody can say which it was.
-fn of_lines(first: u64, last: u64, failure: Failure) -> Failure {
+/// When the line is not known.
+fn of_lines(first: u64, last: u64, failure: CommandError) -> CommandError {
     if first == last {
         return at_line(first, failure);
     }
-    Failure { error: format!("lines {first} to {last}, of which none is sent: {}", failure.error), ..failure }
+    CommandError {
+        error: format!("lines {first} to {last}, of which none is sent: {}", failure.error),
+        ..failure
+    }
 }

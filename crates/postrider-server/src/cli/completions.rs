@@ -3,7 +3,7 @@
 use clap::Command;
 use clap_complete::Shell;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
 
 pub(super) const HELP: &str = "\
@@ -12,7 +12,7 @@ Examples:
   postrider completions zsh > ~/.zfunc/_postrider            with ~/.zfunc in fpath
   postrider completions fish > ~/.config/fish/completions/postrider.fish";
 
-pub(super) fn run(shell: Shell, output: Output) -> Result<(), Failure> {
+pub(super) fn run(shell: Shell, output: Output) -> Result<(), CommandError> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut visible(&super::command()), "postrider", &mut script);
     output.line(&String::from_utf8_lossy(&script))

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use clap::Subcommand;
 use postrider::Invalid;
-use postrider::settings::{Kind, Setting, Settings, TABLE};
+use postrider::settings::{Setting, SettingKind, Settings, TABLE};
 use serde_json::{Map, Value, json};
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
-use crate::place::Place;
+use crate::place::StoreOrNode;
 use crate::view;
 
 pub(super) const HELP: &str = "\
@@ -40,7 +40,11 @@ pub(crate) enum ConfigCommand {
     List,
 }
 
-pub(super) async fn run(command: ConfigCommand, place: &Place, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(
+    command: ConfigCommand,
+    place: &StoreOrNode,
+    output: Output,
+) -> Result<(), CommandError> {
     match command {
         ConfigCommand::Get { name } => {
             let setting = known(&name)?;
@@ -67,10 +71,10 @@ pub(super) async fn run(command: ConfigCommand, place: &Place, output: Output) -
     Ok(())
 }
 
-fn known(name: &str) -> Result<&'static Setting, Failure> {
+fn known(name: &str) -> Result<&'static Setting, CommandError> {
     TABLE.iter().find(|setting| setting.name == name).ok_or_else(|| {
         let names: Vec<&str> = TABLE.iter().map(|setting| setting.name).collect();
-        let failure = Failure::from(Invalid::unknown_key("", name, &names));
+        let failure = CommandError::from(Invalid::unknown_key("", name, &names));
         match nearest(name, &names) {
             Some(meant) => failure.hint(format!("did you mean {meant}?")),
             None => failure.hint("`postrider config list` says what each of them means"),
@@ -84,15 +88,15 @@ fn nearest<'a>(name: &str, names: &[&'a str]) -> Option<&'a str> {
     likely.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, known)| known)
 }
 
-fn parsed(changes: &[String]) -> Result<Vec<(&'static Setting, String)>, Failure> {
+fn parsed(changes: &[String]) -> Result<Vec<(&'static Setting, String)>, CommandError> {
     let mut seen = BTreeSet::new();
     let one = |change: &String| {
         let (name, value) = change
             .split_once('=')
-            .ok_or_else(|| Failure::usage(format!("{change}: must be written as NAME=VALUE")))?;
+            .ok_or_else(|| CommandError::usage(format!("{change}: must be written as NAME=VALUE")))?;
         let setting = known(name)?;
         if !seen.insert(setting.name) {
-            return Err(Failure::usage(format!("{name} is given more than once")));
+            return Err(CommandError::usage(format!("{name} is given more than once")));
         }
         Ok((setting, value.to_owned()))
     };
@@ -123,11 +127,11 @@ fn list_json(settings: &Settings) -> Value {
             "meaning": setting.meaning,
         });
         match &setting.kind {
-            Kind::Whole { min, max } => {
+            SettingKind::Whole { min, max } => {
                 item["min"] = json!(min);
                 item["max"] = json!(max);
             }
-            Kind::Choice(choices) => item["choices"] = json!(choices),
+            SettingKind::Choice(choices) => item["choices"] = json!(choices),
         }
         item
     };
@@ -137,8 +141,8 @@ fn list_json(settings: &Settings) -> Value {
 fn list_text(settings: &Settings, output: Output) -> String {
     let row = |setting: &Setting| {
         let range = match &setting.kind {
-            Kind::Whole { min, max } => format!("{min} to {max}"),
-            Kind::Choice(choices) => choices.join(", "),
+            SettingKind::Whole { min, max } => format!("{min} to {max}"),
+            SettingKind::Choice(choices) => choices.join(", "),
         };
         let value = settings.value(setting.name).unwrap_or_default();
         vec![

@@ -2,15 +2,16 @@
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
-use postrider::store::{DeadLetter, DlqFilter, DlqStatus, DlqSummary, Redrive, Sweep, SweepAction};
+use postrider::store::{DeadLetter, DlqFilter, DlqSummary, ListedDeadLetter, Redrive, Sweep, SweepAction};
 use postrider::{Operate, StoreError};
 use serde_json::json;
 
 use super::filter::FilterArgs;
-use super::progress::{Progress, plural};
-use crate::failure::Failure;
+use super::progress::{WorkProgress, plural};
+use crate::failure::CommandError;
 use crate::output::Output;
-use crate::place::Place;
+use crate::place::StoreOrNode;
+use crate::send_values;
 use crate::view;
 
 pub(super) const HELP: &str = "\
@@ -22,8 +23,8 @@ Examples:
   postrider dlq redrive --endpoint shop --from -2h             all that died in the last two hours
   postrider dlq discard --event-type orders.test               give them up
 
-A redrive takes what is there when it begins, in the order in which it was sent; what dies again
-meanwhile stays. Both can be interrupted: what is done is done, and asking again does the rest.";
+A redrive takes the letters that are dead when it begins, in the order in which they were sent; those
+that die again meanwhile stay. Both can be interrupted: what is done is done, and asking again does the rest.";
 
 /// How many are shown unless said.
 const LIST_DEFAULT: u16 = 100;
@@ -32,7 +33,7 @@ const LIST_MAX: i64 = 1000;
 #[derive(Subcommand)]
 pub(crate) enum DlqCommand {
     /// List dead letters, oldest first
-    List(ListArgs),
+    List(ListDeadLettersArgs),
     /// Show one with its payload and its last errors
     Show {
         /// Of the dead letter, as `dlq list` shows it
@@ -48,7 +49,7 @@ pub(crate) enum DlqCommand {
 }
 
 #[derive(Args)]
-pub(crate) struct ListArgs {
+pub(crate) struct ListDeadLettersArgs {
     #[command(flatten)]
     filter: FilterArgs,
 
@@ -60,7 +61,7 @@ pub(crate) struct ListArgs {
     #[arg(long, value_name = "ID")]
     after: Option<i64>,
 
-    /// At most so many
+    /// At most this many
     #[arg(long, value_name = "N", default_value_t = LIST_DEFAULT, value_parser = clap::value_parser!(u16).range(1..=LIST_MAX))]
     limit: u16,
 }
@@ -79,7 +80,11 @@ pub(crate) struct SweepArgs {
     all: bool,
 }
 
-pub(super) async fn run(command: DlqCommand, place: &Place, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(
+    command: DlqCommand,
+    place: &StoreOrNode,
+    output: Output,
+) -> Result<(), CommandError> {
     let store = place.open_tool().await?;
     match command {
         DlqCommand::List(arguments) => list(&*store, arguments, output).await,
@@ -96,10 +101,15 @@ pub(super) async fn run(command: DlqCommand, place: &Place, output: Output) -> R
     }
 }
 
-async fn list(store: &dyn Operate, arguments: ListArgs, output: Output) -> Result<(), Failure> {
+async fn list(
+    store: &dyn Operate,
+    arguments: ListDeadLettersArgs,
+    output: Output,
+) -> Result<(), CommandError> {
     let now = Timestamp::now();
     let mut filter = arguments.filter.filter(now)?;
-    filter.status = arguments.status.as_deref().map(status).transpose()?;
+    filter.status =
+        arguments.status.as_deref().map(|text| send_values::dlq_status("status", text)).transpose()?;
     filter.after = arguments.after;
     // One more than asked for tells whether there is a next page.
     let limit = usize::from(arguments.limit);
@@ -110,16 +120,11 @@ async fn list(store: &dyn Operate, arguments: ListArgs, output: Output) -> Resul
     let next = letters.last().filter(|_| more).map(|letter| letter.id);
     output.document(
         || {
-            let items: Vec<String> = letters.iter().map(view::listed_dead_letter).collect();
-            format!(r#"{{"items":[{}],"next":{}}}"#, items.join(","), json!(next))
+            let items: Vec<&ListedDeadLetter> = letters.iter().map(|letter| &letter.listed).collect();
+            json!({ "items": items, "next": next }).to_string()
         },
         || listed(&letters, next, now, output),
     )
-}
-
-fn status(text: &str) -> Result<DlqStatus, Failure> {
-    let rule = "must be one of failed, redriven, discarded";
-    DlqStatus::named(text).ok_or_else(|| postrider::Invalid::new("status", rule).into())
 }
 
 fn listed(letters: &[DeadLetter], next: Option<i64>, now: Timestamp, output: Output) -> String {
@@ -146,7 +151,7 @@ fn listed(letters: &[DeadLetter], next: Option<i64>, now: Timestamp, output: Out
     }
 }
 
-async fn show(store: &dyn Operate, id: i64, place: &Place, output: Output) -> Result<(), Failure> {
+async fn show(store: &dyn Operate, id: i64, place: &StoreOrNode, output: Output) -> Result<(), CommandError> {
     let filter = DlqFilter { id: Some(id), limit: 1, ..DlqFilter::default() };
     let unknown = || StoreError::Unknown { what: "dead letter", name: id.to_string() };
     let letter = store.dlq(filter).await?.pop().ok_or_else(unknown)?;
@@ -190,7 +195,7 @@ async fn sweep(
     action: SweepAction,
     arguments: SweepArgs,
     output: Output,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let SweepArgs { mut ids, filter, all } = arguments;
     let filter = filter.filter(Timestamp::now())?;
     if !ids.is_empty() {
@@ -201,7 +206,9 @@ async fn sweep(
         return by_id(store, action, &ids, output).await;
     }
     if !all && filter == DlqFilter::default() {
-        return Err(Failure::usage("which of them? Give ids, a filter such as --endpoint NAME, or --all"));
+        return Err(CommandError::usage(
+            "which of them? Give ids, a filter such as --endpoint NAME, or --all",
+        ));
     }
     let sweep = all_steps(store, action, &filter, output).await?;
     tell(action, sweep.done, sweep.total, output)
@@ -212,26 +219,31 @@ async fn all_steps(
     action: SweepAction,
     filter: &DlqFilter,
     output: Output,
-) -> Result<Sweep, Failure> {
-    let progress = Progress::new(output);
+) -> Result<Sweep, CommandError> {
+    let progress = WorkProgress::new(output);
     let mut sweep = store.sweep(action, filter.clone(), None).await?;
     while let Some(next) = sweep.next {
         progress.show(sweep.done, Some(sweep.total), "");
         let step = store.sweep(action, filter.clone(), Some(next)).await;
-        let rest = "asking again goes on with the rest";
+        let rest = "run it again to continue with the rest";
         sweep = step.map_err(|error| interrupted(error, action, sweep.done, sweep.total).hint(rest))?;
     }
     Ok(sweep)
 }
 
 /// What was done before stays done.
-fn interrupted(error: StoreError, action: SweepAction, done: u64, total: u64) -> Failure {
-    let mut failure = Failure::from(error);
+fn interrupted(error: StoreError, action: SweepAction, done: u64, total: u64) -> CommandError {
+    let mut failure = CommandError::from(error);
     failure.error = format!("{} of {total} were {}; then: {}", done, done_word(action), failure.error);
     failure
 }
 
-async fn by_id(store: &dyn Operate, action: SweepAction, ids: &[i64], output: Output) -> Result<(), Failure> {
+async fn by_id(
+    store: &dyn Operate,
+    action: SweepAction,
+    ids: &[i64],
+    output: Output,
+) -> Result<(), CommandError> {
     let total = ids.len() as u64;
     for (done, id) in (0..).zip(ids) {
         let one = match action {
@@ -239,14 +251,14 @@ async fn by_id(store: &dyn Operate, action: SweepAction, ids: &[i64], output: Ou
             SweepAction::Discard => store.discard(*id).await,
         };
         one.map_err(|error| match done {
-            0 => Failure::from(error),
+            0 => CommandError::from(error),
             _ => interrupted(error, action, done, total),
         })?;
     }
     tell(action, total, total, output)
 }
 
-fn tell(action: SweepAction, done: u64, total: u64, output: Output) -> Result<(), Failure> {
+fn tell(action: SweepAction, done: u64, total: u64, output: Output) -> Result<(), CommandError> {
     output.document(
         || json!({ done_word(action): done, "total": total }).to_string(),
         || match (total, action) {

@@ -2,16 +2,18 @@
 
 use clap::{Args, Subcommand};
 use postrider::endpoint::EndpointChange;
+use postrider::protocol::{Protocol, ValueKind};
 use postrider::{Endpoint, Invalid, NewEndpoint, Operate, StoreError};
 use serde_json::{Map, Value, json};
 
-use crate::failure::Failure;
+use super::set::{self, SetKey};
+use crate::failure::CommandError;
 use crate::output::Output;
-use crate::place::Place;
+use crate::place::StoreOrNode;
 use crate::view::EndpointView;
 use crate::{fields, send_values, view};
 
-type Config = Option<Map<String, Value>>;
+type GivenConfig = Option<Map<String, Value>>;
 
 /// How many endpoints are read at a time when all are listed.
 const PAGE: usize = 500;
@@ -19,12 +21,14 @@ const PAGE: usize = 500;
 #[derive(Subcommand)]
 pub(crate) enum EndpointCommand {
     /// Make an endpoint: postrider endpoint create shop http --url https://example.org/hook
-    Create(CreateArgs),
+    #[command(after_help = set::help())]
+    Create(CreateEndpointArgs),
     /// List them all
     List,
     /// Show one, without its secrets
     Show { name: String },
     /// Change what is given; the rest stays
+    #[command(after_help = set::help())]
     Alter(AlterArgs),
     /// Remove one; refused while it has messages
     Drop {
@@ -46,10 +50,10 @@ pub(crate) enum EndpointCommand {
 }
 
 #[derive(Args)]
-pub(crate) struct CreateArgs {
+pub(crate) struct CreateEndpointArgs {
     /// Letters, digits, '-', '_' and '.'
     name: String,
-    /// http or file
+    /// What its receiver speaks, such as http, file or redis
     protocol: String,
     #[command(flatten)]
     policy: PolicyArgs,
@@ -71,6 +75,10 @@ struct PolicyArgs {
     /// File a file endpoint appends to; short for --endpoint-config '{"path":…}'
     #[arg(long)]
     path: Option<String>,
+    /// A key of the protocol's configuration, such as port=6380, tls.ca=@ca.pem (from a file) or headers.x-tenant=blue; may
+    /// be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SetKey::parse)]
+    set: Vec<SetKey>,
     /// The protocol's configuration as a JSON object
     #[arg(long, value_name = "JSON")]
     endpoint_config: Option<String>,
@@ -82,11 +90,17 @@ struct PolicyArgs {
     options: Option<String>,
 }
 
-pub(super) async fn run(command: EndpointCommand, place: &Place, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(
+    command: EndpointCommand,
+    place: &StoreOrNode,
+    output: Output,
+) -> Result<(), CommandError> {
     let store = place.open_tool().await?;
     match command {
         EndpointCommand::Create(arguments) => {
-            let config = arguments.policy.config()?;
+            let protocol = Protocol::from_name(&arguments.protocol).ok();
+            let config = arguments.policy.config(protocol)?;
+            let missing = missing(protocol, &config);
             let endpoint = store
                 .create_endpoint(NewEndpoint {
                     name: arguments.name,
@@ -96,8 +110,8 @@ pub(super) async fn run(command: EndpointCommand, place: &Place, output: Output)
                     options: arguments.policy.options()?,
                 })
                 .await
-                .map_err(|error| arguments.policy.refused(error))?;
-            show(&endpoint, &format!("endpoint {} is there", endpoint.name), output)?;
+                .map_err(|error| refused(error, missing))?;
+            show(&endpoint, &format!("created endpoint {}", endpoint.name), output)?;
         }
         EndpointCommand::List => list(&*store, output).await?,
         EndpointCommand::Show { name } => {
@@ -108,7 +122,12 @@ pub(super) async fn run(command: EndpointCommand, place: &Place, output: Output)
             output.document(|| shown.to_string(), text)?;
         }
         EndpointCommand::Alter(arguments) => {
-            let (config, config_changes) = arguments.policy.config_change()?;
+            // Without --set no look at the endpoint is needed.
+            let protocol = match arguments.policy.set.is_empty() {
+                true => None,
+                false => Some(store.endpoint(&arguments.name).await?.protocol),
+            };
+            let (config, config_changes) = arguments.policy.config_change(protocol)?;
             let change = EndpointChange {
                 config,
                 config_changes,
@@ -116,7 +135,7 @@ pub(super) async fn run(command: EndpointCommand, place: &Place, output: Output)
                 options: arguments.policy.options()?,
             };
             if change == EndpointChange::default() {
-                return Err(Failure::usage("nothing to change was given; see --help"));
+                return Err(CommandError::usage("nothing to change was given; see --help"));
             }
             let endpoint = store.alter_endpoint(&arguments.name, change).await?;
             show(&endpoint, &format!("endpoint {} is changed", endpoint.name), output)?;
@@ -149,7 +168,7 @@ pub(super) async fn run(command: EndpointCommand, place: &Place, output: Output)
     Ok(())
 }
 
-async fn list(store: &dyn Operate, output: Output) -> Result<(), Failure> {
+async fn list(store: &dyn Operate, output: Output) -> Result<(), CommandError> {
     let mut endpoints: Vec<Endpoint> = Vec::new();
     loop {
         let after = endpoints.last().map(|endpoint| endpoint.name.clone());
@@ -182,22 +201,25 @@ fn row(endpoint: &Endpoint) -> Vec<String> {
         (None, false) => "enabled".to_owned(),
     };
     let config = endpoint.protocol.redacted(&endpoint.config);
-    let destination = ["url", "path"].iter().find_map(|key| config.get(*key)?.as_str());
+    // What every endpoint of the protocol has to say: where its messages go.
+    let required =
+        endpoint.protocol.keys().filter(|key| key.required && matches!(key.kind, ValueKind::Text { .. }));
+    let destination: Vec<&str> = required.filter_map(|key| config.get(key.name)?.as_str()).collect();
     vec![
         endpoint.name.to_string(),
         endpoint.protocol.as_str().to_owned(),
         state,
         endpoint.circuit.state.name().as_str().to_owned(),
-        destination.unwrap_or("-").to_owned(),
+        destination.join(" "),
     ]
 }
 
-fn show(endpoint: &Endpoint, text: &str, output: Output) -> Result<(), Failure> {
+fn show(endpoint: &Endpoint, text: &str, output: Output) -> Result<(), CommandError> {
     output.document(|| view::endpoint(endpoint).to_string(), || text.to_owned())
 }
 
 /// What still keeps it from delivering is said, too.
-fn delivers_again(endpoint: &Endpoint, what: &str, output: Output) -> Result<(), Failure> {
+fn delivers_again(endpoint: &Endpoint, what: &str, output: Output) -> Result<(), CommandError> {
     let (name, disabled_by, paused) = (&endpoint.name, endpoint.disabled, endpoint.paused);
     let still = match (disabled_by, paused) {
         (Some(_), _) => format!("; it is still disabled: `postrider endpoint enable {name}`"),
@@ -213,7 +235,7 @@ fn delivers_again(endpoint: &Endpoint, what: &str, output: Output) -> Result<(),
     )
 }
 
-fn done(name: &str, what: &str, output: Output) -> Result<(), Failure> {
+fn done(name: &str, what: &str, output: Output) -> Result<(), CommandError> {
     output.document(
         || json!({ "endpoint": name, "done": what }).to_string(),
         || format!("endpoint {name} is {what}"),
@@ -221,48 +243,57 @@ fn done(name: &str, what: &str, output: Output) -> Result<(), Failure> {
 }
 
 impl PolicyArgs {
-    fn config(&self) -> Result<Map<String, Value>, Failure> {
-        let (whole, single) = self.config_change()?;
+    fn config(&self, protocol: Option<Protocol>) -> Result<Map<String, Value>, CommandError> {
+        let (whole, single) = self.config_change(protocol)?;
         let mut config = whole.unwrap_or_default();
         config.extend(single.into_iter().flatten());
         Ok(config)
     }
 
-    /// `--endpoint-config` replaces all of it, `--url` and `--path` one key each.
-    fn config_change(&self) -> Result<(Config, Config), Failure> {
+    /// `--endpoint-config` replaces all of it, `--set`, `--url` and `--path` one key each.
+    fn config_change(&self, protocol: Option<Protocol>) -> Result<(GivenConfig, GivenConfig), CommandError> {
         let whole =
             self.endpoint_config.as_deref().map(|text| send_values::options("config", text)).transpose()?;
-        let mut single = Map::new();
+        let mut single = set::config(protocol, &self.set)?;
+        let twice = |key: &str| Invalid::new(format!("config.{key}"), "is given twice");
         for (key, value) in [("url", &self.url), ("path", &self.path)] {
-            let Some(value) = value else { continue };
-            if whole.as_ref().is_some_and(|whole| whole.contains_key(key)) {
-                return Err(Invalid::new(format!("config.{key}"), "is given twice").into());
+            if let Some(value) = value
+                && single.insert(key.to_owned(), value.clone().into()).is_some()
+            {
+                return Err(twice(key).into());
             }
-            single.insert(key.to_owned(), value.clone().into());
+        }
+        if let Some(key) =
+            single.keys().find(|key| whole.as_ref().is_some_and(|whole| whole.contains_key(*key)))
+        {
+            return Err(twice(key).into());
         }
         Ok((whole, (!single.is_empty()).then_some(single)))
     }
 
-    /// What is missing has a flag.
-    fn refused(&self, error: StoreError) -> Failure {
-        let failure = Failure::from(error);
-        match failure.field.as_deref() {
-            Some("config.url") if self.endpoint_config.is_none() && self.url.is_none() => {
-                failure.hint("--url https://example.org/hook says where its messages go")
-            }
-            Some("config.path") if self.endpoint_config.is_none() && self.path.is_none() => {
-                failure.hint("--path orders.ndjson says which file they are appended to")
-            }
-            _ => failure,
-        }
-    }
-
-    fn retry_policy(&self) -> Result<Option<Value>, Failure> {
+    fn retry_policy(&self) -> Result<Option<Value>, CommandError> {
         Ok(self.retry_policy.as_deref().map(|text| json_value("retry_policy", text)).transpose()?)
     }
 
-    fn options(&self) -> Result<Option<Value>, Failure> {
+    fn options(&self) -> Result<Option<Value>, CommandError> {
         Ok(self.options.as_deref().map(|text| json_value("options", text)).transpose()?)
+    }
+}
+
+/// The first required key that is not given.
+fn missing(protocol: Option<Protocol>, config: &Map<String, Value>) -> Option<&'static str> {
+    let mut required = protocol.into_iter().flat_map(Protocol::keys).filter(|key| key.required);
+    required.find(|key| !config.contains_key(key.name)).map(|key| key.name)
+}
+
+/// What is missing has a flag.
+fn refused(error: StoreError, missing: Option<&str>) -> CommandError {
+    let failure = CommandError::from(error);
+    match missing.filter(|key| failure.field.as_deref() == Some(&format!("config.{key}"))) {
+        Some("url") => failure.hint("--url https://example.org/hook says where its messages go"),
+        Some("path") => failure.hint("--path orders.ndjson says which file they are appended to"),
+        Some(key) => failure.hint(format!("--set {key}=… gives it; --help lists the keys of every protocol")),
+        None => failure,
     }
 }
 

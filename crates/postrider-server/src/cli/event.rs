@@ -5,9 +5,9 @@ use postrider::{EventType, Invalid, Json, NewEventType, NewSubscription, Operate
 use serde::Serialize;
 use serde_json::json;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
-use crate::place::Place;
+use crate::place::StoreOrNode;
 
 /// How many are read at a time when all are listed.
 const PAGE: usize = 500;
@@ -15,14 +15,14 @@ const PAGE: usize = 500;
 #[derive(Subcommand)]
 pub(crate) enum EventCommand {
     /// Make an event type: postrider event create orders.created --description 'An order was placed'
-    Create(CreateArgs),
+    Create(CreateEventTypeArgs),
     /// List all event types
     List,
     /// Show one event type, with its schema
     Show { name: String },
     /// Remove an event type; its subscriptions stay
     Drop { name: String },
-    /// Let an endpoint have the events that fit: postrider event subscribe 'orders.*' shop
+    /// Subscribe an endpoint to matching events: postrider event subscribe 'orders.*' shop
     Subscribe(SubscribeArgs),
     /// List all subscriptions
     Subscriptions,
@@ -44,7 +44,7 @@ pub(crate) enum EventCommand {
 }
 
 #[derive(Args)]
-pub(crate) struct CreateArgs {
+pub(crate) struct CreateEventTypeArgs {
     /// Letters, digits, '-' and '_', in segments with a '.' between them
     name: String,
     /// What it means
@@ -69,13 +69,17 @@ pub(crate) struct SubscribeArgs {
     template: Option<String>,
 }
 
-pub(super) async fn run(command: EventCommand, place: &Place, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(
+    command: EventCommand,
+    place: &StoreOrNode,
+    output: Output,
+) -> Result<(), CommandError> {
     let store = place.open_tool().await?;
     match command {
-        EventCommand::Create(CreateArgs { name, description, schema }) => {
+        EventCommand::Create(CreateEventTypeArgs { name, description, schema }) => {
             let schema = schema.map(|text| rule("schema", &text)).transpose()?;
             let made = store.create_event_type(NewEventType { name, description, schema }).await?;
-            show(&made, output, || format!("event type {} is there", made.name))?;
+            show(&made, output, || format!("created event type {}", made.name))?;
         }
         EventCommand::List => list_types(&*store, output).await?,
         EventCommand::Show { name } => {
@@ -117,7 +121,7 @@ pub(super) async fn run(command: EventCommand, place: &Place, output: Output) ->
     Ok(())
 }
 
-async fn list_types(store: &dyn Operate, output: Output) -> Result<(), Failure> {
+async fn list_types(store: &dyn Operate, output: Output) -> Result<(), CommandError> {
     let mut types: Vec<EventType> = Vec::new();
     loop {
         let after = types.last().map(|last| last.name.clone());
@@ -137,7 +141,7 @@ async fn list_types(store: &dyn Operate, output: Output) -> Result<(), Failure> 
     })
 }
 
-async fn list_subscriptions(store: &dyn Operate, output: Output) -> Result<(), Failure> {
+async fn list_subscriptions(store: &dyn Operate, output: Output) -> Result<(), CommandError> {
     let mut subscriptions: Vec<Subscription> = Vec::new();
     loop {
         let page = store.subscriptions(subscriptions.last().map(|last| last.id), PAGE).await?;
@@ -172,7 +176,7 @@ fn list<T: Serialize>(
     output: Output,
     nothing: &str,
     table: impl FnOnce() -> String,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     #[derive(Serialize)]
     struct List<'a, T> {
         items: &'a [T],
@@ -192,11 +196,11 @@ struct Made<'a> {
     existed: bool,
 }
 
-fn show(shown: &impl Serialize, output: Output, text: impl FnOnce() -> String) -> Result<(), Failure> {
+fn show(shown: &impl Serialize, output: Output, text: impl FnOnce() -> String) -> Result<(), CommandError> {
     output.document(|| serde_json::to_string(shown).expect("records become JSON"), text)
 }
 
-fn done(what: &str, name: &str, done: &str, output: Output) -> Result<(), Failure> {
+fn done(what: &str, name: &str, done: &str, output: Output) -> Result<(), CommandError> {
     output.document(
         || json!({ what: name, "done": done }).to_string(),
         || format!("{} {name} is {done}", what.replace('_', " ")),

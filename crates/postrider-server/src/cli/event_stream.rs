@@ -1,6 +1,6 @@
 //! Server-sent events, taken out of bytes as they come.
 
-/// No event of a node is longer; whoever sends this much without an end is none.
+/// No event of a node is longer: a server that sends more without an end is not a node.
 const EVENT_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(super) struct TooLong;
 
 #[derive(Default)]
 pub(super) struct EventStream {
-    /// The beginning of a line that goes on.
+    /// The beginning of a line that is not complete.
     rest: Vec<u8>,
     kind: String,
     data: String,

@@ -9,7 +9,7 @@ use serde_json::json;
 use tempfile::Builder;
 
 use super::moving::{self, STANDARD};
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
 use crate::store_url::StoreUrl;
 
@@ -35,19 +35,19 @@ pub(crate) struct ExportArgs {
     reopen: bool,
 }
 
-pub(super) async fn run(arguments: ExportArgs, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(arguments: ExportArgs, url: &StoreUrl, output: Output) -> Result<(), CommandError> {
     let store = url.open_export().await?;
     if arguments.reopen {
         return reopen(&store, url, output).await;
     }
-    let target = Target::of(arguments.file)?;
+    let target = ExportTarget::of(arguments.file)?;
     let closed = match arguments.leave_open {
         true => false,
         false => store.close_for_export(&format!("an export to {}", target.name())).await?,
     };
     let written = tokio::select! {
         written = write(&store, &target, output) => written,
-        _ = tokio::signal::ctrl_c() => Err(Failure::failed("interrupted; the store is as it was")),
+        _ = tokio::signal::ctrl_c() => Err(CommandError::failed("interrupted; the store is as it was")),
     };
     match written {
         Ok(moved) => tell(&moved, &target, url, !arguments.leave_open, output),
@@ -60,19 +60,21 @@ pub(super) async fn run(arguments: ExportArgs, url: &StoreUrl, output: Output) -
     }
 }
 
-enum Target {
+enum ExportTarget {
     Stdout,
     File(PathBuf),
 }
 
-impl Target {
-    fn of(file: Option<PathBuf>) -> Result<Self, Failure> {
+impl ExportTarget {
+    fn of(file: Option<PathBuf>) -> Result<Self, CommandError> {
         match file.filter(|file| file.as_os_str() != STANDARD) {
-            Some(file) if file.exists() => Err(Failure::usage(format!("{} exists already", file.display()))
-                .hint("an export is never written over something else; choose another name")),
+            Some(file) if file.exists() => {
+                Err(CommandError::usage(format!("{} exists already", file.display()))
+                    .hint("an export is never written over something else; choose another name"))
+            }
             Some(file) => Ok(Self::File(file)),
             None if io::stdout().is_terminal() => {
-                Err(Failure::usage("an export is nothing to look at: give a FILE, or pipe it somewhere"))
+                Err(CommandError::usage("an export is nothing to look at: give a FILE, or pipe it somewhere"))
             }
             None => Ok(Self::Stdout),
         }
@@ -86,14 +88,14 @@ impl Target {
     }
 }
 
-async fn write(store: &SqliteStore, target: &Target, output: Output) -> Result<Moved, Failure> {
+async fn write(store: &SqliteStore, target: &ExportTarget, output: Output) -> Result<Moved, CommandError> {
     let bar = moving::bar(None, output);
     match target {
-        Target::Stdout => Ok(store.export(bar.wrap_write(io::stdout())).await?),
-        Target::File(file) => {
+        ExportTarget::Stdout => Ok(store.export(bar.wrap_write(io::stdout())).await?),
+        ExportTarget::File(file) => {
             let unwritable =
-                |error: io::Error| Failure::failed(format!("cannot write {}: {error}", file.display()));
-            // Complete or not there. Nobody else may read it.
+                |error: io::Error| CommandError::failed(format!("cannot write {}: {error}", file.display()));
+            // The file is complete or absent. Only its owner may read it.
             let new =
                 Builder::new().prefix(".postrider-export-").tempfile_in(folder(file)).map_err(unwritable)?;
             let to = new.reopen().map_err(unwritable)?;
@@ -112,7 +114,13 @@ fn folder(file: &Path) -> &Path {
     file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn tell(moved: &Moved, target: &Target, url: &StoreUrl, closed: bool, output: Output) -> Result<(), Failure> {
+fn tell(
+    moved: &Moved,
+    target: &ExportTarget,
+    url: &StoreUrl,
+    closed: bool,
+    output: Output,
+) -> Result<(), CommandError> {
     let json = || {
         let (store, rows) = (&moved.store, &moved.rows);
         json!({ "store": store, "url": url.to_string(), "file": target.name(), "closed": closed, "rows": rows }).to_string()
@@ -121,8 +129,8 @@ fn tell(moved: &Moved, target: &Target, url: &StoreUrl, closed: bool, output: Ou
         let next = match closed {
             true => {
                 let import = match target {
-                    Target::Stdout => String::new(),
-                    Target::File(file) => format!(
+                    ExportTarget::Stdout => String::new(),
+                    ExportTarget::File(file) => format!(
                         "Next: postrider migrate --store postgres://…\n\
                          Then: postrider import --store postgres://… {}\n",
                         file.display()
@@ -146,14 +154,14 @@ fn tell(moved: &Moved, target: &Target, url: &StoreUrl, closed: bool, output: Ou
     };
     match target {
         // Where the stream went is no place for words.
-        Target::Stdout if output.json => eprintln!("{}", json()),
-        Target::Stdout => eprintln!("{}", text()),
-        Target::File(_) => return output.document(json, text),
+        ExportTarget::Stdout if output.json => eprintln!("{}", json()),
+        ExportTarget::Stdout => eprintln!("{}", text()),
+        ExportTarget::File(_) => return output.document(json, text),
     }
     Ok(())
 }
 
-async fn reopen(store: &SqliteStore, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+async fn reopen(store: &SqliteStore, url: &StoreUrl, output: Output) -> Result<(), CommandError> {
     let reopened = store.reopen().await?;
     output.document(
         || json!({ "url": url.to_string(), "reopened": reopened }).to_string(),

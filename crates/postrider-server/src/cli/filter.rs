@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use postrider::store::{DEAD_REASONS, DlqFilter};
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::send_values;
 
 #[derive(clap::Args)]
@@ -45,7 +45,7 @@ pub(crate) struct FilterArgs {
 }
 
 impl FilterArgs {
-    pub(super) fn filter(self, now: Timestamp) -> Result<DlqFilter, Failure> {
+    pub(super) fn filter(self, now: Timestamp) -> Result<DlqFilter, CommandError> {
         let time = |field: &str, text: Option<String>| {
             text.map(|text| send_values::timestamp_or_ago(field, &text, now)).transpose()
         };

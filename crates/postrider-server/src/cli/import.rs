@@ -8,7 +8,7 @@ use postrider::PostgresStore;
 use serde_json::json;
 
 use super::moving::{self, STANDARD};
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
 use crate::store_url::StoreUrl;
 
@@ -24,7 +24,7 @@ pub(crate) struct ImportArgs {
     file: Option<PathBuf>,
 }
 
-pub(super) async fn run(arguments: ImportArgs, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(arguments: ImportArgs, url: &StoreUrl, output: Output) -> Result<(), CommandError> {
     let target = url.import_target()?;
     let (from, bytes) = open(arguments.file)?;
     let moved = PostgresStore::import(target.as_str(), moving::bar(bytes, output).wrap_read(from)).await?;
@@ -41,14 +41,15 @@ pub(super) async fn run(arguments: ImportArgs, url: &StoreUrl, output: Output) -
 }
 
 /// With its length, where it has one.
-fn open(file: Option<PathBuf>) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure> {
+fn open(file: Option<PathBuf>) -> Result<(Box<dyn Read + Send>, Option<u64>), CommandError> {
     let Some(path) = file.filter(|file| file.as_os_str() != STANDARD) else {
         if io::stdin().is_terminal() {
-            return Err(Failure::usage("there is nothing to import: give the FILE, or pipe it in"));
+            return Err(CommandError::usage("there is nothing to import: give the FILE, or pipe it in"));
         }
         return Ok((Box::new(io::stdin()), None));
     };
-    let unreadable = |error: io::Error| Failure::failed(format!("cannot read {}: {error}", path.display()));
+    let unreadable =
+        |error: io::Error| CommandError::failed(format!("cannot read {}: {error}", path.display()));
     let file = File::open(&path).map_err(unreadable)?;
     let about = file.metadata().map_err(unreadable)?;
     let bytes = about.is_file().then_some(about.len());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 
 /// More than the largest payload there can be, with all that is around it.
 const LINE_BYTES_MAX: u64 = 128 << 20;
@@ -15,7 +15,7 @@ const LINE_BYTES_MAX: u64 = 128 << 20;
 const WAITING_BYTES_MAX: u32 = 32 << 20;
 const WAITING_LINES_MAX: usize = 4096;
 
-pub(super) struct Line {
+pub(super) struct InputLine {
     /// From 1.
     pub(super) number: u64,
     pub(super) text: Bytes,
@@ -24,15 +24,15 @@ pub(super) struct Line {
     _room: OwnedSemaphorePermit,
 }
 
-pub(super) struct Lines {
+pub(super) struct InputLines {
     name: String,
     pub(super) total_bytes: Option<u64>,
-    coming: mpsc::Receiver<io::Result<Line>>,
+    coming: mpsc::Receiver<io::Result<InputLine>>,
 }
 
-impl Lines {
+impl InputLines {
     /// `-` is stdin.
-    pub(super) fn of(from: &str) -> Result<Self, Failure> {
+    pub(super) fn of(from: &str) -> Result<Self, CommandError> {
         if from == "-" {
             return Ok(Self::reading("stdin", io::stdin(), None));
         }
@@ -47,7 +47,7 @@ impl Lines {
         let (sender, coming) = mpsc::channel(WAITING_LINES_MAX);
         let runtime = tokio::runtime::Handle::current();
         std::thread::spawn(move || {
-            let mut reader = Reader { from: BufReader::with_capacity(1 << 20, from), number: 0, end: 0 };
+            let mut reader = LineReader { from: BufReader::with_capacity(1 << 20, from), number: 0, end: 0 };
             let room = Arc::new(Semaphore::new(WAITING_BYTES_MAX as usize));
             while let Some(line) = reader.next(&room, &runtime).transpose() {
                 let is_last = line.is_err();
@@ -59,8 +59,8 @@ impl Lines {
         Self { name: name.to_owned(), total_bytes, coming }
     }
 
-    /// What is there now, at most so many lines; waits for the first. Empty at the end.
-    pub(super) async fn next(&mut self, lines_max: usize) -> (Vec<Line>, Option<Failure>) {
+    /// The lines that have arrived, at most `max`; waits for the first. Empty at the end.
+    pub(super) async fn next(&mut self, lines_max: usize) -> (Vec<InputLine>, Option<CommandError>) {
         let mut came = Vec::new();
         self.coming.recv_many(&mut came, lines_max).await;
         let mut lines = Vec::with_capacity(came.len());
@@ -74,15 +74,19 @@ impl Lines {
     }
 }
 
-struct Reader<R> {
+struct LineReader<R> {
     from: BufReader<R>,
     number: u64,
     end: u64,
 }
 
-impl<R: Read> Reader<R> {
+impl<R: Read> LineReader<R> {
     /// The last line may end without a line break.
-    fn next(&mut self, room: &Arc<Semaphore>, runtime: &tokio::runtime::Handle) -> io::Result<Option<Line>> {
+    fn next(
+        &mut self,
+        room: &Arc<Semaphore>,
+        runtime: &tokio::runtime::Handle,
+    ) -> io::Result<Option<InputLine>> {
         let mut text = Vec::new();
         let length = self.from.by_ref().take(LINE_BYTES_MAX + 1).read_until(b'\n', &mut text)? as u64;
         if length == 0 {
@@ -96,10 +100,10 @@ impl<R: Read> Reader<R> {
         self.end += length;
         let wanted = (length as u32).min(WAITING_BYTES_MAX);
         let room = runtime.block_on(room.clone().acquire_many_owned(wanted)).expect("it is never closed");
-        Ok(Some(Line { number: self.number, text: text.into(), end: self.end, _room: room }))
+        Ok(Some(InputLine { number: self.number, text: text.into(), end: self.end, _room: room }))
     }
 }
 
-fn unreadable(name: &str, error: &io::Error) -> Failure {
-    Failure::failed(format!("cannot read {name}: {error}"))
+fn unreadable(name: &str, error: &io::Error) -> CommandError {
+    CommandError::failed(format!("cannot read {name}: {error}"))
 }

@@ -6,10 +6,10 @@ use postrider::store::{ListedMessage, MessageFilter, MessagePage};
 use postrider::{Invalid, MessageId, Operate, State};
 use serde_json::json;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
 use crate::send_values;
-use crate::view::{self, ListedMessageView};
+use crate::view;
 
 const LIST_DEFAULT: u16 = 100;
 const LIST_MAX: i64 = 10_000;
@@ -17,7 +17,7 @@ const LIST_MAX: i64 = 10_000;
 const PAGE_MAX: usize = 1000;
 
 #[derive(Args)]
-pub(crate) struct ListArgs {
+pub(crate) struct ListMessagesArgs {
     /// In this state: pending, processing, completed, expired, cancelled or dead
     #[arg(long, value_name = "STATE")]
     state: Option<String>,
@@ -50,20 +50,21 @@ pub(crate) struct ListArgs {
     #[arg(long, value_name = "ID")]
     before: Option<i64>,
 
-    /// At most so many
+    /// At most this many
     #[arg(long, value_name = "N", default_value_t = LIST_DEFAULT, value_parser = clap::value_parser!(u16).range(1..=LIST_MAX))]
     limit: u16,
 }
 
-pub(super) async fn run(store: &dyn Operate, arguments: ListArgs, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(
+    store: &dyn Operate,
+    arguments: ListMessagesArgs,
+    output: Output,
+) -> Result<(), CommandError> {
     let now = Timestamp::now();
     let limit = usize::from(arguments.limit);
     let MessagePage { items, next } = gather(store, arguments.filter(now)?, limit).await?;
     output.document(
-        || {
-            let items: Vec<ListedMessageView> = items.iter().cloned().map(Into::into).collect();
-            json!({ "items": items, "next": next }).to_string()
-        },
+        || json!({ "items": items, "next": next }).to_string(),
         || listed(&items, next, now, output),
     )
 }
@@ -73,7 +74,7 @@ async fn gather(
     store: &dyn Operate,
     mut filter: MessageFilter,
     limit: usize,
-) -> Result<MessagePage, Failure> {
+) -> Result<MessagePage, CommandError> {
     let mut items = Vec::new();
     loop {
         filter.limit = (limit - items.len()).min(PAGE_MAX);
@@ -86,8 +87,8 @@ async fn gather(
     }
 }
 
-impl ListArgs {
-    fn filter(self, now: Timestamp) -> Result<MessageFilter, Failure> {
+impl ListMessagesArgs {
+    fn filter(self, now: Timestamp) -> Result<MessageFilter, CommandError> {
         let time = |field: &str, text: Option<String>| {
             text.map(|text| send_values::timestamp_or_ago(field, &text, now)).transpose()
         };

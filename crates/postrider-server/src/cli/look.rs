@@ -3,64 +3,40 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use jiff::Timestamp;
-use serde::Deserialize;
+use postrider::Operate;
+use postrider::store::StoreStatus;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::remote::Remote;
 
 const ATTEMPTS: &str = "postrider_attempts_total";
 const DELAYS: &str = "postrider_created_to_delivered_seconds_bucket";
 
-pub(super) struct Look {
+pub(super) struct TopSample {
     pub(super) at: Instant,
-    pub(super) status: Status,
+    pub(super) status: StoreStatus,
     /// Since the node started, by endpoint; those that share a label because there are many count under that.
-    pub(super) counted: BTreeMap<String, Counted>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct Status {
-    pub(super) paused: Option<String>,
-    pub(super) pending: u64,
-    pub(super) processing: u64,
-    pub(super) dead: u64,
-    pub(super) oldest_pending: Option<Timestamp>,
-    pub(super) endpoints: Vec<EndpointLook>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct EndpointLook {
-    pub(super) name: String,
-    pub(super) enabled: bool,
-    pub(super) paused: bool,
-    pub(super) circuit: String,
-    pub(super) pending: u64,
-    pub(super) processing: u64,
-    pub(super) dead: u64,
-    pub(super) oldest_pending: Option<Timestamp>,
+    pub(super) counted: BTreeMap<String, EndpointCounts>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Counted {
+pub(super) struct EndpointCounts {
     pub(super) delivered: f64,
     pub(super) failed: f64,
-    /// How many were delivered within so many seconds of their creation, the bounds going up.
+    /// How many were delivered within this many seconds of their creation, by rising bound.
     pub(super) within: Vec<(f64, f64)>,
 }
 
-impl Look {
-    pub(super) async fn take(remote: &Remote) -> Result<Self, Failure> {
-        let status = remote.read("/v1/status").await?;
+impl TopSample {
+    pub(super) async fn take(remote: &Remote) -> Result<Self, CommandError> {
+        let status = remote.status().await?;
         let metrics = remote.read("/metrics").await?;
-        let status = serde_json::from_slice(&status)
-            .map_err(|error| Failure::failed(format!("{remote} does not answer as a node does: {error}")))?;
         Ok(Self { at: Instant::now(), status, counted: counted(&String::from_utf8_lossy(&metrics)) })
     }
 }
 
-fn counted(page: &str) -> BTreeMap<String, Counted> {
-    let mut found: BTreeMap<String, Counted> = BTreeMap::new();
+fn counted(page: &str) -> BTreeMap<String, EndpointCounts> {
+    let mut found: BTreeMap<String, EndpointCounts> = BTreeMap::new();
     for (name, labels, value) in page.lines().filter_map(sample) {
         let Some(endpoint) = label(labels, "endpoint").filter(|_| [ATTEMPTS, DELAYS].contains(&name)) else {
             continue;
@@ -104,7 +80,8 @@ postrider_created_to_delivered_seconds_count{endpoint=\"shop\"} 5
 postrider_created_to_delivered_seconds_bucket{le=\"0.01\",endpoint=\"shop\"} 4
 postrider_created_to_delivered_seconds_bucket{le=\"+Inf\",endpoint=\"shop\"} 5
 ";
-        let shop = Counted { delivered: 5.0, failed: 3.0, within: vec![(0.01, 4.0), (f64::INFINITY, 5.0)] };
+        let shop =
+            EndpointCounts { delivered: 5.0, failed: 3.0, within: vec![(0.01, 4.0), (f64::INFINITY, 5.0)] };
         assert_eq!(counted(page), BTreeMap::from([("shop".to_owned(), shop)]));
     }
 }

@@ -7,9 +7,9 @@ use postrider::{MessageId, Operate, State};
 use serde_json::json;
 
 use super::listing;
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
-use crate::place::Place;
+use crate::place::StoreOrNode;
 use crate::{send_values, view};
 
 pub(super) const HELP: &str = "\
@@ -23,7 +23,7 @@ Examples:
 #[derive(Subcommand)]
 pub(crate) enum MessageCommand {
     /// List messages, newest first, whatever has become of them
-    List(listing::ListArgs),
+    List(listing::ListMessagesArgs),
     /// Tell its whole story: state, attempts, and why it is not delivered yet
     Show {
         /// Of the message
@@ -52,7 +52,11 @@ pub(crate) enum MessageCommand {
     },
 }
 
-pub(super) async fn run(command: MessageCommand, place: &Place, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(
+    command: MessageCommand,
+    place: &StoreOrNode,
+    output: Output,
+) -> Result<(), CommandError> {
     let store = &*place.open_tool().await?;
     match command {
         MessageCommand::List(arguments) => listing::run(store, arguments, output).await,
@@ -76,12 +80,17 @@ pub(super) async fn run(command: MessageCommand, place: &Place, output: Output) 
     }
 }
 
-fn done(id: i64, what: &str, output: Output) -> Result<(), Failure> {
+fn done(id: i64, what: &str, output: Output) -> Result<(), CommandError> {
     output
         .document(|| json!({ "message": id, "done": what }).to_string(), || format!("message {id} is {what}"))
 }
 
-async fn show(store: &dyn Operate, id: MessageId, place: &Place, output: Output) -> Result<(), Failure> {
+async fn show(
+    store: &dyn Operate,
+    id: MessageId,
+    place: &StoreOrNode,
+    output: Output,
+) -> Result<(), CommandError> {
     let story = store.story(id).await?;
     let payload = || view::payload_text(story.payload.as_ref()).unwrap_or_else(|| place.no_payload());
     output.document(|| view::story(&story), || told(&story, payload(), Timestamp::now(), output))
@@ -118,7 +127,7 @@ fn told(story: &Story, payload: String, now: Timestamp, output: Output) -> Strin
     put("payload", Some(payload));
     put("attempts", Some(attempts(story)));
     if !story.attempts.is_empty() {
-        let header = ["attempt", "started at", "took", "outcome", "status", "error"];
+        let header = ["attempt", "started at", "took", "outcome", "response", "error"];
         lines.push(output.table(&header, story.attempts.iter().map(attempt).collect()));
     }
     lines.join("\n")
@@ -146,7 +155,7 @@ fn attempt(record: &AttemptRecord) -> Vec<String> {
         record.started_at.to_string(),
         format!("{} ms", record.duration.as_millis()),
         record.outcome.as_str().to_owned(),
-        record.status.map_or("-".to_owned(), |status| status.to_string()),
+        record.response_status.map_or("-".to_owned(), |status| status.to_string()),
         record.error.clone().unwrap_or_default(),
     ]
 }

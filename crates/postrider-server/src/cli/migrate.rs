@@ -2,11 +2,11 @@
 
 use serde_json::json;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
 use crate::store_url::StoreUrl;
 
-pub(super) async fn run(new_store_id: bool, url: &StoreUrl, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(new_store_id: bool, url: &StoreUrl, output: Output) -> Result<(), CommandError> {
     let created = !url.exists().await?;
     let left = match new_store_id {
         true => url.migrate_with_new_id().await?,
@@ -31,7 +31,7 @@ pub(super) async fn run(new_store_id: bool, url: &StoreUrl, output: Output) -> R
                 status.schema_version, status.store
             );
             if !left.is_empty() {
-                text.push_str("\n\nThis role may not make roles. For somebody who may (or only the CREATE ROLE among them, and then migrate again):\n\n");
+                text.push_str("\n\nThis role may not make roles. Run these statements as a role that may (or only the CREATE ROLE among them, and then migrate again):\n\n");
                 left.iter().for_each(|statement| text.push_str(&format!("{statement};\n")));
             }
             text

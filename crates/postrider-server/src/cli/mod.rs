@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{LogFormat, RawConfig};
-use crate::failure::{Exit, Failure};
+use crate::failure::{CommandError, Exit};
 use crate::output::Output;
 use crate::remote::RemoteArgs;
 use crate::store_url::StoreUrl;
@@ -36,6 +36,7 @@ mod replay;
 mod publish;
 mod screen;
 mod send;
+mod set;
 mod signature;
 mod status;
 mod tail;
@@ -52,7 +53,7 @@ Try `postrider demo` first: it needs nothing and cleans up after itself. Then, w
   postrider send shop '{\"order\": 1}'                                send one
   postrider message show 1                                          what became of it; `dlq list` if it died
 
-Exit codes: 0 done, 1 failed, 2 asked for wrongly, 3 the store or node cannot be reached or used,
+Exit codes: 0 done, 1 failed, 2 usage error, 3 the store or node cannot be reached or used,
 4 refused (unknown, conflict, bad value, full). With --json, errors are JSON on stderr.";
 
 const BENCH_HELP: &str = "\
@@ -79,11 +80,11 @@ struct Cli {
     json: bool,
 
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum CliCommand {
     /// Run a node: the engine that delivers, and the HTTP API
     Serve(ServeArgs),
     /// Create the store, or bring an older one up to date
@@ -122,7 +123,7 @@ enum Command {
     /// Tell what happens on a running node, as it happens
     #[command(after_help = tail::HELP)]
     Tail(tail::TailArgs),
-    /// Watch what flows through a running node, on a screen of its own
+    /// Watch what flows through a running node, on a full screen
     #[command(after_help = top::HELP)]
     Top,
     /// Look at and change the settings of the store
@@ -166,7 +167,7 @@ pub(crate) fn main() -> ExitCode {
     ended(run(cli, &matches), json)
 }
 
-fn ended(result: Result<(), Failure>, json: bool) -> ExitCode {
+fn ended(result: Result<(), CommandError>, json: bool) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -198,14 +199,14 @@ fn refuse_arguments(error: &clap::Error) -> ExitCode {
         return ended(output::written(written).map(|_| ()), json);
     }
     if json {
-        Failure::usage(error.to_string().trim().trim_start_matches("error: ")).print(true);
+        CommandError::usage(error.to_string().trim().trim_start_matches("error: ")).print(true);
     } else {
         let _ = error.print();
     }
     Exit::Usage.into()
 }
 
-fn run(cli: Cli, matches: &ArgMatches) -> Result<(), Failure> {
+fn run(cli: Cli, matches: &ArgMatches) -> Result<(), CommandError> {
     let whereto = Whereto::of(matches);
     whereto.refuse_node(matches)?;
     let file = match &cli.config {
@@ -215,19 +216,19 @@ fn run(cli: Cli, matches: &ArgMatches) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
+        .map_err(|error| CommandError::failed(format!("cannot start the runtime: {error}")))?;
     let result = runtime.block_on(dispatch(cli, whereto, file));
     // What is still running (a stalled receiver of the demo) must not hold the process.
     runtime.shutdown_background();
     result
 }
 
-async fn dispatch(cli: Cli, whereto: Whereto, file: RawConfig) -> Result<(), Failure> {
+async fn dispatch(cli: Cli, whereto: Whereto, file: RawConfig) -> Result<(), CommandError> {
     let output = Output::new(cli.json);
     let store = || StoreUrl::or_default(cli.store.as_deref().or(file.store.as_deref()));
     let place = || whereto.place(store);
     match cli.command {
-        Command::Serve(arguments) => {
+        CliCommand::Serve(arguments) => {
             let mut given = arguments.config;
             given.store = cli.store;
             let config = given.over(file).check()?;
@@ -235,34 +236,34 @@ async fn dispatch(cli: Cli, whereto: Whereto, file: RawConfig) -> Result<(), Fai
             panics::to_log();
             serve::run(config, serve::Extras { bench_route: arguments.bench_route }).await
         }
-        Command::BenchReceiver => bench::receiver().await,
+        CliCommand::BenchReceiver => bench::receiver().await,
         command => {
             logging::start(LogFormat::Text, "error")?;
             match command {
-                Command::Migrate { new_store_id } => migrate::run(new_store_id, &store()?, output).await,
-                Command::Demo(arguments) => demo::run(arguments, output).await,
-                Command::Bench(arguments) => {
+                CliCommand::Migrate { new_store_id } => migrate::run(new_store_id, &store()?, output).await,
+                CliCommand::Demo(arguments) => demo::run(arguments, output).await,
+                CliCommand::Bench(arguments) => {
                     let place =
                         cli.store.as_deref().map(|url| StoreUrl::or_default(Some(url))).transpose()?;
                     bench::run(arguments, place, output).await
                 }
-                Command::Send(arguments) => send::run(arguments, &place()?, output).await,
-                Command::Publish(arguments) => publish::run(arguments, &place()?, output).await,
-                Command::Event(command) => event::run(command, &place()?, output).await,
-                Command::Endpoint(command) => endpoint::run(command, &place()?, output).await,
-                Command::Message(command) => message::run(command, &place()?, output).await,
-                Command::Dlq(command) => dlq::run(command, &place()?, output).await,
-                Command::Replay(command) => replay::run(command, &place()?, output).await,
-                Command::Export(arguments) => export::run(arguments, &store()?, output).await,
-                Command::Import(arguments) => import::run(arguments, &store()?, output).await,
-                Command::Status => status::run(&place()?, output).await,
-                Command::Tail(arguments) => tail::run(arguments, whereto.node()?, output).await,
-                Command::Top => top::run(whereto.node()?, output).await,
-                Command::Config(command) => config::run(command, &place()?, output).await,
-                Command::Signature(command) => signature::run(command, output),
-                Command::Completions { shell } => completions::run(shell, output),
-                Command::Token(command) => token::run(command, &place()?, output).await,
-                Command::Serve(_) | Command::BenchReceiver => unreachable!("handled above"),
+                CliCommand::Send(arguments) => send::run(arguments, &place()?, output).await,
+                CliCommand::Publish(arguments) => publish::run(arguments, &place()?, output).await,
+                CliCommand::Event(command) => event::run(command, &place()?, output).await,
+                CliCommand::Endpoint(command) => endpoint::run(command, &place()?, output).await,
+                CliCommand::Message(command) => message::run(command, &place()?, output).await,
+                CliCommand::Dlq(command) => dlq::run(command, &place()?, output).await,
+                CliCommand::Replay(command) => replay::run(command, &place()?, output).await,
+                CliCommand::Export(arguments) => export::run(arguments, &store()?, output).await,
+                CliCommand::Import(arguments) => import::run(arguments, &store()?, output).await,
+                CliCommand::Status => status::run(&place()?, output).await,
+                CliCommand::Tail(arguments) => tail::run(arguments, whereto.node()?, output).await,
+                CliCommand::Top => top::run(whereto.node()?, output).await,
+                CliCommand::Config(command) => config::run(command, &place()?, output).await,
+                CliCommand::Signature(command) => signature::run(command, output),
+                CliCommand::Completions { shell } => completions::run(shell, output),
+                CliCommand::Token(command) => token::run(command, &place()?, output).await,
+                CliCommand::Serve(_) | CliCommand::BenchReceiver => unreachable!("handled above"),
             }
         }
     }

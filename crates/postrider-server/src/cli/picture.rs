@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use postrider::store::StoreStatus;
 use postrider::store::figures::OTHERS;
 
-use super::look::{Counted, Look, Status};
+use super::look::{EndpointCounts, TopSample};
 
 /// Rates are over this long: steady enough to read, and soon right after a change.
 const WINDOW: Duration = Duration::from_secs(5);
@@ -13,7 +14,7 @@ const WINDOW: Duration = Duration::from_secs(5);
 pub(super) struct Picture {
     pub(super) address: String,
     /// Oldest first, never empty.
-    looks: VecDeque<Look>,
+    looks: VecDeque<TopSample>,
     /// Why the node could not be asked just now.
     pub(super) trouble: Option<String>,
 }
@@ -29,11 +30,11 @@ pub(super) struct Flow {
 }
 
 impl Picture {
-    pub(super) fn new(address: String, first: Look) -> Self {
+    pub(super) fn new(address: String, first: TopSample) -> Self {
         Self { address, looks: VecDeque::from([first]), trouble: None }
     }
 
-    pub(super) fn take(&mut self, look: Look) {
+    pub(super) fn take(&mut self, look: TopSample) {
         // A node that restarted counts from nothing again.
         if has_restarted(self.now(), &look) {
             self.looks.clear();
@@ -49,7 +50,7 @@ impl Picture {
         self.trouble = Some(trouble);
     }
 
-    pub(super) fn status(&self) -> &Status {
+    pub(super) fn status(&self) -> &StoreStatus {
         &self.now().status
     }
 
@@ -68,14 +69,14 @@ impl Picture {
     }
 
     pub(super) fn flow_of_all(&self) -> Option<Flow> {
-        self.difference(|look| look.counted.values().fold(Counted::default(), add))
+        self.difference(|look| look.counted.values().fold(EndpointCounts::default(), add))
     }
 
-    fn now(&self) -> &Look {
+    fn now(&self) -> &TopSample {
         self.looks.back().expect("there is a first look")
     }
 
-    fn difference(&self, of: impl Fn(&Look) -> Counted) -> Option<Flow> {
+    fn difference(&self, of: impl Fn(&TopSample) -> EndpointCounts) -> Option<Flow> {
         let (before, now) = (self.looks.front()?, self.now());
         let seconds = (now.at - before.at).as_secs_f64();
         if seconds <= 0.0 {
@@ -97,18 +98,18 @@ impl Picture {
     }
 }
 
-fn has_restarted(before: &Look, now: &Look) -> bool {
+fn has_restarted(before: &TopSample, now: &TopSample) -> bool {
     before.counted.iter().any(|(endpoint, then)| {
         now.counted.get(endpoint).is_none_or(|now| now.delivered < then.delivered || now.failed < then.failed)
     })
 }
 
-fn add(sum: Counted, one: &Counted) -> Counted {
+fn add(sum: EndpointCounts, one: &EndpointCounts) -> EndpointCounts {
     let within = match sum.within.is_empty() {
         true => one.within.clone(),
         false => sum.within.iter().zip(&one.within).map(|(sum, one)| (sum.0, sum.1 + one.1)).collect(),
     };
-    Counted { delivered: sum.delivered + one.delivered, failed: sum.failed + one.failed, within }
+    EndpointCounts { delivered: sum.delivered + one.delivered, failed: sum.failed + one.failed, within }
 }
 
 /// Even within a bucket, as Prometheus assumes; past the last bound it is that bound.
@@ -132,11 +133,16 @@ mod tests {
 
     use super::*;
 
-    fn look(at: Instant, counted: &[(&str, f64)]) -> Look {
-        let status = json!({ "pending": 0, "processing": 0, "dead": 0, "endpoints": [] });
-        let count = |delivered| Counted { delivered, ..Counted::default() };
+    fn look(at: Instant, counted: &[(&str, f64)]) -> TopSample {
+        let status = json!({ "store": "x", "schema_version": 1, "live_nodes": 1, "pending": 0, "processing": 0, "dead": 0,
+            "stored_events": 0, "endpoints": [] });
+        let count = |delivered| EndpointCounts { delivered, ..EndpointCounts::default() };
         let counted = counted.iter().map(|(name, delivered)| ((*name).to_owned(), count(*delivered)));
-        Look { at, status: serde_json::from_value(status).expect("a status"), counted: counted.collect() }
+        TopSample {
+            at,
+            status: serde_json::from_value(status).expect("a status"),
+            counted: counted.collect(),
+        }
     }
 
     fn delivered(flow: Option<Flow>) -> Option<f64> {
@@ -183,7 +189,7 @@ mod tests {
         let began = Instant::now();
         let at = |seconds, within: &[(f64, f64)]| {
             let mut look = look(began + Duration::from_secs(seconds), &[]);
-            let counted = Counted { within: within.to_vec(), ..Counted::default() };
+            let counted = EndpointCounts { within: within.to_vec(), ..EndpointCounts::default() };
             look.counted = BTreeMap::from([("shop".to_owned(), counted)]);
             look
         };

@@ -12,10 +12,10 @@ const GOING: &str = "{bar:30} {human_pos} of {human_len}, {per_sec}, {eta} left 
 const READING: &str = "{bar:30} {bytes} of {total_bytes}, {eta} left, {msg}";
 const LISTENING: &str = "{spinner} {msg}";
 
-/// Counts messages or bytes; hidden where nobody watches. Gone when it is dropped.
-pub(super) struct Progress(ProgressBar);
+/// Counts messages or bytes; hidden when the output is not a terminal, and removed when it is dropped.
+pub(super) struct WorkProgress(ProgressBar);
 
-impl Progress {
+impl WorkProgress {
     pub(super) fn new(output: Output) -> Self {
         if !output.is_live() {
             return Self(ProgressBar::hidden());
@@ -25,7 +25,7 @@ impl Progress {
         Self(bar)
     }
 
-    /// For what is read from a file of so many bytes, or from somebody who does not say how much there is.
+    /// For what is read from a file of this many bytes, or from a pipe of unknown length.
     pub(super) fn reading(output: Output, total_bytes: Option<u64>) -> Self {
         let progress = Self::new(output);
         progress.0.set_style(style(if total_bytes.is_some() { READING } else { LISTENING }));
@@ -51,7 +51,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for WorkProgress {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

@@ -5,9 +5,9 @@ use postrider::{NewEvent, NewMessage};
 use serde_json::json;
 
 use super::send::{OptionArgs, payload};
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
-use crate::place::Place;
+use crate::place::StoreOrNode;
 
 #[derive(clap::Args)]
 pub(crate) struct PublishArgs {
@@ -21,20 +21,24 @@ pub(crate) struct PublishArgs {
     options: OptionArgs,
 }
 
-pub(super) async fn run(arguments: PublishArgs, place: &Place, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(
+    arguments: PublishArgs,
+    place: &StoreOrNode,
+    output: Output,
+) -> Result<(), CommandError> {
     let event_type = arguments.event_type.clone();
     let messages = place.open_tool().await?.publish(event(arguments, Timestamp::now())?).await?;
     output.document(
         || json!({ "messages": messages }).to_string(),
         || match messages {
-            0 => format!("{event_type} became no message: nobody wants it, or whoever does has it already"),
+            0 => format!("{event_type} became no message: no subscription matches, or the same key was published before"),
             1 => format!("{event_type} became 1 message"),
             _ => format!("{event_type} became {messages} messages"),
         },
     )
 }
 
-fn event(arguments: PublishArgs, now: Timestamp) -> Result<NewEvent, Failure> {
+fn event(arguments: PublishArgs, now: Timestamp) -> Result<NewEvent, CommandError> {
     let mut message = NewMessage::new("", payload(arguments.payload.as_deref())?);
     arguments.options.apply(&mut message, now)?;
     Ok(NewEvent::of_message(arguments.event_type, message))

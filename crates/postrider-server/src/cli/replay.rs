@@ -9,10 +9,10 @@ use postrider::store::{NewReplay, Replay, ReplayPreview, ReplaySample, ReplaySel
 use postrider::{MessageId, Operate};
 use serde_json::json;
 
-use super::progress::{Progress, plural};
-use crate::failure::Failure;
+use super::progress::{WorkProgress, plural};
+use crate::failure::CommandError;
 use crate::output::Output;
-use crate::place::Place;
+use crate::place::StoreOrNode;
 use crate::{send_values, view};
 
 pub(super) const HELP: &str = "\
@@ -42,7 +42,7 @@ pub(crate) enum ReplayCommand {
         /// Only those before this id: the `next` of the page before
         #[arg(long, value_name = "ID")]
         before: Option<i64>,
-        /// At most so many
+        /// At most this many
         #[arg(long, value_name = "N", default_value_t = LIST_DEFAULT, value_parser = clap::value_parser!(u16).range(1..=LIST_MAX))]
         limit: u16,
     },
@@ -136,7 +136,11 @@ impl WaitArgs {
     }
 }
 
-pub(super) async fn run(command: ReplayCommand, place: &Place, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(
+    command: ReplayCommand,
+    place: &StoreOrNode,
+    output: Output,
+) -> Result<(), CommandError> {
     let store = &*place.open_tool().await?;
     match command {
         ReplayCommand::Start(arguments) => return start(store, arguments, output).await,
@@ -161,7 +165,7 @@ pub(super) async fn run(command: ReplayCommand, place: &Place, output: Output) -
     Ok(())
 }
 
-async fn start(store: &dyn Operate, arguments: StartArgs, output: Output) -> Result<(), Failure> {
+async fn start(store: &dyn Operate, arguments: StartArgs, output: Output) -> Result<(), CommandError> {
     let (dry_run, wait) = (arguments.dry_run, arguments.wait.is_wanted(output));
     let replay = arguments.replay(Timestamp::now())?;
     if dry_run {
@@ -174,7 +178,7 @@ async fn start(store: &dyn Operate, arguments: StartArgs, output: Output) -> Res
 }
 
 impl StartArgs {
-    fn replay(self, now: Timestamp) -> Result<NewReplay, Failure> {
+    fn replay(self, now: Timestamp) -> Result<NewReplay, CommandError> {
         let time = |field: &str, text: Option<String>| {
             text.map(|text| send_values::timestamp_or_ago(field, &text, now)).transpose()
         };
@@ -187,7 +191,7 @@ impl StartArgs {
             until: time("until", self.until)?,
         };
         if selection == ReplaySelection::default() {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 "which of them? Select with --endpoint, --status, --from or another; see --help",
             ));
         }
@@ -196,9 +200,9 @@ impl StartArgs {
     }
 }
 
-/// Until it has ended, or somebody presses Ctrl-C: then it goes on without being watched.
-async fn watch(store: &dyn Operate, mut replay: Replay, output: Output) -> Result<Replay, Failure> {
-    let progress = Progress::new(output);
+/// Until it has ended, or until Ctrl-C: then it continues without being watched.
+async fn watch(store: &dyn Operate, mut replay: Replay, output: Output) -> Result<Replay, CommandError> {
+    let progress = WorkProgress::new(output);
     let mut moved = (Instant::now(), replay.clone());
     while replay.state == ReplayState::Running {
         let still = moved.0.elapsed() > NO_NODE_AFTER && replay.rate_limit.is_none();
@@ -220,7 +224,12 @@ async fn watch(store: &dyn Operate, mut replay: Replay, output: Output) -> Resul
     Ok(replay)
 }
 
-async fn list(store: &dyn Operate, before: Option<i64>, limit: usize, output: Output) -> Result<(), Failure> {
+async fn list(
+    store: &dyn Operate,
+    before: Option<i64>,
+    limit: usize,
+    output: Output,
+) -> Result<(), CommandError> {
     // One more than asked for tells whether there is a next page.
     let mut replays = store.replays(before, limit + 1).await?;
     let more = replays.len() > limit;
@@ -271,7 +280,7 @@ fn selected(replay: &Replay) -> String {
     words.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-fn show(replay: &Replay, output: Output) -> Result<(), Failure> {
+fn show(replay: &Replay, output: Output) -> Result<(), CommandError> {
     output.document(|| json!(replay).to_string(), || shown(replay))
 }
 

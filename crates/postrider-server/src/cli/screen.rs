@@ -4,13 +4,14 @@ use std::cmp::Reverse;
 use std::time::Instant;
 
 use jiff::Timestamp;
+use postrider::breaker::CircuitName;
+use postrider::store::EndpointStatus;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
-use super::look::EndpointLook;
 use super::picture::{Flow, Picture};
 use crate::view;
 
@@ -90,7 +91,7 @@ fn draw_endpoints(frame: &mut Frame<'_>, area: Rect, picture: &Picture, now: Tim
     let hidden = endpoints.len().saturating_sub(room);
     let rows = endpoints.into_iter().take(room).map(|endpoint| {
         let row = row(endpoint, picture.flow(&endpoint.name), now);
-        Row::new(cells(row).take(columns + 1)).style(style(&endpoint.circuit))
+        Row::new(cells(row).take(columns + 1)).style(style(endpoint.circuit))
     });
     let header = Row::new(cells(header)).style(Modifier::BOLD);
     let table = Table::new(rows, widths.map(Constraint::Length)).header(header).column_spacing(SPACING);
@@ -106,13 +107,13 @@ fn columns_that_fit(width: u16) -> usize {
     ends.take_while(|end| *end <= width).count()
 }
 
-fn by_work(endpoints: &[EndpointLook]) -> Vec<&EndpointLook> {
-    let mut sorted: Vec<&EndpointLook> = endpoints.iter().collect();
+fn by_work(endpoints: &[EndpointStatus]) -> Vec<&EndpointStatus> {
+    let mut sorted: Vec<&EndpointStatus> = endpoints.iter().collect();
     sorted.sort_by_key(|endpoint| Reverse(endpoint.pending + endpoint.processing));
     sorted
 }
 
-fn row(endpoint: &EndpointLook, flow: Option<Flow>, now: Timestamp) -> [String; COLUMNS.len() + 1] {
+fn row(endpoint: &EndpointStatus, flow: Option<Flow>, now: Timestamp) -> [String; COLUMNS.len() + 1] {
     let state = match (endpoint.enabled, endpoint.paused) {
         (false, _) => "disabled",
         (true, true) => "paused",
@@ -120,7 +121,7 @@ fn row(endpoint: &EndpointLook, flow: Option<Flow>, now: Timestamp) -> [String; 
     };
     [
         endpoint.name.clone(),
-        endpoint.circuit.clone(),
+        endpoint.circuit.as_str().to_owned(),
         rate(flow.as_ref().map(|flow| flow.delivered_per_second)),
         rate(flow.as_ref().map(|flow| flow.failed_per_second)),
         endpoint.pending.to_string(),
@@ -140,11 +141,11 @@ fn cells<T: Into<Text<'static>>>(texts: impl IntoIterator<Item = T>) -> impl Ite
     })
 }
 
-fn style(circuit: &str) -> Style {
+fn style(circuit: CircuitName) -> Style {
     match circuit {
-        "closed" => Style::new(),
-        "half_open" => Style::new().fg(Color::Yellow),
-        _ => Style::new().fg(Color::Red),
+        CircuitName::Closed => Style::new(),
+        CircuitName::HalfOpen => Style::new().fg(Color::Yellow),
+        CircuitName::Open => Style::new().fg(Color::Red),
     }
 }
 
@@ -180,21 +181,24 @@ mod tests {
     use ratatui::backend::TestBackend;
     use serde_json::json;
 
-    use super::super::look::{Counted, Look};
+    use postrider::store::EndpointHealth;
+
+    use super::super::look::{EndpointCounts, TopSample};
     use super::*;
 
-    fn look(at: Instant, delivered: f64) -> Look {
+    fn look(at: Instant, delivered: f64) -> TopSample {
         let endpoint = |name: &str, circuit: &str, pending: u64| {
-            json!({ "name": name, "enabled": true, "paused": false, "circuit": circuit, "pending": pending,
+            json!({ "name": name, "protocol": "http", "health": EndpointHealth::default(), "enabled": true, "paused": false, "circuit": circuit, "pending": pending,
                 "processing": 1, "dead": 2, "oldest_pending": "2026-01-15T11:58:00Z" })
         };
         let endpoints =
             [endpoint("quiet", "closed", 0), endpoint("shop", "open", 7), endpoint("till", "closed", 3)];
-        let status = json!({ "paused": "moving house", "pending": 10, "processing": 3, "dead": 6,
+        let status = json!({ "store": "x", "schema_version": 1, "live_nodes": 1, "stored_events": 0, "paused": "moving house", "pending": 10, "processing": 3, "dead": 6,
             "oldest_pending": "2026-01-15T11:58:00Z", "endpoints": endpoints });
         let within = vec![(0.1, delivered / 2.0), (1.0, delivered), (f64::INFINITY, delivered)];
-        let counted = BTreeMap::from([("shop".to_owned(), Counted { delivered, failed: 4.0, within })]);
-        Look { at, status: serde_json::from_value(status).expect("a status"), counted }
+        let counted =
+            BTreeMap::from([("shop".to_owned(), EndpointCounts { delivered, failed: 4.0, within })]);
+        TopSample { at, status: serde_json::from_value(status).expect("a status"), counted }
     }
 
     fn terminal(picture: &Picture, instant: Instant, (width, height): (u16, u16)) -> Terminal<TestBackend> {

@@ -10,16 +10,16 @@ use serde::de::IgnoredAny;
 use serde_json::json;
 
 use super::batch;
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
-use crate::place::Place;
+use crate::place::StoreOrNode;
 use crate::send_values;
 
 pub(super) const HELP: &str = "\
 Each line of a batch is a JSON document as in POST /v1/messages:batch:
   {\"endpoint\": \"shop\", \"payload\": {\"order\": 1}, \"options\": {\"ordering_key\": \"customer-7\"}}
 It is read as it comes and sent in transactions of up to 1000 lines. At a line that is refused it stops: all lines
-before it are sent, and --skip goes on behind them.
+before it are sent, and --skip continues after them.
 
 Examples:
   postrider send shop '{\"order\": 1}'
@@ -66,7 +66,7 @@ pub(crate) struct SendArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = OF_ONE)]
     batch: Option<String>,
 
-    /// Leave out so many lines of the batch, which are sent already
+    /// Skip this many lines of the batch that were sent already
     #[arg(long, value_name = "N", requires = "batch", conflicts_with = "endpoint", default_value_t = 0)]
     skip: u64,
 }
@@ -107,7 +107,11 @@ pub(super) struct OptionArgs {
     options: Option<String>,
 }
 
-pub(super) async fn run(arguments: SendArgs, place: &Place, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(
+    arguments: SendArgs,
+    place: &StoreOrNode,
+    output: Output,
+) -> Result<(), CommandError> {
     let operate = place.open_tool().await?;
     if let Some(from) = &arguments.batch {
         return batch::run(from, arguments.skip, operate, output).await;
@@ -127,7 +131,7 @@ pub(super) async fn run(arguments: SendArgs, place: &Place, output: Output) -> R
     )
 }
 
-fn message(arguments: SendArgs, now: Timestamp) -> Result<NewMessage, Failure> {
+fn message(arguments: SendArgs, now: Timestamp) -> Result<NewMessage, CommandError> {
     let endpoint = arguments.endpoint.expect("required without --batch");
     let mut message = NewMessage::new(endpoint, payload(arguments.payload.as_deref())?);
     message.content_type = arguments.content_type;
@@ -141,8 +145,8 @@ fn message(arguments: SendArgs, now: Timestamp) -> Result<NewMessage, Failure> {
     Ok(message)
 }
 
-fn not_json(payload: &[u8], rule: String) -> Failure {
-    let refused = |rule: String| Failure::from(Invalid::new("payload", rule));
+fn not_json(payload: &[u8], rule: String) -> CommandError {
+    let refused = |rule: String| CommandError::from(Invalid::new("payload", rule));
     if payload.is_empty() {
         return refused("is empty, which is not JSON".to_owned()).hint(
             "give it behind the endpoint, or say with --content-type text/plain that nothing is meant",
@@ -162,13 +166,13 @@ fn not_json(payload: &[u8], rule: String) -> Failure {
 }
 
 impl OptionArgs {
-    pub(super) fn apply(self, message: &mut NewMessage, now: Timestamp) -> Result<(), Failure> {
+    pub(super) fn apply(self, message: &mut NewMessage, now: Timestamp) -> Result<(), CommandError> {
         for header in self.headers {
-            let (name, value) = header
-                .split_once('=')
-                .ok_or_else(|| Failure::usage(format!("--header {header}: must be written as NAME=VALUE")))?;
+            let (name, value) = header.split_once('=').ok_or_else(|| {
+                CommandError::usage(format!("--header {header}: must be written as NAME=VALUE"))
+            })?;
             if message.headers.insert(name.to_owned(), value.to_owned()).is_some() {
-                return Err(Failure::usage(format!("--header {name} is given twice")));
+                return Err(CommandError::usage(format!("--header {name} is given twice")));
             }
         }
         let time = |field: &str, text: Option<String>| {
@@ -190,11 +194,11 @@ impl OptionArgs {
     }
 }
 
-pub(super) fn payload(given: Option<&str>) -> Result<Bytes, Failure> {
-    let unreadable = |what: &str, error| Failure::failed(format!("cannot read {what}: {error}"));
+pub(super) fn payload(given: Option<&str>) -> Result<Bytes, CommandError> {
+    let unreadable = |what: &str, error| CommandError::failed(format!("cannot read {what}: {error}"));
     match given {
         None if std::io::stdin().is_terminal() => {
-            Err(Failure::usage("there is no payload: give it, @FILE, or - to type it"))
+            Err(CommandError::usage("there is no payload: give it, @FILE, or - to type it"))
         }
         None | Some("-") => {
             let mut bytes = Vec::new();

@@ -9,7 +9,7 @@ use postrider::protocol::signature::{KeyError, SigningKey, VerifyingKey, signatu
 use serde_json::json;
 
 use super::send;
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
 
 pub(super) const HELP: &str = "\
@@ -67,7 +67,7 @@ pub(crate) struct SignedArgs {
     secret_file: Vec<PathBuf>,
 }
 
-pub(super) fn run(command: SignatureCommand, output: Output) -> Result<(), Failure> {
+pub(super) fn run(command: SignatureCommand, output: Output) -> Result<(), CommandError> {
     match command {
         SignatureCommand::Sign { signed, timestamp } => {
             let timestamp = timestamp.unwrap_or_else(|| Timestamp::now().as_second());
@@ -76,11 +76,11 @@ pub(super) fn run(command: SignatureCommand, output: Output) -> Result<(), Failu
         SignatureCommand::Verify { signed, timestamp, signature, tolerance } => {
             let tolerance = tolerance.as_deref().map(duration).transpose()?;
             let keys = signed.keys(VerifyingKey::parse)?;
-            let claim = Claim { id: &signed.id, timestamp, header: &signature };
+            let claim = SignedRequest { id: &signed.id, timestamp, header: &signature };
             let body = send::payload(signed.body.as_deref())?;
             let age = Timestamp::now().as_second().saturating_sub(timestamp);
             let age = SignedDuration::from_secs(age);
-            claim.judge(&keys, &body, age, tolerance).map_err(Failure::failed)?;
+            claim.judge(&keys, &body, age, tolerance).map_err(CommandError::failed)?;
             let remark = remark(age).filter(|_| tolerance.is_none());
             output.document(
                 || json!({ "valid": true, "age_seconds": age.as_secs() }).to_string(),
@@ -90,7 +90,7 @@ pub(super) fn run(command: SignatureCommand, output: Output) -> Result<(), Failu
     }
 }
 
-fn sign(signed: &SignedArgs, timestamp: i64, output: Output) -> Result<(), Failure> {
+fn sign(signed: &SignedArgs, timestamp: i64, output: Output) -> Result<(), CommandError> {
     let keys = signed.keys(SigningKey::parse)?;
     let body = send::payload(signed.body.as_deref())?;
     let (id, signature) = (&signed.id, signatures(&keys, &signed.id, timestamp, &body));
@@ -111,33 +111,33 @@ fn duration(text: &str) -> Result<SignedDuration, Invalid> {
 
 impl SignedArgs {
     /// Never says anything of the secrets themselves.
-    fn keys<K>(&self, parse: fn(&str) -> Result<K, KeyError>) -> Result<Vec<K>, Failure> {
+    fn keys<K>(&self, parse: fn(&str) -> Result<K, KeyError>) -> Result<Vec<K>, CommandError> {
         let mut keys = Vec::new();
         for name in &self.secret_env {
             let secret = std::env::var(name)
-                .map_err(|_| Failure::usage(format!("the environment has no text named {name}")))?;
+                .map_err(|_| CommandError::usage(format!("environment variable {name} is not set")))?;
             keys.push((format!("the secret in {name}"), secret));
         }
         for path in &self.secret_file {
             let secret = std::fs::read_to_string(path)
-                .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
+                .map_err(|error| CommandError::usage(format!("cannot read {}: {error}", path.display())))?;
             keys.push((format!("the secret in {}", path.display()), secret));
         }
         let parse = |(whose, secret): (String, String)| {
-            parse(secret.trim()).map_err(|error| Failure::usage(format!("{whose} {error}")))
+            parse(secret.trim()).map_err(|error| CommandError::usage(format!("{whose} {error}")))
         };
         keys.into_iter().map(parse).collect()
     }
 }
 
 /// What a request says of itself.
-struct Claim<'a> {
+struct SignedRequest<'a> {
     id: &'a str,
     timestamp: i64,
     header: &'a str,
 }
 
-impl Claim<'_> {
+impl SignedRequest<'_> {
     fn judge(
         &self,
         keys: &[VerifyingKey],

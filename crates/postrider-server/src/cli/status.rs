@@ -3,12 +3,12 @@
 use jiff::Timestamp;
 use postrider::store::{EndpointStatus, NodeLimits, StoreStatus};
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
-use crate::place::Place;
+use crate::place::StoreOrNode;
 use crate::view;
 
-pub(super) async fn run(place: &Place, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(place: &StoreOrNode, output: Output) -> Result<(), CommandError> {
     let status = place.open_tool().await?.status().await?;
     output.document(
         || serde_json::to_string(&status).expect("figures become JSON"),
@@ -16,7 +16,7 @@ pub(super) async fn run(place: &Place, output: Output) -> Result<(), Failure> {
     )
 }
 
-fn text(place: &Place, status: &StoreStatus, output: Output, now: Timestamp) -> String {
+fn text(place: &StoreOrNode, status: &StoreStatus, output: Output, now: Timestamp) -> String {
     let mut lines = vec![format!(
         "{place}: {} pending, {} processing, {} dead{}",
         status.pending,

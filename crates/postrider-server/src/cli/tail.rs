@@ -9,7 +9,7 @@ use postrider::StoreError;
 use serde_json::{Map, Value, json};
 
 use super::event_stream::{EventStream, ServerEvent, TooLong};
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
 use crate::remote::Remote;
 
@@ -41,7 +41,7 @@ pub(crate) struct TailArgs {
     event_type: Option<String>,
 }
 
-pub(super) async fn run(arguments: TailArgs, remote: Remote, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(arguments: TailArgs, remote: Remote, output: Output) -> Result<(), CommandError> {
     tokio::select! {
         ended = follow(arguments, &remote, output) => ended,
         _ = tokio::signal::ctrl_c() => Ok(()),
@@ -49,14 +49,14 @@ pub(super) async fn run(arguments: TailArgs, remote: Remote, output: Output) -> 
 }
 
 /// Why a connection to the node is not read any more.
-enum Ended {
-    /// Nobody reads what is written.
+enum TailEnd {
+    /// The reader of our output is gone.
     Unread,
     /// It may come back.
     NodeGone,
 }
 
-async fn follow(arguments: TailArgs, remote: &Remote, output: Output) -> Result<(), Failure> {
+async fn follow(arguments: TailArgs, remote: &Remote, output: Output) -> Result<(), CommandError> {
     let given = [
         ("endpoint", &arguments.endpoint),
         ("state", &arguments.state),
@@ -68,8 +68,8 @@ async fn follow(arguments: TailArgs, remote: &Remote, output: Output) -> Result<
     say(output, &format!("listening to {remote}"));
     loop {
         match read(body, output).await? {
-            Ended::Unread => return Ok(()),
-            Ended::NodeGone => say(output, &format!("{remote} went away; waiting for it")),
+            TailEnd::Unread => return Ok(()),
+            TailEnd::NodeGone => say(output, &format!("{remote} went away; waiting for it")),
         }
         body = again(remote, &query).await?;
         say(output, &format!("listening to {remote} again"));
@@ -77,7 +77,7 @@ async fn follow(arguments: TailArgs, remote: &Remote, output: Output) -> Result<
 }
 
 /// Only what waiting does not change is a failure.
-async fn again(remote: &Remote, query: &[(&str, &str)]) -> Result<Incoming, Failure> {
+async fn again(remote: &Remote, query: &[(&str, &str)]) -> Result<Incoming, CommandError> {
     loop {
         match remote.get("/v1/tail", query).await {
             Err(StoreError::Unreachable(_) | StoreError::Unavailable(_)) => {
@@ -88,7 +88,7 @@ async fn again(remote: &Remote, query: &[(&str, &str)]) -> Result<Incoming, Fail
     }
 }
 
-/// Beside the events, for whoever watches.
+/// Beside the events, on standard error.
 fn say(output: Output, text: &str) {
     match output.json {
         true => eprintln!("{}", json!({ "message": text })),
@@ -96,20 +96,20 @@ fn say(output: Output, text: &str) {
     }
 }
 
-async fn read(mut body: Incoming, output: Output) -> Result<Ended, Failure> {
+async fn read(mut body: Incoming, output: Output) -> Result<TailEnd, CommandError> {
     let mut stream = EventStream::default();
     loop {
         let Ok(Some(Ok(frame))) = tokio::time::timeout(SILENCE_MAX, body.frame()).await else {
-            return Ok(Ended::NodeGone);
+            return Ok(TailEnd::NodeGone);
         };
         let Ok(bytes) = frame.into_data() else { continue };
         let events = stream
             .take(&bytes)
-            .map_err(|TooLong| Failure::failed("what comes back is not the tail of a node"))?;
+            .map_err(|TooLong| CommandError::failed("what comes back is not the tail of a node"))?;
         for event in events {
             let line = if output.is_for_people() { line(&event) } else { json_line(&event) };
             if !output.try_line(&line)? {
-                return Ok(Ended::Unread);
+                return Ok(TailEnd::Unread);
             }
         }
     }
@@ -137,7 +137,7 @@ fn line(event: &ServerEvent) -> String {
         "attempt" => {
             let took = fields.get("duration_seconds").and_then(Value::as_f64).unwrap_or_default() * 1000.0;
             let became = match text("state").as_str() {
-                "pending" => "failed, is tried again".to_owned(),
+                "pending" => "failed, retrying".to_owned(),
                 state => state.to_owned(),
             };
             let parts = [became, format!("{took:.0} ms"), text("response_status"), text("error")];
@@ -181,7 +181,7 @@ mod tests {
         ];
         let expected = "\
 12:00:01.500  shop             message 7 attempt 2: completed, 12 ms, 200
-12:00:01.500  shop             message 7 attempt 2: failed, is tried again, 12 ms, 503, [RETRYABLE] busy
+12:00:01.500  shop             message 7 attempt 2: failed, retrying, 12 ms, 503, [RETRYABLE] busy
 12:00:01.500  shop             message 7 was lost with its node; now dead
 12:00:01.500  shop             circuit closed -> open
 3 events came too fast and are not shown";

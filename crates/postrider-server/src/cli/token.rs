@@ -6,10 +6,10 @@ use postrider::StoreError;
 use postrider::store::{NewToken, Scope, TokenRecord, token_prefix};
 use serde_json::json;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
-use crate::place::Place;
-use crate::view::{self, IssuedTokenView, TokenView};
+use crate::place::StoreOrNode;
+use crate::view;
 
 #[derive(Subcommand)]
 pub(crate) enum TokenCommand {
@@ -26,7 +26,7 @@ pub(crate) enum TokenCommand {
         /// How it begins, as `list` shows it, or all of it
         prefix: String,
 
-        /// Also if it is the last one: without any, whoever reaches a node on loopback may do everything
+        /// Also if it is the last one: without any, every client that reaches a node on loopback may do everything
         #[arg(long)]
         last: bool,
     },
@@ -52,7 +52,11 @@ impl From<ScopeName> for Scope {
     }
 }
 
-pub(super) async fn run(command: TokenCommand, place: &Place, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(
+    command: TokenCommand,
+    place: &StoreOrNode,
+    output: Output,
+) -> Result<(), CommandError> {
     let store = place.open_tool().await?;
     match command {
         TokenCommand::Create { name, scope } => {
@@ -60,16 +64,16 @@ pub(super) async fn run(command: TokenCommand, place: &Place, output: Output) ->
             let prefix = issued.record.prefix.clone();
             // Only the token on stdout: it goes straight into a file or a variable.
             let text = match output.json {
-                true => json!(IssuedTokenView::from(issued)).to_string(),
+                true => json!(issued).to_string(),
                 false => issued.token,
             };
             let shown = output.try_line(&text).and_then(|is_read| match is_read {
                 true => Ok(()),
-                false => Err(Failure::failed("cannot write the answer: nobody reads it")),
+                false => Err(CommandError::failed("cannot write the answer: the reader is gone")),
             });
             if let Err(failure) = shown {
                 store.revoke_token(&prefix, true).await?;
-                return Err(failure.hint("nobody saw the token, so it was revoked; make another"));
+                return Err(failure.hint("the token was not shown, so it was revoked; make another"));
             }
             if !output.json {
                 eprintln!("keep it: it is not shown again");
@@ -77,7 +81,10 @@ pub(super) async fn run(command: TokenCommand, place: &Place, output: Output) ->
         }
         TokenCommand::List => {
             let tokens = store.tokens().await?;
-            output.document(|| list_json(tokens.clone()), || list_text(&tokens, output, Timestamp::now()))?;
+            output.document(
+                || json!({ "items": tokens, "next": null }).to_string(),
+                || list_text(&tokens, output, Timestamp::now()),
+            )?;
         }
         TokenCommand::Revoke { prefix, last } => {
             let prefix = token_prefix(&prefix);
@@ -91,15 +98,10 @@ pub(super) async fn run(command: TokenCommand, place: &Place, output: Output) ->
     Ok(())
 }
 
-fn refused(error: StoreError) -> Failure {
+fn refused(error: StoreError) -> CommandError {
     let is_last = matches!(error, StoreError::Conflict(_));
-    let failure = Failure::from(error);
+    let failure = CommandError::from(error);
     if is_last { failure.hint("make the next one first, or say --last") } else { failure }
-}
-
-fn list_json(tokens: Vec<TokenRecord>) -> String {
-    let items: Vec<TokenView> = tokens.into_iter().map(TokenView::from).collect();
-    json!({ "items": items, "next": null }).to_string()
 }
 
 fn list_text(tokens: &[TokenRecord], output: Output, now: Timestamp) -> String {

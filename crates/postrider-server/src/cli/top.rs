@@ -1,4 +1,4 @@
-//! `postrider top`: what flows through a node now, on a screen of its own.
+//! `postrider top`: what flows through a node now, on a full screen.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use super::look::Look;
+use super::look::TopSample;
 use super::picture::Picture;
 use super::screen::{self, Now};
-use crate::failure::{Exit, Failure};
+use crate::failure::{CommandError, Exit};
 use crate::output::Output;
 use crate::remote::Remote;
 
@@ -29,24 +29,24 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A key is seen within this time after the screen is gone.
 const KEY_WAIT: Duration = Duration::from_millis(100);
 
-pub(super) async fn run(remote: Remote, output: Output) -> Result<(), Failure> {
+pub(super) async fn run(remote: Remote, output: Output) -> Result<(), CommandError> {
     if output.json {
-        return Err(Failure::usage("top draws a screen, which is not JSON").hint(
+        return Err(CommandError::usage("top draws a screen, which is not JSON").hint(
             "`postrider status --json` says what is queued, `postrider tail --json` what happens, GET /metrics all figures",
         ));
     }
     if !output.is_live() {
-        return Err(Failure::usage("top needs a terminal to draw on")
+        return Err(CommandError::usage("top needs a terminal to draw on")
             .hint("`postrider status` says once what is queued, `postrider tail` tells what happens"));
     }
     // What is wrong from the beginning is said in words, not drawn.
-    let first = Look::take(&remote).await?;
+    let first = TopSample::take(&remote).await?;
     let picture = Picture::new(remote.to_string(), first);
     // Before there is anything to restore.
     let told_to_end = told_to_end();
     // Restores the terminal also when something panics.
-    let terminal =
-        ratatui::try_init().map_err(|error| Failure::failed(format!("cannot use this terminal: {error}")))?;
+    let terminal = ratatui::try_init()
+        .map_err(|error| CommandError::failed(format!("cannot use this terminal: {error}")))?;
     let ended = tokio::select! {
         ended = watch(terminal, picture, remote) => ended,
         () = told_to_end => Ok(()),
@@ -56,12 +56,16 @@ pub(super) async fn run(remote: Remote, output: Output) -> Result<(), Failure> {
 }
 
 enum News {
-    Looked(Result<Look, Failure>),
+    Looked(Result<Box<TopSample>, CommandError>),
     Resized,
     Quit,
 }
 
-async fn watch(mut terminal: DefaultTerminal, mut picture: Picture, remote: Remote) -> Result<(), Failure> {
+async fn watch(
+    mut terminal: DefaultTerminal,
+    mut picture: Picture,
+    remote: Remote,
+) -> Result<(), CommandError> {
     let (sender, mut news) = mpsc::channel(8);
     let keys = sender.clone();
     std::thread::spawn(move || read_keys(&keys));
@@ -71,7 +75,7 @@ async fn watch(mut terminal: DefaultTerminal, mut picture: Picture, remote: Remo
         let now = Now { instant: Instant::now(), timestamp: jiff::Timestamp::now() };
         terminal
             .draw(|frame| screen::draw(frame, &picture, now))
-            .map_err(|error| Failure::failed(format!("cannot draw on this terminal: {error}")))?;
+            .map_err(|error| CommandError::failed(format!("cannot draw on this terminal: {error}")))?;
         let told = tokio::select! {
             told = news.recv() => told.unwrap_or(News::Quit),
             () = &mut looking => News::Quit,
@@ -79,7 +83,7 @@ async fn watch(mut terminal: DefaultTerminal, mut picture: Picture, remote: Remo
         match told {
             News::Quit => return Ok(()),
             News::Resized => {}
-            News::Looked(Ok(look)) => picture.take(look),
+            News::Looked(Ok(look)) => picture.take(*look),
             // A node that restarts comes back; a token that is revoked does not.
             News::Looked(Err(failure)) if failure.exit == Exit::Store => picture.miss(failure.error),
             News::Looked(Err(failure)) => return Err(failure),
@@ -88,17 +92,18 @@ async fn watch(mut terminal: DefaultTerminal, mut picture: Picture, remote: Remo
 }
 
 async fn look_again(remote: Remote, news: mpsc::Sender<News>) {
-    let quiet = || Failure::store(format!("{remote} does not answer"));
+    let quiet = || CommandError::store(format!("{remote} does not answer"));
     loop {
         tokio::time::sleep(INTERVAL).await;
-        let looked = tokio::time::timeout(PATIENCE, Look::take(&remote)).await;
-        if news.send(News::Looked(looked.unwrap_or_else(|_| Err(quiet())))).await.is_err() {
+        let looked = tokio::time::timeout(PATIENCE, TopSample::take(&remote)).await;
+        let looked = looked.unwrap_or_else(|_| Err(quiet())).map(Box::new);
+        if news.send(News::Looked(looked)).await.is_err() {
             return;
         }
     }
 }
 
-/// The terminal is to be restored whoever ends it: signals are caught from the call on.
+/// Signals are caught from this call on, so that the terminal is restored however the program ends.
 fn told_to_end() -> impl Future<Output = ()> {
     let signals = (signal(SignalKind::terminate()), signal(SignalKind::hangup()));
     async move {
@@ -110,7 +115,7 @@ fn told_to_end() -> impl Future<Output = ()> {
     }
 }
 
-/// Ends when nobody wants to know any more.
+/// Ends when the receiver is gone.
 fn read_keys(news: &mpsc::Sender<News>) {
     while !news.is_closed() {
         let told = match event::poll(KEY_WAIT).and_then(|is_there| is_there.then(event::read).transpose()) {

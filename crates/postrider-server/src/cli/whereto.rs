@@ -3,8 +3,8 @@
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 
-use crate::failure::Failure;
-use crate::place::Place;
+use crate::failure::CommandError;
+use crate::place::StoreOrNode;
 use crate::remote::{Remote, RemoteArgs};
 use crate::store_url::StoreUrl;
 
@@ -16,9 +16,9 @@ const STORE: &str = "store";
 const LOCAL: [(&str, &str); 9] = [
     ("serve", "it is the node; --listen says where it answers"),
     ("migrate", "it works on a store: run it where the store can be reached, with --store"),
-    ("demo", "it has a store and a node of its own"),
-    ("bench", "it has stores and nodes of its own"),
-    ("bench-receiver", "it has stores and nodes of its own"),
+    ("demo", "it makes its own store and node"),
+    ("bench", "it makes its own stores and nodes"),
+    ("bench-receiver", "it makes its own stores and nodes"),
     ("export", "it works on a store whose node has stopped, with --store"),
     ("import", "it works on a store that no node runs on yet, with --store"),
     ("signature", "it needs neither a store nor a node"),
@@ -67,48 +67,53 @@ impl Whereto {
     }
 
     /// For a command that does not work through a node. What the environment says is meant for others.
-    pub(super) fn refuse_node(&self, matches: &ArgMatches) -> Result<(), Failure> {
+    pub(super) fn refuse_node(&self, matches: &ArgMatches) -> Result<(), CommandError> {
         let Some((name, reason)) = matches.subcommand_name().and_then(|name| Some((name, reason(name)?)))
         else {
             return Ok(());
         };
         match self.url_from {
             Some(ValueSource::CommandLine) => {
-                Err(Failure::usage(format!("`postrider {name}` cannot be told a --url: {reason}")))
+                Err(CommandError::usage(format!("`postrider {name}` cannot be told a --url: {reason}")))
             }
             _ => Ok(()),
         }
     }
 
     /// A flag goes before an environment variable, and that before the file.
-    pub(super) fn place(&self, store: impl FnOnce() -> Result<StoreUrl, Failure>) -> Result<Place, Failure> {
+    pub(super) fn place(
+        &self,
+        store: impl FnOnce() -> Result<StoreUrl, CommandError>,
+    ) -> Result<StoreOrNode, CommandError> {
         match (self.url_from, self.store_from) {
-            (None, _) => store().map(Place::Store),
+            (None, _) => store().map(StoreOrNode::Store),
             (Some(url), Some(given)) if url == given => Err(both(url)),
-            (Some(ValueSource::EnvVariable), Some(ValueSource::CommandLine)) => store().map(Place::Store),
-            (Some(_), _) => Place::node(self.remote.clone()),
+            (Some(ValueSource::EnvVariable), Some(ValueSource::CommandLine)) => {
+                store().map(StoreOrNode::Store)
+            }
+            (Some(_), _) => StoreOrNode::node(self.remote.clone()),
         }
     }
 
     /// For a command that needs a node, at the usual place unless said.
-    pub(super) fn node(&self) -> Result<Remote, Failure> {
+    pub(super) fn node(&self) -> Result<Remote, CommandError> {
         match self.store_from {
-            Some(ValueSource::CommandLine) => {
-                Err(Failure::usage("this command looks at a running node, so it cannot be told a --store")
-                    .hint("--url says where the node answers"))
-            }
+            Some(ValueSource::CommandLine) => Err(CommandError::usage(
+                "this command looks at a running node, so it cannot be told a --store",
+            )
+            .hint("--url says where the node answers")),
             _ => Remote::new(self.remote.clone()),
         }
     }
 }
 
-fn both(given: ValueSource) -> Failure {
+fn both(given: ValueSource) -> CommandError {
     match given {
-        ValueSource::EnvVariable => {
-            Failure::usage("POSTRIDER_URL names a node and POSTRIDER_STORE a store: which of them is meant?")
-                .hint("--url or --store says which")
-        }
-        _ => Failure::usage("--url names a node and --store a store: give one of them"),
+        ValueSource::EnvVariable => CommandError::usage(
+            "POSTRIDER_URL names a node and POSTRIDER_STORE a store: which of them is meant?",
+        )
+        .hint("--url or --store says which"),
+        _ => CommandError::usage("--url names a node and --store a store: give one of them"),
     }
 }
 

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::ATTEMPTS_MAX;
 use super::ledger::Ledger;
 use super::load::SentMessage;
-use super::plan::{Kind, Plan};
-use crate::failure::Failure;
+use super::plan::{DemoPlan, PlannedKind};
+use crate::failure::CommandError;
 use crate::output::Output;
 
 #[derive(Debug, Default)]
@@ -45,11 +45,11 @@ impl Account {
     pub(super) async fn draw_up(
         store: &dyn Operate,
         store_name: &str,
-        plan: &Plan,
+        plan: &DemoPlan,
         sent: &[SentMessage],
         ledgers: &[Ledger],
         seconds: f64,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CommandError> {
         let mut account = Self { seed: plan.seed, seconds, sent: sent.len(), ..Self::default() };
         account.read_receivers(ledgers);
         let delivered: HashMap<&str, f64> = ledgers.iter().flat_map(Ledger::delivered).collect();
@@ -100,7 +100,7 @@ impl Account {
         let attempts = story.attempt_count as usize;
         self.attempts += attempts;
         self.retried += usize::from(attempts > 1);
-        let (id, poison) = (one.id, one.planned.kind == Kind::Poison);
+        let (id, poison) = (one.id, one.planned.kind == PlannedKind::Poison);
         match story.state {
             State::Completed => {
                 self.delivered += 1;
@@ -122,11 +122,11 @@ impl Account {
         }
     }
 
-    fn close(&mut self, plan: &Plan, strangers: usize) {
+    fn close(&mut self, plan: &DemoPlan, strangers: usize) {
         let (sent, accounted) = (self.sent, self.delivered + self.dead + self.expired);
         self.expect(sent == plan.messages.len(), || "not everything planned was sent".to_owned());
         self.expect(sent == accounted, || format!("{sent} were sent and {accounted} are accounted for"));
-        self.expect(strangers == 0, || format!("receivers accepted {strangers} messages nobody sent"));
+        self.expect(strangers == 0, || format!("receivers accepted {strangers} messages that were not sent"));
         let violations = self.order_violations;
         self.expect(violations == 0, || format!("order was broken {violations} times"));
     }

@@ -7,14 +7,14 @@ use serde::Deserialize;
 
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    pub(super) arrivals: Vec<Arrival>,
+    pub(super) arrivals: Vec<ReceivedRequest>,
 }
 
 #[derive(Debug)]
-pub(super) struct Arrival {
+pub(super) struct ReceivedRequest {
     pub(super) id: String,
     pub(super) attempt: u32,
-    pub(super) body: Body,
+    pub(super) body: DemoPayload,
     /// What was answered.
     pub(super) status: u16,
     /// Answered only after the sender had stopped waiting.
@@ -24,7 +24,7 @@ pub(super) struct Arrival {
 
 /// The payload as the demo's sender wrote it.
 #[derive(Debug, Deserialize)]
-pub(super) struct Body {
+pub(super) struct DemoPayload {
     pub(super) number: u32,
     pub(super) kind: String,
     pub(super) key: Option<String>,
@@ -33,11 +33,11 @@ pub(super) struct Body {
 }
 
 impl Ledger {
-    pub(super) fn enter(&mut self, arrival: Arrival) {
+    pub(super) fn enter(&mut self, arrival: ReceivedRequest) {
         self.arrivals.push(arrival);
     }
 
-    fn acknowledged(&self) -> impl Iterator<Item = &Arrival> {
+    fn acknowledged(&self) -> impl Iterator<Item = &ReceivedRequest> {
         self.arrivals.iter().filter(|arrival| arrival.status < 300)
     }
 
@@ -113,15 +113,22 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    fn arrival(id: &str, key: &str, place: u32, status: u16) -> Arrival {
-        let body = Body {
+    fn arrival(id: &str, key: &str, place: u32, status: u16) -> ReceivedRequest {
+        let body = DemoPayload {
             number: place,
             kind: "ordinary".to_owned(),
             key: Some(key.to_owned()),
             place: Some(place),
             sent_us: 0,
         };
-        Arrival { id: id.to_owned(), attempt: 1, body, status, stalled: false, at: Timestamp::UNIX_EPOCH }
+        ReceivedRequest {
+            id: id.to_owned(),
+            attempt: 1,
+            body,
+            status,
+            stalled: false,
+            at: Timestamp::UNIX_EPOCH,
+        }
     }
 
     #[test]

@@ -6,9 +6,9 @@ use jiff::Timestamp;
 use postrider::{MessageId, NewMessage, Operate};
 use serde_json::json;
 
-use super::plan::{Kind, PERISHABLE_TTL, Plan, Planned};
-use super::tally::Tally;
-use crate::failure::Failure;
+use super::plan::{DemoPlan, PERISHABLE_TTL, Planned, PlannedKind};
+use super::tally::DemoTally;
+use crate::failure::CommandError;
 
 /// What is due within one tick is sent in one transaction.
 const TICK: Duration = Duration::from_millis(20);
@@ -20,11 +20,11 @@ pub(super) struct SentMessage {
 }
 
 pub(super) async fn send(
-    plan: &Plan,
+    plan: &DemoPlan,
     store: &dyn Operate,
-    tally: &Tally,
+    tally: &DemoTally,
     began: Instant,
-) -> Result<Vec<SentMessage>, Failure> {
+) -> Result<Vec<SentMessage>, CommandError> {
     let mut sent = Vec::with_capacity(plan.messages.len());
     let mut rest = plan.messages.as_slice();
     while let Some(next) = rest.first() {
@@ -56,7 +56,7 @@ fn message(planned: &Planned, now: Timestamp) -> NewMessage {
     let mut message = NewMessage::new(planned.endpoint, payload.to_string());
     message.ordering_key = planned.key.as_ref().map(|(key, _)| key.clone());
     message.event_type = Some(format!("demo.{}", planned.kind.as_str()));
-    if planned.kind == Kind::Perishable {
+    if planned.kind == PlannedKind::Perishable {
         message.expires_at = Some(now + PERISHABLE_TTL);
     }
     message

@@ -10,12 +10,12 @@ use postrider::{Engine, EngineOptions, NewEndpoint, Operate, SqliteStore, Store}
 use serde_json::{Value, json};
 
 use account::Account;
-use plan::Plan;
+use plan::DemoPlan;
 use receiver::{Misbehaviour, Outage, Receiver};
 use screen::Screen;
-use tally::Tally;
+use tally::DemoTally;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::output::Output;
 
 mod account;
@@ -29,7 +29,7 @@ mod tally;
 pub(crate) const ORDERS: &str = "orders";
 pub(crate) const ALERTS: &str = "alerts";
 
-/// Far above any retry the demo needs; the account checks that nobody got past it.
+/// Far above any retry the demo needs; the account checks that no message got past it.
 const ATTEMPTS_MAX: u32 = 20;
 /// A stalled receiver answers after twice this time, so its acknowledgement is lost.
 const TIMEOUT: Duration = Duration::from_millis(1000);
@@ -47,33 +47,34 @@ pub(crate) struct DemoArgs {
     seed: Option<u64>,
 }
 
-pub(crate) async fn run(arguments: DemoArgs, output: Output) -> Result<(), Failure> {
+pub(crate) async fn run(arguments: DemoArgs, output: Output) -> Result<(), CommandError> {
     let seed = arguments.seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
-    let plan = Plan::draw(arguments.messages, seed);
+    let plan = DemoPlan::draw(arguments.messages, seed);
     let account = tokio::select! {
         account = play(&plan, output) => account?,
-        _ = tokio::signal::ctrl_c() => return Err(Failure::failed("interrupted; the temporary store is gone")),
+        _ = tokio::signal::ctrl_c() => return Err(CommandError::failed("interrupted; the temporary store is gone")),
     };
     output.document(|| account.json().to_string(), || account.text(output))?;
     match account.complaints.is_empty() {
         true => Ok(()),
-        false => {
-            Err(Failure::failed(format!("the account does not add up: {}", account.complaints.join("; "))))
-        }
+        false => Err(CommandError::failed(format!(
+            "the account does not add up: {}",
+            account.complaints.join("; ")
+        ))),
     }
 }
 
-async fn play(plan: &Plan, output: Output) -> Result<Account, Failure> {
+async fn play(plan: &DemoPlan, output: Output) -> Result<Account, CommandError> {
     let folder = tempfile::Builder::new()
         .prefix("postrider-demo-")
         .tempdir()
-        .map_err(|error| Failure::failed(format!("cannot make a temporary folder: {error}")))?;
+        .map_err(|error| CommandError::failed(format!("cannot make a temporary folder: {error}")))?;
     let path = folder.path().join("demo.db");
     let store = tokio::task::spawn_blocking(move || SqliteStore::open(SqliteOptions::node(path)))
         .await
         .expect("opening a store does not panic")?;
     let store = Arc::new(store);
-    let tally = Arc::new(Tally::default());
+    let tally = Arc::new(DemoTally::default());
     // Long runs meet the same two outages; the rest of their time is ordinary weather.
     let orders = Receiver::start(ORDERS, misbehaviour(plan, plan.orders_outage), Arc::clone(&tally)).await?;
     let alerts = Receiver::start(ALERTS, misbehaviour(plan, plan.alerts_outage), Arc::clone(&tally)).await?;
@@ -103,7 +104,7 @@ async fn play(plan: &Plan, output: Output) -> Result<Account, Failure> {
     Ok(account)
 }
 
-fn misbehaviour(plan: &Plan, outage: Outage) -> Misbehaviour {
+fn misbehaviour(plan: &DemoPlan, outage: Outage) -> Misbehaviour {
     Misbehaviour { seed: plan.seed, outage, stall: TIMEOUT * 2 }
 }
 
@@ -112,7 +113,7 @@ fn engine_options() -> EngineOptions {
     EngineOptions { environment, ..EngineOptions::default() }
 }
 
-async fn prepare(store: &dyn Operate, orders: &Receiver, alerts: &Receiver) -> Result<(), Failure> {
+async fn prepare(store: &dyn Operate, orders: &Receiver, alerts: &Receiver) -> Result<(), CommandError> {
     // The shortest rest a circuit may take, so that a newcomer sees it close again.
     let settings = [("circuit_breaker_cooldown", "5"), ("attempt_log", "all")];
     store.configure(settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()).await?;
@@ -135,7 +136,7 @@ async fn prepare(store: &dyn Operate, orders: &Receiver, alerts: &Receiver) -> R
 }
 
 /// True when nothing is pending or processing any more.
-async fn until_settled(store: &dyn Operate) -> Result<bool, Failure> {
+async fn until_settled(store: &dyn Operate) -> Result<bool, CommandError> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         let status = store.status().await?;

@@ -18,13 +18,13 @@ pub(super) struct Planned {
     pub(super) number: u32,
     pub(super) at: Duration,
     pub(super) endpoint: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: PlannedKind,
     /// Ordering key and the place of the message within it.
     pub(super) key: Option<(String, u32)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PlannedKind {
     Ordinary,
     /// The receiver will never accept it.
     Poison,
@@ -32,7 +32,7 @@ pub(super) enum Kind {
     Perishable,
 }
 
-impl Kind {
+impl PlannedKind {
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Ordinary => "ordinary",
@@ -43,7 +43,7 @@ impl Kind {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct DemoPlan {
     pub(super) seed: u64,
     pub(super) keys: u32,
     pub(super) messages: Vec<Planned>,
@@ -51,7 +51,7 @@ pub(super) struct Plan {
     pub(super) alerts_outage: Outage,
 }
 
-impl Plan {
+impl DemoPlan {
     pub(super) fn draw(count: u32, seed: u64) -> Self {
         let mut dice = StdRng::seed_from_u64(seed);
         let keys = (count / 10).clamp(1, 300);
@@ -67,7 +67,7 @@ impl Plan {
             })
             .collect();
         // Small runs too show every fate.
-        messages[2].kind = Kind::Poison;
+        messages[2].kind = PlannedKind::Poison;
         Self { seed, keys, messages, orders_outage, alerts_outage }
     }
 
@@ -81,16 +81,16 @@ fn draw_one(number: u32, at: Duration, places: &mut [u32], outage: Outage, dice:
     if dice.random_bool(0.5) {
         let key = dice.random_range(0..places.len());
         places[key] += 1;
-        let kind = if poison { Kind::Poison } else { Kind::Ordinary };
+        let kind = if poison { PlannedKind::Poison } else { PlannedKind::Ordinary };
         let key = Some((format!("customer-{key:03}"), places[key]));
         return Planned { number, at, endpoint: ORDERS, kind, key };
     }
     let circuit_is_open =
         at > outage.begins + Duration::from_millis(500) && at < outage.begins + outage.lasts;
     let kind = match (poison, circuit_is_open && dice.random_bool(0.2)) {
-        (true, _) => Kind::Poison,
-        (false, true) => Kind::Perishable,
-        (false, false) => Kind::Ordinary,
+        (true, _) => PlannedKind::Poison,
+        (false, true) => PlannedKind::Perishable,
+        (false, false) => PlannedKind::Ordinary,
     };
     Planned { number, at, endpoint: ALERTS, kind, key: None }
 }
@@ -101,10 +101,10 @@ mod tests {
 
     #[test]
     fn one_seed_draws_one_plan_with_every_fate_in_it() {
-        let plan = Plan::draw(3000, 7);
-        assert_eq!(plan.messages, Plan::draw(3000, 7).messages);
-        assert_ne!(plan.messages, Plan::draw(3000, 8).messages);
-        for kind in [Kind::Ordinary, Kind::Poison, Kind::Perishable] {
+        let plan = DemoPlan::draw(3000, 7);
+        assert_eq!(plan.messages, DemoPlan::draw(3000, 7).messages);
+        assert_ne!(plan.messages, DemoPlan::draw(3000, 8).messages);
+        for kind in [PlannedKind::Ordinary, PlannedKind::Poison, PlannedKind::Perishable] {
             assert!(plan.messages.iter().any(|planned| planned.kind == kind), "{kind:?}");
         }
     }

@@ -20,9 +20,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::ledger::{Arrival, Body, Ledger};
-use super::tally::Tally;
-use crate::failure::Failure;
+use super::ledger::{DemoPayload, Ledger, ReceivedRequest};
+use super::tally::DemoTally;
+use crate::failure::CommandError;
 
 /// Each holds the whole endpoint back for a second, so a run affords one.
 const BUSY_ANSWERS_MAX: u32 = 1;
@@ -46,14 +46,14 @@ pub(super) struct Receiver {
     name: &'static str,
     address: SocketAddr,
     begin: Arc<Notify>,
-    state: Arc<State>,
+    state: Arc<ReceiverState>,
     task: JoinHandle<()>,
 }
 
-struct State {
+struct ReceiverState {
     name: &'static str,
     misbehaviour: Misbehaviour,
-    tally: Arc<Tally>,
+    tally: Arc<DemoTally>,
     /// One lock over dice and ledger: the ledger's order is the order of arrival.
     inner: Mutex<Inner>,
 }
@@ -64,7 +64,7 @@ struct Inner {
     ledger: Ledger,
 }
 
-enum Answer {
+enum ReceiverAnswer {
     Accept,
     Refuse,
     Fail,
@@ -76,9 +76,9 @@ impl Receiver {
     pub(super) async fn start(
         name: &'static str,
         misbehaviour: Misbehaviour,
-        tally: Arc<Tally>,
-    ) -> Result<Self, Failure> {
-        let failed = |error| Failure::failed(format!("cannot start a receiver: {error}"));
+        tally: Arc<DemoTally>,
+    ) -> Result<Self, CommandError> {
+        let failed = |error| CommandError::failed(format!("cannot start a receiver: {error}"));
         let listener = TcpListener::bind("127.0.0.1:0").await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let inner = Inner {
@@ -86,7 +86,7 @@ impl Receiver {
             busy_answers: 0,
             ledger: Ledger::default(),
         };
-        let state = Arc::new(State { name, misbehaviour, tally, inner: Mutex::new(inner) });
+        let state = Arc::new(ReceiverState { name, misbehaviour, tally, inner: Mutex::new(inner) });
         let begin = Arc::new(Notify::new());
         let task = tokio::spawn(live(listener, address, Arc::clone(&begin), Arc::clone(&state)));
         Ok(Self { name, address, begin, state, task })
@@ -113,7 +113,7 @@ impl Receiver {
 }
 
 /// Up, down (the port is closed, connections are cut), and up again.
-async fn live(listener: TcpListener, address: SocketAddr, begin: Arc<Notify>, state: Arc<State>) {
+async fn live(listener: TcpListener, address: SocketAddr, begin: Arc<Notify>, state: Arc<ReceiverState>) {
     let outage = state.misbehaviour.outage;
     let outage_begins = async {
         begin.notified().await;
@@ -137,7 +137,7 @@ async fn live(listener: TcpListener, address: SocketAddr, begin: Arc<Notify>, st
 }
 
 /// Runs until it is dropped, and its connections with it.
-async fn accept(listener: &TcpListener, state: &Arc<State>) {
+async fn accept(listener: &TcpListener, state: &Arc<ReceiverState>) {
     let mut connections = JoinSet::new();
     loop {
         if let Ok((stream, _)) = listener.accept().await {
@@ -147,32 +147,35 @@ async fn accept(listener: &TcpListener, state: &Arc<State>) {
     }
 }
 
-async fn connection(stream: TcpStream, state: Arc<State>) {
+async fn connection(stream: TcpStream, state: Arc<ReceiverState>) {
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request| receive(request, Arc::clone(&state)));
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
-async fn receive(request: Request<Incoming>, state: Arc<State>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn receive(
+    request: Request<Incoming>,
+    state: Arc<ReceiverState>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
     let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let id = header("webhook-id").to_owned();
     let attempt = header("postrider-attempt").parse().unwrap_or(0);
     let Ok(body) = request.into_body().collect().await else {
         return Ok(answer(StatusCode::BAD_REQUEST));
     };
-    let Ok(body) = serde_json::from_slice::<Body>(&body.to_bytes()) else {
+    let Ok(body) = serde_json::from_slice::<DemoPayload>(&body.to_bytes()) else {
         return Ok(answer(StatusCode::BAD_REQUEST));
     };
     Ok(match state.judge(id, attempt, body) {
-        Answer::Accept => answer(StatusCode::OK),
-        Answer::Refuse => answer(StatusCode::BAD_REQUEST),
-        Answer::Fail => answer(StatusCode::INTERNAL_SERVER_ERROR),
-        Answer::Busy => {
+        ReceiverAnswer::Accept => answer(StatusCode::OK),
+        ReceiverAnswer::Refuse => answer(StatusCode::BAD_REQUEST),
+        ReceiverAnswer::Fail => answer(StatusCode::INTERNAL_SERVER_ERROR),
+        ReceiverAnswer::Busy => {
             let mut response = answer(StatusCode::TOO_MANY_REQUESTS);
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
             response
         }
-        Answer::StallThenAccept => {
+        ReceiverAnswer::StallThenAccept => {
             tokio::time::sleep(state.misbehaviour.stall).await;
             answer(StatusCode::OK)
         }
@@ -185,35 +188,35 @@ fn answer(status: StatusCode) -> Response<Full<Bytes>> {
     response
 }
 
-impl State {
+impl ReceiverState {
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.inner.lock().expect("nothing panics while it holds the ledger")
     }
 
-    fn judge(&self, id: String, attempt: u32, body: Body) -> Answer {
+    fn judge(&self, id: String, attempt: u32, body: DemoPayload) -> ReceiverAnswer {
         let mut inner = self.lock();
         let draw: f64 = inner.dice.random();
         let answer = match body.kind.as_str() {
-            "poison" => Answer::Refuse,
+            "poison" => ReceiverAnswer::Refuse,
             // A stalled message may expire although it arrived; keep the demo's account clear of that.
-            "perishable" => Answer::Accept,
-            _ if draw < 0.025 => Answer::Fail,
-            _ if draw < 0.028 => Answer::StallThenAccept,
+            "perishable" => ReceiverAnswer::Accept,
+            _ if draw < 0.025 => ReceiverAnswer::Fail,
+            _ if draw < 0.028 => ReceiverAnswer::StallThenAccept,
             _ if draw < 0.030 && inner.busy_answers < BUSY_ANSWERS_MAX => {
                 inner.busy_answers += 1;
                 self.tally.note(format!("{} answers 429 with Retry-After: 1", self.name));
-                Answer::Busy
+                ReceiverAnswer::Busy
             }
-            _ => Answer::Accept,
+            _ => ReceiverAnswer::Accept,
         };
         let status = match answer {
-            Answer::Accept | Answer::StallThenAccept => 200,
-            Answer::Refuse => 400,
-            Answer::Fail => 500,
-            Answer::Busy => 429,
+            ReceiverAnswer::Accept | ReceiverAnswer::StallThenAccept => 200,
+            ReceiverAnswer::Refuse => 400,
+            ReceiverAnswer::Fail => 500,
+            ReceiverAnswer::Busy => 429,
         };
-        let stalled = matches!(answer, Answer::StallThenAccept);
-        inner.ledger.enter(Arrival { id, attempt, body, status, stalled, at: Timestamp::now() });
+        let stalled = matches!(answer, ReceiverAnswer::StallThenAccept);
+        inner.ledger.enter(ReceivedRequest { id, attempt, body, status, stalled, at: Timestamp::now() });
         answer
     }
 }

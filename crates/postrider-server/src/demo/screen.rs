@@ -11,8 +11,8 @@ use postrider::breaker::CircuitName;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::plan::Plan;
-use super::tally::{Counts, Tally};
+use super::plan::DemoPlan;
+use super::tally::{DemoCounts, DemoTally};
 use super::{ALERTS, ORDERS};
 use crate::output::Output;
 
@@ -25,7 +25,12 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    pub(super) fn start(plan: &Plan, tally: Arc<Tally>, store: Arc<dyn Operate>, output: Output) -> Self {
+    pub(super) fn start(
+        plan: &DemoPlan,
+        tally: Arc<DemoTally>,
+        store: Arc<dyn Operate>,
+        output: Output,
+    ) -> Self {
         let stop = CancellationToken::new();
         let view = if output.json {
             View::Silent
@@ -52,7 +57,7 @@ enum View {
     Silent,
 }
 
-fn introduce(plan: &Plan) {
+fn introduce(plan: &DemoPlan) {
     let say = |text: String| eprintln!("  {text}");
     eprintln!();
     say(format!(
@@ -71,7 +76,7 @@ fn introduce(plan: &Plan) {
     eprintln!();
 }
 
-async fn draw(mut view: View, tally: Arc<Tally>, store: Arc<dyn Operate>, stop: CancellationToken) {
+async fn draw(mut view: View, tally: Arc<DemoTally>, store: Arc<dyn Operate>, stop: CancellationToken) {
     let began = Instant::now();
     loop {
         let last = stop.is_cancelled();
@@ -136,7 +141,7 @@ impl Live {
         Self { all, bar, counters, circuits, lines, news: VecDeque::new(), past: VecDeque::new() }
     }
 
-    fn frame(&mut self, counts: &Counts, news: Vec<String>, began: Instant) {
+    fn frame(&mut self, counts: &DemoCounts, news: Vec<String>, began: Instant) {
         let settled = counts.delivered + counts.dead + counts.expired;
         let rate = self.rate(settled);
         self.bar.set_position(settled as u64);

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex};
 
 use postrider::State;
 use postrider::breaker::CircuitName;
-use postrider::engine::{Event, Happening};
+use postrider::engine::{EngineEvent, EngineEventKind};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
 #[derive(Default)]
-pub(super) struct Tally(Mutex<Counts>);
+pub(super) struct DemoTally(Mutex<DemoCounts>);
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct DemoCounts {
     pub(super) sent: usize,
     pub(super) delivered: usize,
     pub(super) retries: usize,
@@ -24,7 +24,7 @@ pub(super) struct Counts {
     news: VecDeque<String>,
 }
 
-impl Tally {
+impl DemoTally {
     pub(super) fn sent(&self, count: usize) {
         self.lock().sent += count;
     }
@@ -38,13 +38,13 @@ impl Tally {
     }
 
     /// The counters, and what happened since the last look.
-    pub(super) fn look(&self) -> (Counts, Vec<String>) {
+    pub(super) fn look(&self) -> (DemoCounts, Vec<String>) {
         let mut counts = self.lock();
         let news = counts.news.drain(..).collect();
         (counts.clone(), news)
     }
 
-    pub(super) async fn watch(self: Arc<Self>, mut events: Receiver<Event>) {
+    pub(super) async fn watch(self: Arc<Self>, mut events: Receiver<EngineEvent>) {
         loop {
             match events.recv().await {
                 Ok(event) => self.count(event),
@@ -54,11 +54,11 @@ impl Tally {
         }
     }
 
-    fn count(&self, event: Event) {
+    fn count(&self, event: EngineEvent) {
         let mut counts = self.lock();
         let endpoint = &event.endpoint_name;
-        match event.happening {
-            Happening::Attempted { message, state, error, .. } => match state {
+        match event.kind {
+            EngineEventKind::Attempted { message, state, error, .. } => match state {
                 State::Completed => counts.delivered += 1,
                 State::Pending | State::Processing => counts.retries += 1,
                 State::Expired | State::Cancelled => counts.expired += 1,
@@ -68,10 +68,10 @@ impl Tally {
                     counts.news.push_back(format!("message {message} of {endpoint} is dead: {why}"));
                 }
             },
-            Happening::Lost { message, .. } => {
+            EngineEventKind::Lost { message, .. } => {
                 counts.news.push_back(format!("the claim of message {message} was lost"));
             }
-            Happening::Circuit { to, .. } => {
+            EngineEventKind::Circuit { to, .. } => {
                 counts.circuits_opened += usize::from(to == CircuitName::Open);
                 let what = match to {
                     CircuitName::Closed => "closes: deliveries go on",
@@ -84,7 +84,7 @@ impl Tally {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Counts> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, DemoCounts> {
         self.0.lock().expect("nothing panics while it counts")
     }
 }

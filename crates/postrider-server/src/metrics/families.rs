@@ -1,7 +1,7 @@
 //! Every metric there is. docs/operations.md has the same table, and a test compares them.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MetricKind {
     /// Its samples end in `_total`, its name here does not.
     Counter,
     Gauge,
@@ -11,29 +11,29 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct Family {
     pub(crate) name: &'static str,
-    pub(crate) kind: Kind,
+    pub(crate) kind: MetricKind,
     pub(crate) help: &'static str,
 }
 
 const fn gauge(name: &'static str, help: &'static str) -> Family {
-    Family { name, kind: Kind::Gauge, help }
+    Family { name, kind: MetricKind::Gauge, help }
 }
 
 const fn counter(name: &'static str, help: &'static str) -> Family {
-    Family { name, kind: Kind::Counter, help }
+    Family { name, kind: MetricKind::Counter, help }
 }
 
 const fn histogram(name: &'static str, help: &'static str) -> Family {
-    Family { name, kind: Kind::Histogram, help }
+    Family { name, kind: MetricKind::Histogram, help }
 }
 
 /// In the order of the page.
 pub(crate) const FAMILIES: &[Family] = &[
     gauge("postrider_store_up", "1 when the store answered this scrape, else 0 and its figures are missing."),
     gauge("postrider_messages", "Messages in the store that are not finished, by state."),
-    gauge("postrider_oldest_pending_age_seconds", "How long the message has been due that waits longest."),
+    gauge("postrider_oldest_pending_age_seconds", "Time since the longest-waiting message became due."),
     gauge("postrider_stored_events", "Events stored by SQL that have not become messages yet."),
-    gauge("postrider_oldest_stored_event_age_seconds", "How long the stored event has waited that is next."),
+    gauge("postrider_oldest_stored_event_age_seconds", "How long the next stored event has waited."),
     gauge("postrider_paused", "1 while everything is paused."),
     gauge("postrider_endpoints", "Endpoints, by whether they are enabled, paused or disabled."),
     gauge("postrider_nodes", "Nodes that hold a lease on the store."),
@@ -51,7 +51,7 @@ pub(crate) const FAMILIES: &[Family] = &[
     gauge("postrider_endpoint_messages", "Messages of an endpoint that are not finished, by state."),
     gauge(
         "postrider_endpoint_oldest_pending_age_seconds",
-        "How long the endpoint's message has been due that waits longest.",
+        "Time since the endpoint's longest-waiting message became due.",
     ),
     gauge("postrider_endpoint_circuit_state", "0 closed, 1 half-open, 2 open."),
     gauge("postrider_endpoint_mode", "0 cold, 1 hot."),

@@ -9,8 +9,8 @@ use postrider::engine::Measures;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-pub(crate) use families::{FAMILIES, Family, Kind};
-pub(crate) use page::Page;
+pub(crate) use families::{FAMILIES, Family, MetricKind};
+pub(crate) use page::MetricsPage;
 
 mod families;
 mod page;
@@ -26,7 +26,7 @@ pub(crate) struct Metrics {
     operate: Arc<dyn Operate>,
     /// From the start of the engine on.
     measures: Arc<OnceLock<Measures>>,
-    /// Held while a page is made, so that whoever comes meanwhile gets the same one.
+    /// Held while a page is made, so that requests that come meanwhile get the same one.
     latest: Mutex<Option<(Instant, Texts)>>,
 }
 
@@ -57,7 +57,7 @@ impl Metrics {
     }
 
     /// A node whose store is down still tells what it did itself.
-    async fn page(&self) -> Page {
+    async fn page(&self) -> MetricsPage {
         let store = match tokio::time::timeout(PATIENCE, self.operate.figures()).await {
             Ok(Ok(figures)) => Some(figures),
             Ok(Err(error)) => {
@@ -67,6 +67,6 @@ impl Metrics {
             Err(_) => None,
         };
         let node = self.measures.get().map(Measures::read).unwrap_or_default();
-        Page { store, node, process: process::figures() }
+        MetricsPage { store, node, process: process::figures() }
     }
 }

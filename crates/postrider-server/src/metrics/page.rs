@@ -10,17 +10,17 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, 
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use super::{FAMILIES, Family, Kind, Texts};
+use super::{FAMILIES, Family, MetricKind, Texts};
 
 #[derive(Clone, Debug)]
-pub(crate) struct Page {
+pub(crate) struct MetricsPage {
     /// None when the store did not answer.
     pub(crate) store: Option<Vec<Figure>>,
     pub(crate) node: NodeFigures,
     pub(crate) process: Vec<Figure>,
 }
 
-impl Page {
+impl MetricsPage {
     pub(crate) fn texts(self) -> Texts {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Samples::of(self)));
@@ -41,7 +41,7 @@ struct Samples {
 }
 
 impl Samples {
-    fn of(page: Page) -> Self {
+    fn of(page: MetricsPage) -> Self {
         let mut samples = Self { numbers: BTreeMap::new(), histograms: BTreeMap::new() };
         samples.put(Figure::new("postrider_store_up", &[], f64::from(u8::from(page.store.is_some()))));
         samples.put(Figure::new("postrider_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1.0));
@@ -84,8 +84,8 @@ impl Samples {
     fn encode_numbers(&self, family: &Family, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let Some(samples) = self.numbers.get(family.name) else { return Ok(()) };
         let kind = match family.kind {
-            Kind::Counter => MetricType::Counter,
-            Kind::Gauge | Kind::Histogram => MetricType::Gauge,
+            MetricKind::Counter => MetricType::Counter,
+            MetricKind::Gauge | MetricKind::Histogram => MetricType::Gauge,
         };
         let mut metric = encoder.encode_descriptor(family.name, family.help, None, kind)?;
         for (labels, value) in samples {
@@ -114,10 +114,10 @@ impl Samples {
     }
 }
 
-fn encode_number(kind: Kind, encoder: &mut MetricEncoder<'_>, value: f64) -> fmt::Result {
+fn encode_number(kind: MetricKind, encoder: &mut MetricEncoder<'_>, value: f64) -> fmt::Result {
     match kind {
-        Kind::Counter => encoder.encode_counter::<NoLabelSet, f64, f64>(&value, None),
-        Kind::Gauge | Kind::Histogram => encoder.encode_gauge(&value),
+        MetricKind::Counter => encoder.encode_counter::<NoLabelSet, f64, f64>(&value, None),
+        MetricKind::Gauge | MetricKind::Histogram => encoder.encode_gauge(&value),
     }
 }
 
@@ -125,8 +125,8 @@ impl Collector for Samples {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         for family in FAMILIES {
             match family.kind {
-                Kind::Counter | Kind::Gauge => self.encode_numbers(family, &mut encoder)?,
-                Kind::Histogram => self.encode_histograms(family, &mut encoder)?,
+                MetricKind::Counter | MetricKind::Gauge => self.encode_numbers(family, &mut encoder)?,
+                MetricKind::Histogram => self.encode_histograms(family, &mut encoder)?,
             }
         }
         Ok(())
@@ -166,7 +166,7 @@ mod tests {
 
     const BOUNDS: &[f64] = &[0.01, 1.0];
 
-    fn page() -> Page {
+    fn page() -> MetricsPage {
         let node = NodeFigures {
             in_flight: 3,
             in_flight_max: 1024,
@@ -207,7 +207,7 @@ mod tests {
             ["process_cpu_seconds_total", "process_resident_memory_bytes", "process_virtual_memory_bytes"];
         let rest = ["process_open_fds", "process_max_fds", "process_start_time_seconds"];
         let process = process.into_iter().chain(rest).map(|name| Figure::new(name, &[], 4.5)).collect();
-        Page { store: Some(store), node, process }
+        MetricsPage { store: Some(store), node, process }
     }
 
     fn text(bytes: &bytes::Bytes) -> String {
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_store_that_is_down_leaves_the_rest_of_the_page() {
-        let texts = Page { store: None, ..page() }.texts();
+        let texts = MetricsPage { store: None, ..page() }.texts();
         let told = text(&texts.plain);
         assert!(told.contains("\npostrider_store_up 0.0\n"), "{told}");
         assert!(

@@ -11,12 +11,14 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use postrider::StoreError;
 use postrider::store::Result;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use url::form_urlencoded;
+use utoipa::ToSchema;
 
 use super::Remote;
 use crate::api::PAGE_MAX;
+use crate::view::Page;
 
 /// How long a node may take to begin an answer, and to end it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -31,7 +33,7 @@ const TRIES_MAX: u32 = 3;
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// What is asked of a node.
-pub(super) struct Asked {
+pub(super) struct NodeRequest {
     method: Method,
     path: String,
     query: String,
@@ -42,7 +44,7 @@ pub(super) struct Asked {
     repeatable: bool,
 }
 
-impl Asked {
+impl NodeRequest {
     pub(super) fn new(method: Method, path: impl Into<String>) -> Self {
         let (path, query, body) = (path.into(), String::new(), Bytes::new());
         let (content_type, timeout) = ("application/json", ANSWER_TIMEOUT);
@@ -114,21 +116,15 @@ enum Lost {
     After(String),
 }
 
-#[derive(Deserialize)]
-pub(super) struct Page<T> {
-    pub(super) items: Vec<T>,
-    pub(super) next: Option<String>,
-}
-
 impl Remote {
     /// What is asked for, as the node has it.
-    pub(super) async fn answer<T: DeserializeOwned>(&self, asked: Asked) -> Result<T> {
+    pub(super) async fn answer<T: DeserializeOwned>(&self, asked: NodeRequest) -> Result<T> {
         Ok(self.answer_and_status(asked).await?.0)
     }
 
     pub(super) async fn answer_and_status<T: DeserializeOwned>(
         &self,
-        asked: Asked,
+        asked: NodeRequest,
     ) -> Result<(T, StatusCode)> {
         let (status, body) = self.ask(asked).await?;
         let answer = serde_json::from_slice(&body).map_err(|_| self.foreign(status))?;
@@ -136,7 +132,7 @@ impl Remote {
     }
 
     /// Something is done, and there is nothing more to say.
-    pub(super) async fn done(&self, asked: Asked) -> Result<()> {
+    pub(super) async fn done(&self, asked: NodeRequest) -> Result<()> {
         match self.ask(asked).await? {
             (StatusCode::NO_CONTENT, _) => Ok(()),
             (status, _) => Err(self.foreign(status)),
@@ -144,9 +140,9 @@ impl Remote {
     }
 
     /// A list from a place on, as many pages as it takes.
-    pub(super) async fn list<T: DeserializeOwned>(
+    pub(super) async fn list<T: DeserializeOwned + ToSchema>(
         &self,
-        ask: impl Fn() -> Asked,
+        ask: impl Fn() -> NodeRequest,
         from: Option<String>,
         limit: usize,
     ) -> Result<Vec<T>> {
@@ -165,13 +161,13 @@ impl Remote {
 
     /// A whole page that is not JSON, or is read elsewhere.
     pub(crate) async fn read(&self, path: &str) -> Result<Bytes> {
-        Ok(self.ask(Asked::get(path)).await?.1)
+        Ok(self.ask(NodeRequest::get(path)).await?.1)
     }
 
-    /// The beginning of an answer that goes on, if it is one that says yes.
+    /// The body of a long answer, once the node has answered with success.
     pub(crate) async fn get(&self, path: &str, query: &[(&str, &str)]) -> Result<Incoming> {
-        let with = |asked: Asked, (name, value): &(&str, &str)| asked.query(name, Some(value));
-        let asked = query.iter().fold(Asked::get(path), with);
+        let with = |asked: NodeRequest, (name, value): &(&str, &str)| asked.query(name, Some(value));
+        let asked = query.iter().fold(NodeRequest::get(path), with);
         let answer = self.begin(&asked).await.map_err(|lost| self.no_answer(&asked, lost))?;
         match answer.status().is_success() {
             true => Ok(answer.into_body()),
@@ -183,7 +179,7 @@ impl Remote {
         }
     }
 
-    async fn ask(&self, asked: Asked) -> Result<(StatusCode, Bytes)> {
+    async fn ask(&self, asked: NodeRequest) -> Result<(StatusCode, Bytes)> {
         let (status, body) = self.exchange(&asked).await.map_err(|lost| self.no_answer(&asked, lost))?;
         match status.is_success() {
             true => Ok((status, body)),
@@ -191,7 +187,7 @@ impl Remote {
         }
     }
 
-    async fn exchange(&self, asked: &Asked) -> Result<(StatusCode, Bytes), Lost> {
+    async fn exchange(&self, asked: &NodeRequest) -> Result<(StatusCode, Bytes), Lost> {
         let (mut tries, mut perhaps_done) = (0, None);
         loop {
             tries += 1;
@@ -208,12 +204,12 @@ impl Remote {
         }
     }
 
-    async fn exchange_once(&self, asked: &Asked) -> Result<(StatusCode, Bytes), Lost> {
+    async fn exchange_once(&self, asked: &NodeRequest) -> Result<(StatusCode, Bytes), Lost> {
         let answer = self.begin(asked).await?;
         Ok((answer.status(), whole(answer).await?))
     }
 
-    async fn begin(&self, asked: &Asked) -> Result<Response<Incoming>, Lost> {
+    async fn begin(&self, asked: &NodeRequest) -> Result<Response<Incoming>, Lost> {
         let request = self.request(asked).map_err(|error| Lost::Before(error.to_string()))?;
         let for_body = Duration::from_secs(asked.body.len() as u64 / BYTES_PER_SECOND_MIN);
         match tokio::time::timeout(asked.timeout + for_body, self.client.request(request)).await {
@@ -224,9 +220,9 @@ impl Remote {
         }
     }
 
-    fn request(&self, asked: &Asked) -> http::Result<Request<Full<Bytes>>> {
+    fn request(&self, asked: &NodeRequest) -> http::Result<Request<Full<Bytes>>> {
         let question = if asked.query.is_empty() { "" } else { "?" };
-        // A proxy may have the API below a path of its own.
+        // A proxy may have the API below another path.
         let uri = format!("{self}{}{question}{}", asked.path, asked.query);
         let mut request = Request::builder().method(&asked.method).uri(uri).header(ACCEPT, "*/*");
         if let Some(authorization) = &self.authorization {
@@ -238,7 +234,7 @@ impl Remote {
         request.body(Full::new(asked.body.clone()))
     }
 
-    fn no_answer(&self, asked: &Asked, lost: Lost) -> StoreError {
+    fn no_answer(&self, asked: &NodeRequest, lost: Lost) -> StoreError {
         match lost {
             Lost::After(why) if asked.changes() => self.uncertain(&why),
             Lost::Before(why) | Lost::After(why) => self.unreachable(&why),

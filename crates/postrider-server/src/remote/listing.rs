@@ -6,14 +6,15 @@ use postrider::message::NodeId;
 use postrider::store::{ListedMessage, Listing, MessageFilter, MessagePage, NodeRecord, Result};
 
 use super::Remote;
-use super::asking::{Asked, Page};
+use super::asking::NodeRequest;
 use crate::api::PAGE_MAX;
 use crate::cursor;
+use crate::view::Page;
 
 #[async_trait]
 impl Listing for Remote {
     async fn messages(&self, filter: MessageFilter) -> Result<MessagePage> {
-        let asked = Asked::get("/v1/messages")
+        let asked = NodeRequest::get("/v1/messages")
             .query("state", filter.state)
             .query("endpoint", filter.endpoint)
             .query("ordering_key", filter.ordering_key)
@@ -29,6 +30,6 @@ impl Listing for Remote {
     }
 
     async fn nodes(&self, before: Option<NodeId>, limit: usize) -> Result<Vec<NodeRecord>> {
-        self.list(|| Asked::get("/v1/nodes"), before.map(|id| cursor::written(id.0)), limit).await
+        self.list(|| NodeRequest::get("/v1/nodes"), before.map(|id| cursor::written(id.0)), limit).await
     }
 }

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioExecutor;
 use url::Url;
 
 use crate::cli::EVERYWHERE;
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::https;
 
 mod asking;
@@ -55,8 +55,8 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// Nobody is asked yet.
-    pub(crate) fn new(arguments: RemoteArgs) -> Result<Self, Failure> {
+    /// Sends no request yet.
+    pub(crate) fn new(arguments: RemoteArgs) -> Result<Self, CommandError> {
         Ok(Self {
             client: Client::builder(TokioExecutor::new()).build(https::connector()?),
             url: address(arguments.url.as_deref().unwrap_or(URL_DEFAULT))?,
@@ -77,8 +77,8 @@ impl fmt::Display for Remote {
 }
 
 /// What is refused is not repeated where a password may be in it.
-fn address(text: &str) -> Result<Url, Failure> {
-    let refused = |rule: &str| Failure::usage(format!("url: {rule}"));
+fn address(text: &str) -> Result<Url, CommandError> {
+    let refused = |rule: &str| CommandError::usage(format!("url: {rule}"));
     let mut url =
         Url::parse(text).map_err(|_| refused("must be written as http://HOST:PORT or https://HOST"))?;
     if !matches!(url.scheme(), "http" | "https") {
@@ -97,12 +97,12 @@ fn address(text: &str) -> Result<Url, Failure> {
     Ok(url)
 }
 
-fn authorization(name: &str) -> Result<Option<HeaderValue>, Failure> {
+fn authorization(name: &str) -> Result<Option<HeaderValue>, CommandError> {
     let Some(token) = std::env::var_os(name).filter(|token| !token.is_empty()) else {
         return Ok(None);
     };
     let refused =
-        || Failure::usage(format!("the token in {name} is not one that `postrider token create` made"));
+        || CommandError::usage(format!("the token in {name} is not one that `postrider token create` made"));
     let token = token.to_str().ok_or_else(refused)?.trim();
     let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| refused())?;
     value.set_sensitive(true);

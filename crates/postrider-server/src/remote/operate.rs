@@ -8,16 +8,16 @@ use jiff::Timestamp;
 use postrider::endpoint::EndpointChange;
 use postrider::settings::Settings;
 use postrider::store::{
-    DeadLetter, DlqFilter, DlqSummary, EndpointHealth, EventRecord, Redrive, Result, StoreStatus, Story,
-    Sweep, SweepAction, Sweeps,
+    DeadLetter, DlqFilter, DlqSummary, EndpointHealth, EventRecord, ListedDeadLetter, Redrive, Result,
+    StoreStatus, Story, Sweep, SweepAction, Sweeps,
 };
 use postrider::{Endpoint, MessageId, NewEndpoint, NewMessage, Operate, Sent, StoreError};
 use serde_json::{Value, json};
 
 use super::Remote;
-use super::asking::{Asked, Page, segment};
+use super::asking::{NodeRequest, segment};
 use crate::cursor;
-use crate::view::{DeadLetterView, EndpointView, ListedDeadLetterView, MessageView, Redriven, Released};
+use crate::view::{DeadLetterView, EndpointView, MessageView, Page, Redriven, Released};
 
 /// How many dead letters are listed unless said.
 const LETTERS_DEFAULT: usize = 100;
@@ -42,29 +42,29 @@ impl Operate for Remote {
     }
 
     async fn create_endpoint(&self, endpoint: NewEndpoint) -> Result<Endpoint> {
-        self.endpoint_of(Asked::post("/v1/endpoints").json(&endpoint)).await
+        self.endpoint_of(NodeRequest::post("/v1/endpoints").json(&endpoint)).await
     }
 
     async fn alter_endpoint(&self, name: &str, change: EndpointChange) -> Result<Endpoint> {
-        self.endpoint_of(Asked::new(Method::PATCH, endpoint_path(name)?).json(&change)).await
+        self.endpoint_of(NodeRequest::new(Method::PATCH, endpoint_path(name)?).json(&change)).await
     }
 
     async fn drop_endpoint(&self, name: &str, force: bool) -> Result<()> {
-        self.done(Asked::delete(endpoint_path(name)?).query("force", Some(force)).patiently()).await
+        self.done(NodeRequest::delete(endpoint_path(name)?).query("force", Some(force)).patiently()).await
     }
 
     async fn endpoint(&self, name: &str) -> Result<Endpoint> {
-        self.endpoint_of(Asked::get(endpoint_path(name)?)).await
+        self.endpoint_of(NodeRequest::get(endpoint_path(name)?)).await
     }
 
     async fn endpoint_health(&self, name: &str) -> Result<EndpointHealth> {
-        let view: EndpointView = self.answer(Asked::get(endpoint_path(name)?)).await?;
+        let view: EndpointView = self.answer(NodeRequest::get(endpoint_path(name)?)).await?;
         Ok(view.health().unwrap_or_default())
     }
 
     async fn endpoints(&self, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {
         let from = after.map(cursor::written);
-        let views: Vec<EndpointView> = self.list(|| Asked::get("/v1/endpoints"), from, limit).await?;
+        let views: Vec<EndpointView> = self.list(|| NodeRequest::get("/v1/endpoints"), from, limit).await?;
         views.into_iter().map(|view| self.understood(view)).collect()
     }
 
@@ -81,32 +81,32 @@ impl Operate for Remote {
     }
 
     async fn pause(&self, reason: &str) -> Result<()> {
-        self.done(Asked::post("/v1/pause").json(&json!({ "reason": reason }))).await
+        self.done(NodeRequest::post("/v1/pause").json(&json!({ "reason": reason }))).await
     }
 
     async fn resume(&self) -> Result<()> {
-        self.done(Asked::post("/v1/resume")).await
+        self.done(NodeRequest::post("/v1/resume")).await
     }
 
     async fn cancel(&self, id: MessageId) -> Result<()> {
-        self.done(Asked::delete(format!("/v1/messages/{id}"))).await
+        self.done(NodeRequest::delete(format!("/v1/messages/{id}"))).await
     }
 
     async fn reschedule(&self, id: MessageId, at: Timestamp) -> Result<()> {
-        self.done(Asked::post(format!("/v1/messages/{id}:reschedule")).json(&json!({ "at": at }))).await
+        self.done(NodeRequest::post(format!("/v1/messages/{id}:reschedule")).json(&json!({ "at": at }))).await
     }
 
     async fn erase(&self, id: MessageId) -> Result<()> {
-        self.done(Asked::post(format!("/v1/messages/{id}:erase"))).await
+        self.done(NodeRequest::post(format!("/v1/messages/{id}:erase"))).await
     }
 
     async fn release_key(&self, key: &str, endpoint: Option<&str>) -> Result<u64> {
-        let asked = Asked::post("/v1/keys:release").json(&json!({ "key": key, "endpoint": endpoint }));
+        let asked = NodeRequest::post("/v1/keys:release").json(&json!({ "key": key, "endpoint": endpoint }));
         Ok(self.answer::<Released>(asked).await?.released)
     }
 
     async fn story(&self, id: MessageId) -> Result<Story> {
-        Ok(self.answer::<MessageView>(Asked::get(format!("/v1/messages/{id}"))).await?.into())
+        Ok(self.answer::<MessageView>(NodeRequest::get(format!("/v1/messages/{id}"))).await?.into())
     }
 
     /// A list has no payloads, headers and single errors; one letter by its id has.
@@ -116,7 +116,7 @@ impl Operate for Remote {
         }
         let limit = if filter.limit == 0 { LETTERS_DEFAULT } else { filter.limit };
         let asked = || {
-            Asked::get("/v1/dlq")
+            NodeRequest::get("/v1/dlq")
                 .query("endpoint", filter.endpoint.as_ref())
                 .query("status", filter.status.map(|status| status.as_str()))
                 .query("reason", filter.reason.as_ref())
@@ -130,14 +130,14 @@ impl Operate for Remote {
                 .query("until", filter.until)
         };
         let from = filter.after.map(cursor::written);
-        let listed: Vec<ListedDeadLetterView> = self.list(asked, from, limit).await?;
+        let listed: Vec<ListedDeadLetter> = self.list(asked, from, limit).await?;
         Ok(listed.into_iter().map(DeadLetter::from).collect())
     }
 
     async fn redrive(&self, selection: Redrive) -> Result<u64> {
         let filter = match selection {
             Redrive::One(id) => {
-                let asked = Asked::post(format!("/v1/dlq/{id}:redrive"));
+                let asked = NodeRequest::post(format!("/v1/dlq/{id}:redrive"));
                 return Ok(self.answer::<Redriven>(asked).await?.redriven);
             }
             Redrive::Endpoint(name) => DlqFilter { endpoint: Some(name), ..DlqFilter::default() },
@@ -154,15 +154,15 @@ impl Operate for Remote {
     }
 
     async fn discard(&self, dlq_id: i64) -> Result<()> {
-        self.done(Asked::post(format!("/v1/dlq/{dlq_id}:discard"))).await
+        self.done(NodeRequest::post(format!("/v1/dlq/{dlq_id}:discard"))).await
     }
 
     async fn dlq_summary(&self) -> Result<Vec<DlqSummary>> {
-        Ok(self.answer::<Page<DlqSummary>>(Asked::get("/v1/dlq/summary")).await?.items)
+        Ok(self.answer::<Page<DlqSummary>>(NodeRequest::get("/v1/dlq/summary")).await?.items)
     }
 
     async fn settings(&self) -> Result<Settings> {
-        let values: BTreeMap<String, Value> = self.answer(Asked::get("/v1/config")).await?;
+        let values: BTreeMap<String, Value> = self.answer(NodeRequest::get("/v1/config")).await?;
         let mut settings = Settings::default();
         for (name, value) in values {
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
@@ -174,21 +174,21 @@ impl Operate for Remote {
 
     async fn configure(&self, changes: Vec<(String, String)>) -> Result<()> {
         let changes: BTreeMap<String, String> = changes.into_iter().collect();
-        let asked = Asked::new(Method::PUT, "/v1/config").json(&changes);
+        let asked = NodeRequest::new(Method::PUT, "/v1/config").json(&changes);
         self.answer::<BTreeMap<String, Value>>(asked).await.map(drop)
     }
 
     async fn events(&self, before: Option<i64>, limit: usize) -> Result<Vec<EventRecord>> {
-        self.list(|| Asked::get("/v1/event-log"), before.map(cursor::written), limit).await
+        self.list(|| NodeRequest::get("/v1/event-log"), before.map(cursor::written), limit).await
     }
 
     async fn status(&self) -> Result<StoreStatus> {
-        self.answer(Asked::get("/v1/status")).await
+        self.answer(NodeRequest::get("/v1/status")).await
     }
 }
 
 impl Remote {
-    async fn endpoint_of(&self, asked: Asked) -> Result<Endpoint> {
+    async fn endpoint_of(&self, asked: NodeRequest) -> Result<Endpoint> {
         let view = self.answer(asked).await?;
         self.understood(view)
     }
@@ -200,7 +200,7 @@ impl Remote {
     }
 
     async fn switch(&self, name: &str, to: &str) -> Result<()> {
-        let asked = Asked::post(format!("{}/{to}", endpoint_path(name)?));
+        let asked = NodeRequest::post(format!("{}/{to}", endpoint_path(name)?));
         self.answer::<EndpointView>(asked).await.map(drop)
     }
 
@@ -211,7 +211,7 @@ impl Remote {
             let rule = "cannot be given beside other filters when a node is asked";
             return Err(postrider::Invalid::new("id", rule).into());
         }
-        match self.answer::<DeadLetterView>(Asked::get(format!("/v1/dlq/{id}"))).await {
+        match self.answer::<DeadLetterView>(NodeRequest::get(format!("/v1/dlq/{id}"))).await {
             Ok(view) => Ok(vec![view.into()]),
             Err(StoreError::Unknown { .. }) => Ok(Vec::new()),
             Err(error) => Err(error),

@@ -9,51 +9,51 @@ use postrider::{
 };
 
 use super::Remote;
-use super::asking::{Asked, segment};
+use super::asking::{NodeRequest, segment};
 use crate::cursor;
 
 #[async_trait]
 impl PubSub for Remote {
     async fn create_event_type(&self, new: NewEventType) -> Result<EventType> {
         check_given("schema", new.schema.as_ref())?;
-        self.answer(Asked::post("/v1/event-types").json(&new)).await
+        self.answer(NodeRequest::post("/v1/event-types").json(&new)).await
     }
 
     async fn drop_event_type(&self, name: &str) -> Result<()> {
-        self.done(Asked::delete(type_path(name)?)).await
+        self.done(NodeRequest::delete(type_path(name)?)).await
     }
 
     async fn event_type(&self, name: &str) -> Result<EventType> {
-        self.answer(Asked::get(type_path(name)?)).await
+        self.answer(NodeRequest::get(type_path(name)?)).await
     }
 
     async fn event_types(&self, after: Option<&str>, limit: usize) -> Result<Vec<EventType>> {
-        self.list(|| Asked::get("/v1/event-types"), after.map(cursor::written), limit).await
+        self.list(|| NodeRequest::get("/v1/event-types"), after.map(cursor::written), limit).await
     }
 
     async fn subscribe(&self, new: NewSubscription) -> Result<Subscribed> {
         check_given("filter", new.filter.as_ref())?;
         check_given("template", new.template.as_ref())?;
-        let asked = Asked::post("/v1/subscriptions").json(&new).repeatable(true);
+        let asked = NodeRequest::post("/v1/subscriptions").json(&new).repeatable(true);
         let (subscription, status) = self.answer_and_status(asked).await?;
         Ok(Subscribed { subscription, existed: status == StatusCode::OK })
     }
 
     async fn unsubscribe(&self, id: i64) -> Result<()> {
-        self.done(Asked::delete(format!("/v1/subscriptions/{id}"))).await
+        self.done(NodeRequest::delete(format!("/v1/subscriptions/{id}"))).await
     }
 
     async fn subscription(&self, id: i64) -> Result<Subscription> {
-        self.answer(Asked::get(format!("/v1/subscriptions/{id}"))).await
+        self.answer(NodeRequest::get(format!("/v1/subscriptions/{id}"))).await
     }
 
     async fn subscriptions(&self, after: Option<i64>, limit: usize) -> Result<Vec<Subscription>> {
-        self.list(|| Asked::get("/v1/subscriptions"), after.map(cursor::written), limit).await
+        self.list(|| NodeRequest::get("/v1/subscriptions"), after.map(cursor::written), limit).await
     }
 
     async fn set_subscription_enabled(&self, id: i64, enabled: bool) -> Result<()> {
         let to = if enabled { "enable" } else { "disable" };
-        self.answer::<Subscription>(Asked::post(format!("/v1/subscriptions/{id}/{to}"))).await.map(drop)
+        self.answer::<Subscription>(NodeRequest::post(format!("/v1/subscriptions/{id}/{to}"))).await.map(drop)
     }
 
     async fn publish(&self, event: NewEvent) -> Result<u64> {

@@ -5,11 +5,11 @@ use postrider::StoreError;
 use postrider::error::{LIMITS, known_word};
 
 use super::Remote;
-use super::asking::Asked;
+use super::asking::NodeRequest;
 use crate::view::ProblemView;
 
 impl Remote {
-    pub(super) fn refusal(&self, asked: &Asked, status: StatusCode, document: &[u8]) -> StoreError {
+    pub(super) fn refusal(&self, asked: &NodeRequest, status: StatusCode, document: &[u8]) -> StoreError {
         let Ok(problem) = serde_json::from_slice::<ProblemView>(document) else {
             return self.not_by_a_node(asked, status);
         };
@@ -51,7 +51,7 @@ impl Remote {
     }
 
     /// A proxy before a node that is not there, or something else altogether.
-    fn not_by_a_node(&self, asked: &Asked, status: StatusCode) -> StoreError {
+    fn not_by_a_node(&self, asked: &NodeRequest, status: StatusCode) -> StoreError {
         match status {
             StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
                 let why = format!("something before it answered {status}");

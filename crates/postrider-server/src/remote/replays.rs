@@ -7,51 +7,51 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::Remote;
-use super::asking::Asked;
+use super::asking::NodeRequest;
 use crate::cursor;
 use crate::view::Replayed;
 
 #[derive(Serialize)]
-struct Wanted {
+struct WrittenReplay {
     #[serde(flatten)]
     replay: NewReplay,
     dry_run: bool,
 }
 
-impl Wanted {
-    fn asked(replay: NewReplay, dry_run: bool) -> Asked {
-        Asked::post("/v1/replays").json(&Self { replay, dry_run }).patiently()
+impl WrittenReplay {
+    fn asked(replay: NewReplay, dry_run: bool) -> NodeRequest {
+        NodeRequest::post("/v1/replays").json(&Self { replay, dry_run }).patiently()
     }
 }
 
 #[async_trait]
 impl Replays for Remote {
     async fn replay_message(&self, id: MessageId, to: Option<&str>) -> Result<MessageId> {
-        let asked = Asked::post("/v1/replays").json(&json!({ "message": id, "to": to }));
+        let asked = NodeRequest::post("/v1/replays").json(&json!({ "message": id, "to": to }));
         Ok(MessageId(self.answer::<Replayed>(asked).await?.id))
     }
 
     async fn preview_replay(&self, replay: NewReplay) -> Result<ReplayPreview> {
-        self.answer(Wanted::asked(replay, true)).await
+        self.answer(WrittenReplay::asked(replay, true)).await
     }
 
     async fn start_replay(&self, replay: NewReplay) -> Result<Replay> {
-        self.answer(Wanted::asked(replay, false)).await
+        self.answer(WrittenReplay::asked(replay, false)).await
     }
 
     async fn replay(&self, id: i64) -> Result<Replay> {
-        self.answer(Asked::get(format!("/v1/replays/{id}"))).await
+        self.answer(NodeRequest::get(format!("/v1/replays/{id}"))).await
     }
 
     async fn replays(&self, before: Option<i64>, limit: usize) -> Result<Vec<Replay>> {
-        self.list(|| Asked::get("/v1/replays"), before.map(cursor::written), limit).await
+        self.list(|| NodeRequest::get("/v1/replays"), before.map(cursor::written), limit).await
     }
 
     async fn stop_replay(&self, id: i64) -> Result<Replay> {
-        self.answer(Asked::post(format!("/v1/replays/{id}:stop"))).await
+        self.answer(NodeRequest::post(format!("/v1/replays/{id}:stop"))).await
     }
 
     async fn resume_replay(&self, id: i64) -> Result<Replay> {
-        self.answer(Asked::post(format!("/v1/replays/{id}:resume"))).await
+        self.answer(NodeRequest::post(format!("/v1/replays/{id}:resume"))).await
     }
 }

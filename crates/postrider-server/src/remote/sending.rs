@@ -7,20 +7,20 @@ use bytes::Bytes;
 use postrider::message::JSON;
 use postrider::store::Result;
 use postrider::{NewEvent, NewMessage, Sent, StoreError};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::Remote;
-use super::asking::{Asked, segment};
-use crate::view::Published;
+use super::asking::{NodeRequest, segment};
+use crate::view::{Published, SentBatch};
 
 const ENVELOPE: &str = "application/vnd.postrider+json";
 const LINES: &str = "application/x-ndjson";
 
 /// A message in one document, as `POST /v1/endpoints/{name}/messages` and `POST /v1/messages:batch` read it.
 #[derive(Serialize)]
-struct Envelope<'a> {
+struct WrittenMessage<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     endpoint: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -30,16 +30,12 @@ struct Envelope<'a> {
     options: Value,
 }
 
-#[derive(Deserialize)]
-struct SentBatch {
-    items: Vec<Sent>,
-}
-
 impl Remote {
     pub(super) async fn send_one(&self, message: NewMessage) -> Result<Sent> {
         let path = format!("/v1/endpoints/{}/messages", segment("endpoint", &message.endpoint)?);
-        let document = written(&Envelope::of(None, &message));
-        let asked = Asked::post(path).body(ENVELOPE, document).repeatable(message.idempotency_key.is_some());
+        let document = written(&WrittenMessage::of(None, &message));
+        let asked =
+            NodeRequest::post(path).body(ENVELOPE, document).repeatable(message.idempotency_key.is_some());
         self.answer(asked).await.map_err(|error| of_payload(error, &message.payload))
     }
 
@@ -49,11 +45,11 @@ impl Remote {
         }
         let mut lines = Vec::new();
         for message in messages {
-            lines.extend(written(&Envelope::of(Some(&message.endpoint), message)));
+            lines.extend(written(&WrittenMessage::of(Some(&message.endpoint), message)));
             lines.push(b'\n');
         }
         let repeatable = messages.iter().all(|message| message.idempotency_key.is_some());
-        let asked = Asked::post("/v1/messages:batch").body(LINES, lines).repeatable(repeatable);
+        let asked = NodeRequest::post("/v1/messages:batch").body(LINES, lines).repeatable(repeatable);
         let sent: SentBatch = self.answer(asked).await?;
         Ok(sent.items)
     }
@@ -72,14 +68,14 @@ impl Remote {
             ordering_key: event.ordering_key,
             ..NewMessage::new("", event.payload)
         };
-        let document = written(&Envelope::of(None, &message));
-        let asked = Asked::post(path).body(ENVELOPE, document).repeatable(repeatable);
+        let document = written(&WrittenMessage::of(None, &message));
+        let asked = NodeRequest::post(path).body(ENVELOPE, document).repeatable(repeatable);
         let published: Result<Published> = self.answer(asked).await;
         Ok(published.map_err(|error| of_payload(error, &message.payload))?.messages)
     }
 }
 
-impl<'a> Envelope<'a> {
+impl<'a> WrittenMessage<'a> {
     fn of(endpoint: Option<&'a str>, message: &'a NewMessage) -> Self {
         let payload = as_it_stands(message);
         let payload_base64 = payload.is_none().then(|| STANDARD.encode(&message.payload));
@@ -104,7 +100,7 @@ fn as_it_stands(message: &NewMessage) -> Option<&RawValue> {
     (message.content_type == JSON && whole).then_some(json)
 }
 
-fn written(envelope: &Envelope<'_>) -> Vec<u8> {
+fn written(envelope: &WrittenMessage<'_>) -> Vec<u8> {
     serde_json::to_vec(envelope).expect("a message becomes JSON")
 }
 

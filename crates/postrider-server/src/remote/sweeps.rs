@@ -6,7 +6,7 @@ use postrider::store::{DlqFilter, Result, Sweep, SweepAction, SweepCursor, Sweep
 use serde_json::json;
 
 use super::Remote;
-use super::asking::Asked;
+use super::asking::NodeRequest;
 use crate::cursor;
 use crate::view::Swept;
 
@@ -27,7 +27,7 @@ impl Sweeps for Remote {
             "cursor": from.map(|from| cursor::written_json(&from)),
         });
         let swept: Swept =
-            self.answer(Asked::post(format!("/v1/dlq:{}", action.as_str())).json(&selection)).await?;
+            self.answer(NodeRequest::post(format!("/v1/dlq:{}", action.as_str())).json(&selection)).await?;
         let done = match action {
             SweepAction::Redrive => swept.redriven,
             SweepAction::Discard => swept.discarded,

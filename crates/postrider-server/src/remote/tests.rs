@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::api::{self, Api, Gate, Stopped};
+use crate::api::{self, Api, ApiGate, Stopped};
 use crate::failure::Exit;
 
 /// A store with an endpoint `shop`, and the API before it.
@@ -32,7 +32,7 @@ impl World {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let api = Api::new(store.clone(), Arc::new(Stopped), None, CancellationToken::new());
-        let gate = Gate::new(store.clone(), Vec::new(), address);
+        let gate = ApiGate::new(store.clone(), Vec::new(), address);
         tokio::spawn(api::serve(
             listener,
             api::router(api),

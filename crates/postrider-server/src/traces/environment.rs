@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::Uri;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"];
@@ -22,10 +22,10 @@ const SAMPLERS: [&str; 6] = [
 ];
 
 /// How a variable is read; an empty one is as good as none.
-pub(super) struct Environment<F: Fn(&str) -> Option<String>>(pub(super) F);
+pub(super) struct Variables<F: Fn(&str) -> Option<String>>(pub(super) F);
 
-impl<F: Fn(&str) -> Option<String>> Environment<F> {
-    pub(super) fn wants_traces(&self) -> Result<bool, Failure> {
+impl<F: Fn(&str) -> Option<String>> Variables<F> {
+    pub(super) fn wants_traces(&self) -> Result<bool, CommandError> {
         if (self.0)("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true")) {
             return Ok(false);
         }
@@ -37,7 +37,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), Failure> {
+    pub(super) fn check(&self) -> Result<(), CommandError> {
         for name in ENDPOINTS {
             (self.0)(name).map_or(Ok(()), |text| check_endpoint(name, &text))?;
         }
@@ -54,7 +54,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         self.check_sampler()
     }
 
-    fn check_sampler(&self) -> Result<(), Failure> {
+    fn check_sampler(&self) -> Result<(), CommandError> {
         let Some(sampler) = (self.0)("OTEL_TRACES_SAMPLER") else { return Ok(()) };
         if !SAMPLERS.contains(&sampler.as_str()) {
             return Err(refused("OTEL_TRACES_SAMPLER", &format!("must be one of {}", SAMPLERS.join(", "))));
@@ -67,7 +67,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         }
     }
 
-    pub(super) fn timeout(&self) -> Result<Duration, Failure> {
+    pub(super) fn timeout(&self) -> Result<Duration, CommandError> {
         match TIMEOUTS.iter().find_map(|name| Some((name, (self.0)(name)?))) {
             None => Ok(TIMEOUT_DEFAULT),
             Some((name, text)) => match text.parse() {
@@ -84,7 +84,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
     }
 }
 
-fn check_endpoint(name: &str, text: &str) -> Result<(), Failure> {
+fn check_endpoint(name: &str, text: &str) -> Result<(), CommandError> {
     let uri: Uri = text.parse().map_err(|_| refused(name, "is not a URL"))?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) {
         return Err(refused(name, "must begin with http:// or https://"));
@@ -99,8 +99,8 @@ fn check_endpoint(name: &str, text: &str) -> Result<(), Failure> {
     }
 }
 
-fn refused(name: &str, rule: &str) -> Failure {
-    Failure::usage(format!("{name}: {rule}"))
+fn refused(name: &str, rule: &str) -> CommandError {
+    CommandError::usage(format!("{name}: {rule}"))
 }
 
 #[cfg(test)]
@@ -111,7 +111,7 @@ mod tests {
         let read = |wanted: &str| {
             variables.iter().find(|(name, _)| *name == wanted).map(|(_, text)| (*text).to_owned())
         };
-        let environment = Environment(read);
+        let environment = Variables(read);
         let wants = environment.wants_traces().map_err(|failure| failure.error)?;
         environment.check().and(environment.timeout().map(drop)).map_err(|failure| failure.error)?;
         Ok(wants)

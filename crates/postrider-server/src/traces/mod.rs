@@ -9,9 +9,9 @@ use opentelemetry_sdk::trace::SdkTracerProvider;
 use postrider::trace::Tracer;
 use postrider::trace::opentelemetry::global::BoxedTracer;
 
-use self::environment::Environment;
+use self::environment::Variables;
 use self::post::Post;
-use crate::failure::Failure;
+use crate::failure::CommandError;
 
 mod environment;
 mod post;
@@ -26,8 +26,8 @@ pub(crate) struct Traces {
 
 impl Traces {
     /// None when the environment does not ask for traces. Within a runtime: exporting uses it.
-    pub(crate) fn from_environment() -> Result<Option<Self>, Failure> {
-        let environment = Environment(|name| std::env::var(name).ok().filter(|text| !text.is_empty()));
+    pub(crate) fn from_environment() -> Result<Option<Self>, CommandError> {
+        let environment = Variables(|name| std::env::var(name).ok().filter(|text| !text.is_empty()));
         if !environment.wants_traces()? {
             return Ok(None);
         }
@@ -40,9 +40,10 @@ impl Traces {
             .with_http_client(Post::new(environment.timeout()?)?)
             .build()
             .map_err(|_| {
-                Failure::usage("the OTEL_EXPORTER_OTLP_* variables are not what this exporter can use").hint(
-                    "it speaks http/protobuf without compression; docs/operations.md lists the variables",
-                )
+                CommandError::usage("the OTEL_EXPORTER_OTLP_* variables are not what this exporter can use")
+                    .hint(
+                        "it speaks http/protobuf without compression; docs/operations.md lists the variables",
+                    )
             })?;
         let mut resource = Resource::builder();
         if !environment.names_the_service() {
@@ -59,7 +60,7 @@ impl Traces {
         Tracer::new(BoxedTracer::new(Box::new(self.provider.tracer(SERVICE))))
     }
 
-    /// Exports what is left, if somebody takes it.
+    /// Exports what is left, if the collector takes it.
     pub(crate) async fn stop(self) {
         let stopped =
             tokio::task::spawn_blocking(move || self.provider.shutdown_with_timeout(LAST_SPANS)).await;

@@ -1,4 +1,4 @@
-//! Takes spans to a collector. One that is down is said once: delivery goes on, and what does not fit into the
+//! Takes spans to a collector. A collector that is down is logged once: delivery continues, and what does not fit into the
 //! bounded queue before it is dropped.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -15,7 +15,7 @@ use hyper_util::rt::TokioExecutor;
 use opentelemetry_http::{HttpClient, HttpError};
 use tokio::runtime::Handle;
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::https;
 
 /// A collector says little; what is longer is not read.
@@ -25,13 +25,13 @@ const ANSWER_BYTES_MAX: usize = 64 * 1024;
 pub(super) struct Post {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     timeout: Duration,
-    /// Spans are exported by a thread that has no runtime of its own.
+    /// Spans are exported by a thread without a runtime.
     runtime: Handle,
     is_down: AtomicBool,
 }
 
 impl Post {
-    pub(super) fn new(timeout: Duration) -> Result<Self, Failure> {
+    pub(super) fn new(timeout: Duration) -> Result<Self, CommandError> {
         Ok(Self {
             client: Client::builder(TokioExecutor::new()).build(https::connector()?),
             timeout,

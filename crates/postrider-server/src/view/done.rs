@@ -1,7 +1,14 @@
 //! Short answers as JSON: what came of something that was asked for.
 
+use postrider::Sent;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+/// What became of a batch, line by line.
+#[derive(Serialize, Deserialize, ToSchema)]
+pub(crate) struct SentBatch {
+    pub(crate) items: Vec<Sent>,
+}
 
 /// What became of an event.
 #[derive(Serialize, Deserialize, ToSchema)]

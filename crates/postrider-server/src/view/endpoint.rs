@@ -7,20 +7,18 @@ use postrider::Invalid;
 use postrider::breaker::{Circuit, CircuitName, CircuitState, Probe};
 use postrider::endpoint::{DisabledBy, Endpoint, EndpointId, EndpointOptions};
 use postrider::message::NodeId;
-use postrider::protocol::Protocol;
+use postrider::protocol::{EndpointConfig, Protocol};
 use postrider::retry::RetryOverrides;
 use postrider::store::EndpointHealth;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::schemas;
-
 #[derive(Serialize, Deserialize, ToSchema)]
 #[schema(as = Endpoint)]
 pub(crate) struct EndpointView {
-    name: String,
-    #[schema(schema_with = schemas::protocol)]
+    pub(crate) name: String,
+    #[schema(value_type = Protocol)]
     protocol: Cow<'static, str>,
     /// What the protocol needs. Secrets are hidden; references to secrets are shown.
     config: Map<String, Value>,
@@ -30,7 +28,7 @@ pub(crate) struct EndpointView {
     #[schema(value_type = Object)]
     options: Value,
     enabled: bool,
-    #[schema(required, schema_with = schemas::disabled_by)]
+    #[schema(required)]
     disabled_by: Option<DisabledBy>,
     paused: bool,
     circuit: CircuitView,
@@ -42,57 +40,12 @@ pub(crate) struct EndpointView {
     created_at: Timestamp,
     /// How attempts at it went; where one endpoint is shown, not in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    health: Option<HealthView>,
-}
-
-/// How attempts at an endpoint went, but for those of the last second or so.
-#[derive(Serialize, Deserialize, ToSchema)]
-#[schema(as = EndpointHealth)]
-pub(crate) struct HealthView {
-    /// Attempts since the endpoint was created or imported.
-    delivered: u64,
-    failed: u64,
-    /// Failed attempts since the last success.
-    consecutive_failures: u64,
-    #[schema(required)]
-    last_success_at: Option<Timestamp>,
-    #[schema(required)]
-    last_failure_at: Option<Timestamp>,
-    /// Of the last failure.
-    #[schema(required)]
-    last_error: Option<String>,
-}
-
-impl From<EndpointHealth> for HealthView {
-    fn from(health: EndpointHealth) -> Self {
-        Self {
-            delivered: health.delivered,
-            failed: health.failed,
-            consecutive_failures: health.consecutive_failures,
-            last_success_at: health.last_success_at,
-            last_failure_at: health.last_failure_at,
-            last_error: health.last_error,
-        }
-    }
-}
-
-impl From<HealthView> for EndpointHealth {
-    fn from(view: HealthView) -> Self {
-        Self {
-            delivered: view.delivered,
-            failed: view.failed,
-            consecutive_failures: view.consecutive_failures,
-            last_success_at: view.last_success_at,
-            last_failure_at: view.last_failure_at,
-            last_error: view.last_error,
-        }
-    }
+    health: Option<EndpointHealth>,
 }
 
 #[derive(Serialize, Deserialize, ToSchema)]
 #[schema(as = Circuit)]
 struct CircuitView {
-    #[schema(schema_with = schemas::circuit_state)]
     state: CircuitName,
     /// While it is open: when it is tried again.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -123,12 +76,12 @@ impl EndpointView {
     }
 
     pub(crate) fn with_health(self, health: EndpointHealth) -> Self {
-        Self { health: Some(health.into()), ..self }
+        Self { health: Some(health), ..self }
     }
 
     /// None where the node does not tell.
     pub(crate) fn health(self) -> Option<EndpointHealth> {
-        self.health.map(Into::into)
+        self.health
     }
 
     /// For those who may see states and figures only.
@@ -143,11 +96,12 @@ impl TryFrom<EndpointView> for Endpoint {
     type Error = Invalid;
 
     fn try_from(view: EndpointView) -> Result<Self, Invalid> {
+        let protocol = Protocol::from_name(&view.protocol)?;
         Ok(Self {
             id: EndpointId(0),
             name: view.name.into(),
-            protocol: Protocol::from_name(&view.protocol)?,
-            config: view.config,
+            protocol,
+            config: EndpointConfig::new(protocol, view.config),
             retry: RetryOverrides::check(Some(&view.retry_policy))?,
             options: EndpointOptions::check(Some(&view.options))?,
             disabled: view.disabled_by,

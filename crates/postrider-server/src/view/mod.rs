@@ -1,51 +1,39 @@
-//! What people see as JSON: one shape for the API, its description and `--json`.
+//! What the API and `--json` show where it is not the store's record itself: secrets are hidden, payloads are written as
+//! JSON.
 
 use jiff::Timestamp;
 use postrider::Endpoint;
 use postrider::store::{DeadLetter, Story};
 use serde_json::{Value, json};
 
-pub(crate) use content::{ResponseBody, payload_text};
-pub(crate) use dead_letter::{DeadLetterView, DlqSummaryView, ListedDeadLetterView};
-pub(crate) use done::{Published, Redriven, Released, Replayed, Swept};
-pub(crate) use endpoint::{EndpointView, HealthView};
-pub(crate) use event::{EventTypeView, SubscriptionView};
-pub(crate) use message::{ListedMessageView, MessageView};
+pub(crate) use done::{Published, Redriven, Released, Replayed, SentBatch, Swept};
+pub(crate) use endpoint::EndpointView;
+pub(crate) use message::{DeadLetterView, MessageView};
+pub(crate) use page::Page;
+pub(crate) use payload::payload_text;
 pub(crate) use problem::ProblemView;
-pub(crate) use replay::{ReplayPreviewView, ReplayView};
 pub(crate) use setting::setting;
-pub(crate) use system::{EventView, FigureView, IssuedTokenView, NodeView, StatusView, TokenView};
 
-mod content;
 mod done;
-mod dead_letter;
 mod endpoint;
-mod event;
 mod message;
+mod page;
+mod payload;
 mod problem;
-mod replay;
 pub(crate) mod schemas;
 mod setting;
-mod system;
 
 /// Never shows a secret.
 pub(crate) fn endpoint(endpoint: &Endpoint) -> Value {
     json!(EndpointView::of(endpoint))
 }
 
-/// A message's story. The payload is shown as JSON when it is JSON, byte for byte, else in base64.
 pub(crate) fn story(story: &Story) -> String {
-    serde_json::to_string(&MessageView::of(story)).expect("a story becomes JSON")
+    serde_json::to_string(&MessageView::from(story.clone())).expect("a story becomes JSON")
 }
 
-/// A dead letter in a list.
-pub(crate) fn listed_dead_letter(letter: &DeadLetter) -> String {
-    serde_json::to_string(&ListedDeadLetterView::of(letter)).expect("a dead letter becomes JSON")
-}
-
-/// A dead letter with what it held.
 pub(crate) fn dead_letter(letter: &DeadLetter) -> String {
-    serde_json::to_string(&DeadLetterView::of(letter)).expect("a dead letter becomes JSON")
+    serde_json::to_string(&DeadLetterView::from(letter.clone())).expect("a dead letter becomes JSON")
 }
 
 /// How long ago, in one short word.

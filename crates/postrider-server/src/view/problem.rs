@@ -1,4 +1,4 @@
-//! A refusal as JSON (RFC 9457), and back: whoever asks a node gets the same error as somebody who asks the store.
+//! A refusal as JSON (RFC 9457), and back: a command gets the same error from a node as from its store.
 
 use std::borrow::Cow;
 

@@ -112,7 +112,7 @@ fn who_interrupts_it_is_told_what_was_sent() {
     assert!(home.shell(&format!("kill -INT {}", child.id())).status.success());
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(summary(&output)["lines"], 1);
-    assert!(told(&output).contains("--skip 1 goes on"), "{}", told(&output));
+    assert!(told(&output).contains("--skip 1 continues"), "{}", told(&output));
 }
 
 /// Refusals of all kinds, each at a line of its own behind a thousand good ones.
@@ -190,7 +190,7 @@ fn a_full_queue_stops_it_between_two_transactions() {
     assert_eq!(pending(&home), lines, "what is said to be sent is sent, and nothing else");
     let said: Value = serde_json::from_slice(&output.stderr).expect("JSON");
     assert_eq!(said["sqlstate"], "53400");
-    assert!(said["hint"].as_str().expect("a hint").contains(&format!("--skip {lines} goes on")), "{said}");
+    assert!(said["hint"].as_str().expect("a hint").contains(&format!("--skip {lines} continues")), "{said}");
     home.json(&["config", "set", "max_queue_size=0"]);
     let rest = batch(&home, &["--json", "--skip", &lines.to_string()]);
     assert_eq!(summary(&rest)["sent"], 100 - lines);

@@ -46,7 +46,7 @@ fn a_delivered_message_has_one_wide_line() {
         steady(line),
         json!({
             "level": "INFO", "target": "postrider::outcome", "message": "A message was delivered",
-            "message_id": id, "endpoint": "shop", "state": "completed", "attempt": 1, "status": 200,
+            "message_id": id, "endpoint": "shop", "state": "completed", "attempt": 1, "response_status": 200,
             "duration_seconds": "number", "age_seconds": "number", "created_at": "time",
             "correlation_id": "6f1c8e0e-6a2b-4f0e-9d5c-1b2a3c4d5e6f", "event_type": "order.paid",
             "trace_id": "0af7651916cd43dd8448eb211c80319c",
@@ -58,7 +58,7 @@ fn a_delivered_message_has_one_wide_line() {
 fn a_message_that_dies_has_a_warning_and_its_retries_are_for_debugging() {
     let (_home, node) = node_with(500, &[("POSTRIDER_LOG", "info,postrider::outcome=debug")]);
     let id = node.send("shop", &[], "{}");
-    let retry = node.until_logged(id, "An attempt failed; it is tried again");
+    let retry = node.until_logged(id, "An attempt failed; retrying");
     assert_eq!(
         (&retry["level"], &retry["state"], &retry["attempt"]),
         (&json!("DEBUG"), &json!("pending"), &json!(1))
@@ -69,7 +69,7 @@ fn a_message_that_dies_has_a_warning_and_its_retries_are_for_debugging() {
         json!({
             "level": "WARN", "target": "postrider::outcome", "message": "A message is dead; it is in the DLQ",
             "message_id": id, "endpoint": "shop", "state": "dead", "attempt": 2, "class": "retryable",
-            "error": "[RETRYABLE] answered 500 Internal Server Error", "status": 500,
+            "error": "[RETRYABLE] answered 500 Internal Server Error", "response_status": 500,
             "duration_seconds": "number", "age_seconds": "number", "created_at": "time",
         })
     );
@@ -150,6 +150,6 @@ fn text_lines_have_the_same_fields() {
     node.kill().expect("it ran");
     node.wait().expect("it is ours");
     let expected = "INFO postrider::outcome: A message was delivered message_id=1 endpoint=\"shop\" state=\"completed\" \
-                    attempt=1 status=200 duration_seconds=";
+                    attempt=1 response_status=200 duration_seconds=";
     assert!(line.contains(expected), "{line}");
 }

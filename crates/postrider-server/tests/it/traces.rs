@@ -128,8 +128,8 @@ fn a_message_is_part_of_its_senders_trace_up_to_the_receiver() {
     assert_eq!((&*sent["postrider.endpoint"], &*sent["postrider.message"]), ("shop", &*id.to_string()));
     attempts.sort_by_key(|span| span.start_time_unix_nano);
     let expected = [
-        [("outcome", "failed"), ("class", "retryable"), ("status", "503"), ("attempt", "1")],
-        [("outcome", "delivered"), ("class", ""), ("status", "200"), ("attempt", "2")],
+        [("outcome", "failed"), ("class", "retryable"), ("response_status", "503"), ("attempt", "1")],
+        [("outcome", "delivered"), ("class", ""), ("response_status", "200"), ("attempt", "2")],
     ];
     for (span, expected) in attempts.iter().zip(expected) {
         assert_eq!(span.parent_span_id, sends[0].span_id);

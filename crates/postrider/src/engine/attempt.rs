@@ -1,4 +1,4 @@
-//! One try: connect if need be, deliver under one deadline, survive a panicking sink.
+//! One attempt: connect if needed, deliver under one deadline, survive a panicking sink.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -10,41 +10,41 @@ use jiff::Timestamp;
 use tokio::sync::{OnceCell, mpsc};
 use tokio::time::Instant;
 
-use super::concurrency::Load;
-use super::mask::Mask;
-use super::spans::{AttemptSpan, Settling};
+use super::concurrency::ReceiverLoad;
+use super::secret_mask::SecretMask;
+use super::spans::{AttemptSpan, SettleSpan};
 use crate::breaker::Sign;
 use crate::endpoint::Endpoint;
 use crate::message::Claim;
-use crate::sink::net::{blocking, judge};
+use crate::net::{blocking, judge};
 use crate::sink::{self, Capture, Delivery, Environment, Shortage, Sink, Undelivered};
 use crate::trace::Tracer;
 use crate::verdict::{Failure, Outcome, Receipt};
 
-/// A sink that is connected by the first attempt that needs it, and anew after every change of config.
-pub(super) struct Connection {
+/// An endpoint's sink. The first attempt connects it; a change of the endpoint makes a new one.
+pub(super) struct EndpointSink {
     pub(super) endpoint: Arc<Endpoint>,
     environment: Arc<Environment>,
-    connected: OnceCell<Connected>,
+    connected: OnceCell<ConnectedSink>,
 }
 
-struct Connected {
+struct ConnectedSink {
     sink: Arc<dyn Sink>,
-    mask: Mask,
+    mask: SecretMask,
 }
 
-impl Connection {
+impl EndpointSink {
     pub(super) fn new(endpoint: Arc<Endpoint>, environment: Arc<Environment>) -> Self {
         Self { endpoint, environment, connected: OnceCell::new() }
     }
 
-    async fn connected(&self) -> Result<&Connected, Undelivered> {
+    async fn connected(&self) -> Result<&ConnectedSink, Undelivered> {
         let connect = async || {
             let (endpoint, environment) = (self.endpoint.clone(), self.environment.clone());
-            // Reads secrets and certificates from files.
+            // Blocking: reads secrets and certificates from files.
             let connect = move || {
                 let sink = sink::connect(&endpoint, &environment)?;
-                Ok(Connected { sink, mask: Mask::of(&endpoint, &environment)? })
+                Ok(ConnectedSink { sink, mask: SecretMask::of(&endpoint, &environment)? })
             };
             blocking(connect).await.unwrap_or_else(|error| {
                 Err(judge(&error, Failure::retryable("connecting the sink panicked")))
@@ -56,33 +56,33 @@ impl Connection {
 
 pub(super) struct Attempt {
     pub(super) claim: Claim,
-    pub(super) connection: Arc<Connection>,
+    pub(super) sink: Arc<EndpointSink>,
     pub(super) store: Arc<str>,
     pub(super) capture: Capture,
     pub(super) timeout: Duration,
     pub(super) started_at: Timestamp,
     pub(super) tracer: Option<Tracer>,
-    /// The circuit's epoch when it began.
+    /// The circuit's epoch when the attempt started.
     pub(super) epoch: i64,
-    /// Where its claim goes when it is aborted.
-    pub(super) cut_off: mpsc::UnboundedSender<CutOff>,
+    /// Gets the claim back when the attempt is aborted.
+    pub(super) cut_off: mpsc::UnboundedSender<CutOffAttempt>,
 }
 
-/// An attempt that was aborted because the node stops.
-pub(super) struct CutOff {
+/// An attempt that was aborted because the node stopped.
+pub(super) struct CutOffAttempt {
     pub(super) claim: Claim,
     pub(super) started_at: Timestamp,
 }
 
-/// A claim while its attempt runs: dropped with the attempt, it comes back as [`CutOff`].
-struct InHand {
-    claim: Option<CutOff>,
-    cut_off: mpsc::UnboundedSender<CutOff>,
+/// Keeps the claim while the attempt runs. Dropped with an aborted attempt, it sends the claim back.
+struct ClaimGuard {
+    claim: Option<CutOffAttempt>,
+    cut_off: mpsc::UnboundedSender<CutOffAttempt>,
 }
 
-impl InHand {
+impl ClaimGuard {
     fn claim(&self) -> &Claim {
-        &self.claim.as_ref().expect("in hand until it is taken").claim
+        &self.claim.as_ref().expect("kept until it is taken").claim
     }
 
     fn take(mut self) -> Claim {
@@ -90,44 +90,42 @@ impl InHand {
     }
 }
 
-impl Drop for InHand {
+impl Drop for ClaimGuard {
     fn drop(&mut self) {
         if let Some(cut) = self.claim.take() {
-            // Nobody listens when the whole process ends.
+            // It fails when the dispatcher is gone, too: the process ends.
             let _ = self.cut_off.send(cut);
         }
     }
 }
 
-pub(super) struct Finished {
+pub(super) struct FinishedAttempt {
     pub(super) claim: Claim,
-    /// As it was when the attempt began.
+    /// As it was when the attempt started.
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) outcome: Outcome,
-    pub(super) load: Load,
+    pub(super) load: ReceiverLoad,
     pub(super) sign: Sign,
     pub(super) started_at: Timestamp,
     pub(super) duration: Duration,
-    pub(super) settling: Option<Settling>,
+    pub(super) settle_span: Option<SettleSpan>,
     pub(super) epoch: i64,
 }
 
-/// It could not be made, for want of something on this node.
-pub(super) struct Prevented {
+/// An attempt that could not start because this node lacks a resource.
+pub(super) struct PreventedAttempt {
     pub(super) claim: Claim,
     pub(super) shortage: Shortage,
     pub(super) epoch: i64,
 }
 
 impl Attempt {
-    pub(super) async fn run(self) -> Result<Finished, Box<Prevented>> {
+    pub(super) async fn run(self) -> Result<FinishedAttempt, Box<PreventedAttempt>> {
         let began = Instant::now();
-        let held = CutOff { claim: self.claim, started_at: self.started_at };
-        let held = InHand { claim: Some(held), cut_off: self.cut_off };
-        let span = self
-            .tracer
-            .as_ref()
-            .map(|tracer| AttemptSpan::begin(tracer, held.claim(), &self.connection.endpoint));
+        let held = CutOffAttempt { claim: self.claim, started_at: self.started_at };
+        let held = ClaimGuard { claim: Some(held), cut_off: self.cut_off };
+        let span =
+            self.tracer.as_ref().map(|tracer| AttemptSpan::begin(tracer, held.claim(), &self.sink.endpoint));
         let message = match &span {
             Some(span) => span.carried(&held.claim().message),
             None => held.claim().message.clone(),
@@ -139,7 +137,7 @@ impl Attempt {
             capture: self.capture,
             now: self.started_at,
         };
-        let (result, timed_out) = try_once(&self.connection, &delivery, self.timeout).await;
+        let result = try_once(&self.sink, &delivery, self.timeout).await;
         let result = match result {
             Ok(receipt) => Ok(receipt),
             Err(Undelivered::Failed(failure)) => Err(failure),
@@ -147,14 +145,14 @@ impl Attempt {
                 if let Some(span) = span {
                     span.end_prevented(&shortage);
                 }
-                return Err(Box::new(Prevented { claim: held.take(), shortage, epoch: self.epoch }));
+                return Err(Box::new(PreventedAttempt { claim: held.take(), shortage, epoch: self.epoch }));
             }
         };
-        Ok(Finished {
+        Ok(FinishedAttempt {
             claim: held.take(),
-            endpoint: self.connection.endpoint.clone(),
-            settling: span.map(|span| span.end(&result)),
-            load: load(&result, timed_out),
+            endpoint: self.sink.endpoint.clone(),
+            settle_span: span.map(|span| span.end(&result)),
+            load: load(&result),
             sign: sign(&result),
             outcome: match result {
                 Ok(receipt) => Outcome::Delivered(receipt),
@@ -167,26 +165,22 @@ impl Attempt {
     }
 }
 
-/// What the receiver said, and whether it took too long to say anything.
 pub(super) async fn try_once(
-    connection: &Connection,
+    sink: &EndpointSink,
     delivery: &Delivery,
     timeout: Duration,
-) -> (Result<Receipt, Undelivered>, bool) {
-    let deliver = AssertUnwindSafe(deliver(connection, delivery)).catch_unwind();
+) -> Result<Receipt, Undelivered> {
+    let deliver = AssertUnwindSafe(deliver(sink, delivery)).catch_unwind();
     match tokio::time::timeout(timeout, deliver).await {
-        Ok(Ok(result)) => (result, false),
-        Ok(Err(_panic)) => (Err(Failure::retryable("the sink panicked").into()), false),
-        Err(_elapsed) => {
-            let seconds = timeout.as_secs_f64();
-            (Err(Failure::retryable(format!("timed out after {seconds} s")).into()), true)
-        }
+        Ok(Ok(result)) => result,
+        Ok(Err(_panic)) => Err(Failure::retryable("the sink panicked").into()),
+        Err(_elapsed) => Err(Failure::timed_out(timeout).into()),
     }
 }
 
-async fn deliver(connection: &Connection, delivery: &Delivery) -> Result<Receipt, Undelivered> {
-    let Connected { sink, mask } = connection.connected().await?;
-    let masked = |body: Option<Bytes>| body.map(|body| mask.over(&body, delivery.capture.bytes_max));
+async fn deliver(sink: &EndpointSink, delivery: &Delivery) -> Result<Receipt, Undelivered> {
+    let ConnectedSink { sink, mask } = sink.connected().await?;
+    let masked = |body: Option<Bytes>| body.map(|body| mask.apply(&body, delivery.capture.bytes_max));
     match sink.deliver(delivery).await {
         Ok(receipt) => Ok(Receipt { body: masked(receipt.body), ..receipt }),
         Err(Undelivered::Failed(failure)) => Err(Failure { body: masked(failure.body), ..failure }.into()),
@@ -194,12 +188,11 @@ async fn deliver(connection: &Connection, delivery: &Delivery) -> Result<Receipt
     }
 }
 
-fn load(result: &Result<Receipt, Failure>, timed_out: bool) -> Load {
+fn load(result: &Result<Receipt, Failure>) -> ReceiverLoad {
     match result {
-        Ok(_) => Load::Fine,
-        Err(_) if timed_out => Load::Overloaded,
-        Err(Failure { status: Some(429 | 500..=599), .. }) => Load::Overloaded,
-        Err(_) => Load::Unknown,
+        Ok(_) => ReceiverLoad::Fine,
+        Err(failure) if failure.is_overload() => ReceiverLoad::Overloaded,
+        Err(_) => ReceiverLoad::Unknown,
     }
 }
 

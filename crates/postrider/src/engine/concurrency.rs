@@ -1,8 +1,8 @@
-//! How many attempts a receiver stands at once: additive increase, multiplicative decrease. Pure.
+//! How many attempts may run at once for one receiver: additive increase, multiplicative decrease. Pure.
 
 use jiff::Timestamp;
 
-/// Enough to see how a receiver takes it, few enough that a slow one cannot take the node's room.
+/// Enough to learn how the receiver copes, few enough that a slow one does not fill the node.
 const START: f64 = 16.0;
 const DECREASE: f64 = 0.5;
 
@@ -10,19 +10,19 @@ const DECREASE: f64 = 0.5;
 pub(super) struct Concurrency {
     limit: f64,
     max: u32,
-    /// Until the first sign of overload every success adds one; after it, every full round does.
+    /// Until the first overload each success adds one; afterwards a full round of successes does.
     probing: bool,
-    /// An attempt begun before the last decrease tells nothing new.
+    /// Attempts that started before the last decrease do not decrease it again.
     decreased_at: Timestamp,
 }
 
-/// What one attempt told about the receiver's capacity.
+/// What one attempt says about the load of its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Load {
+pub(super) enum ReceiverLoad {
     Fine,
-    /// A timeout, 429 or 5xx.
+    /// A timeout, or the receiver wants fewer messages at a time.
     Overloaded,
-    /// Says nothing about it.
+    /// The attempt says nothing about it.
     Unknown,
 }
 
@@ -40,19 +40,19 @@ impl Concurrency {
         self.limit as u32
     }
 
-    pub(super) fn observe(&mut self, load: Load, began_at: Timestamp, now: Timestamp) {
+    pub(super) fn observe(&mut self, load: ReceiverLoad, started_at: Timestamp, now: Timestamp) {
         match load {
-            Load::Fine => {
+            ReceiverLoad::Fine => {
                 let step = if self.probing { 1.0 } else { 1.0 / self.limit };
                 self.limit = (self.limit + step).min(f64::from(self.max));
             }
-            // A decrease in the future was made before the clock was set back.
-            Load::Overloaded if began_at >= self.decreased_at || now < self.decreased_at => {
+            // A decrease in the future dates from before the clock was set back.
+            ReceiverLoad::Overloaded if started_at >= self.decreased_at || now < self.decreased_at => {
                 self.limit = (self.limit * DECREASE).max(1.0);
                 self.probing = false;
                 self.decreased_at = now;
             }
-            Load::Overloaded | Load::Unknown => {}
+            ReceiverLoad::Overloaded | ReceiverLoad::Unknown => {}
         }
     }
 }
@@ -69,7 +69,7 @@ mod tests {
     fn successes_raise_it_up_to_the_maximum_and_never_above() {
         let mut concurrency = Concurrency::up_to(64);
         for _ in 0..1000 {
-            concurrency.observe(Load::Fine, at(0), at(0));
+            concurrency.observe(ReceiverLoad::Fine, at(0), at(0));
         }
         assert_eq!(concurrency.limit(), 64);
     }
@@ -77,28 +77,28 @@ mod tests {
     #[test]
     fn one_wave_of_failures_halves_it_once() {
         let mut concurrency = Concurrency::up_to(64);
-        (0..64).for_each(|_| concurrency.observe(Load::Fine, at(0), at(0)));
-        (0..64).for_each(|_| concurrency.observe(Load::Overloaded, at(1), at(2)));
+        (0..64).for_each(|_| concurrency.observe(ReceiverLoad::Fine, at(0), at(0)));
+        (0..64).for_each(|_| concurrency.observe(ReceiverLoad::Overloaded, at(1), at(2)));
         assert_eq!(concurrency.limit(), 32);
-        concurrency.observe(Load::Overloaded, at(2), at(3));
+        concurrency.observe(ReceiverLoad::Overloaded, at(2), at(3));
         assert_eq!(concurrency.limit(), 16);
     }
 
     #[test]
     fn it_never_falls_below_one() {
         let mut concurrency = Concurrency::up_to(4);
-        (0..100).for_each(|second| concurrency.observe(Load::Overloaded, at(second), at(second)));
+        (0..100).for_each(|second| concurrency.observe(ReceiverLoad::Overloaded, at(second), at(second)));
         assert_eq!(concurrency.limit(), 1);
-        (0..100).for_each(|_| concurrency.observe(Load::Unknown, at(200), at(200)));
+        (0..100).for_each(|_| concurrency.observe(ReceiverLoad::Unknown, at(200), at(200)));
         assert_eq!(concurrency.limit(), 1);
     }
 
     #[test]
     fn after_a_decrease_it_rises_by_one_a_round() {
         let mut concurrency = Concurrency::up_to(64);
-        concurrency.observe(Load::Overloaded, at(0), at(0));
+        concurrency.observe(ReceiverLoad::Overloaded, at(0), at(0));
         assert_eq!(concurrency.limit(), 8);
-        (0..9).for_each(|_| concurrency.observe(Load::Fine, at(1), at(1)));
+        (0..9).for_each(|_| concurrency.observe(ReceiverLoad::Fine, at(1), at(1)));
         assert_eq!(concurrency.limit(), 9);
     }
 }

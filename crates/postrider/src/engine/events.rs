@@ -1,4 +1,4 @@
-//! What happened: logs, metrics and live views read only this.
+//! What happens on this node, for live views (`tail`, the demo's screen).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,33 +9,32 @@ use tokio::sync::broadcast;
 use crate::breaker::CircuitName;
 use crate::endpoint::EndpointId;
 use crate::message::{MessageId, State};
-use crate::store::Snapshot;
 use crate::verdict::Class;
 
-/// How many events a slow reader may lag behind before it misses some.
+/// A reader that lags further behind misses events.
 const EVENTS_KEPT: usize = 4096;
 
 #[derive(Clone, Debug)]
-pub struct Event {
+pub struct EngineEvent {
     pub at: Timestamp,
     pub endpoint: EndpointId,
     pub endpoint_name: Arc<str>,
-    pub happening: Happening,
+    pub kind: EngineEventKind,
 }
 
 #[derive(Clone, Debug)]
-pub enum Happening {
-    /// An attempt ended and its settlement is in the store.
+pub enum EngineEventKind {
+    /// An attempt ended and is settled.
     Attempted {
         message: MessageId,
         attempt: u32,
         event_type: Option<Arc<str>>,
-        /// What the message is now: completed, pending (a retry), dead or expired.
+        /// The message's new state: completed, pending (a retry), dead or expired.
         state: State,
         /// None when it was delivered.
         class: Option<Class>,
         error: Option<String>,
-        status: Option<u16>,
+        response_status: Option<u16>,
         duration: Duration,
         /// Since the message was created.
         age: Duration,
@@ -51,10 +50,10 @@ pub enum Happening {
     },
 }
 
-/// Where the engine tells what happened. Costs nothing while nobody listens.
+/// Costs nothing without listeners.
 #[derive(Clone)]
 pub(super) struct Events {
-    listeners: broadcast::Sender<Event>,
+    listeners: broadcast::Sender<EngineEvent>,
 }
 
 impl Events {
@@ -62,29 +61,16 @@ impl Events {
         Self { listeners: broadcast::Sender::new(EVENTS_KEPT) }
     }
 
-    pub(super) fn subscribe(&self) -> broadcast::Receiver<Event> {
+    pub(super) fn subscribe(&self) -> broadcast::Receiver<EngineEvent> {
         self.listeners.subscribe()
     }
 
-    pub(super) fn anybody_listens(&self) -> bool {
+    pub(super) fn has_listeners(&self) -> bool {
         self.listeners.receiver_count() > 0
     }
 
-    pub(super) fn tell(
-        &self,
-        snapshot: &Snapshot,
-        endpoint: EndpointId,
-        happening: impl FnOnce() -> Happening,
-    ) {
-        if self.anybody_listens()
-            && let Some(found) = snapshot.endpoints.iter().find(|found| found.id == endpoint)
-        {
-            self.tell_named(endpoint, found.name.clone(), happening());
-        }
-    }
-
-    pub(super) fn tell_named(&self, endpoint: EndpointId, endpoint_name: Arc<str>, happening: Happening) {
-        // Nobody listening is not an error.
-        let _ = self.listeners.send(Event { at: Timestamp::now(), endpoint, endpoint_name, happening });
+    pub(super) fn send(&self, endpoint: EndpointId, endpoint_name: Arc<str>, kind: EngineEventKind) {
+        // It fails only when there is no listener.
+        let _ = self.listeners.send(EngineEvent { at: Timestamp::now(), endpoint, endpoint_name, kind });
     }
 }

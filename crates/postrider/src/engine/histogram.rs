@@ -1,13 +1,13 @@
-//! How many took how long, by ranges that do not change.
+//! Counts of durations in fixed buckets.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 pub(super) struct Histogram {
-    /// Upper bounds in seconds, and the same in microseconds, which are quick to compare.
+    /// Upper bounds in seconds, and the same in microseconds, which compare faster.
     bounds: &'static [f64],
     micros: Box<[u64]>,
-    /// One more than there are bounds: what is above the last.
+    /// One for each bound, and one for everything above.
     counts: Box<[AtomicU64]>,
     sum_micros: AtomicU64,
 }
@@ -17,7 +17,7 @@ pub(super) struct Histogram {
 pub struct Buckets {
     /// Upper bounds in seconds, inclusive.
     pub bounds: &'static [f64],
-    /// How many were within each bound and above the one before; the last one is what was above all.
+    /// How many are within each bound and above the one before; the last counts what is above all bounds.
     pub counts: Vec<u64>,
     pub sum_seconds: f64,
 }

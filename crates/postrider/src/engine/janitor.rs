@@ -1,4 +1,4 @@
-//! Expiry and retention, in small steps that leave the store to others in between.
+//! Expiry and retention, in small steps with pauses, so that other work gets its turn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,22 +7,22 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use super::journal::{self, Journal, Line};
-use super::tally::Tally;
+use super::counters::NodeCounters;
 use crate::error::StoreError;
 use crate::message::State;
+use crate::outcome_log::{self, OutcomeLine, OutcomeLog};
 use crate::settings::Settings;
 use crate::store::{Evicted, Expired, Store};
 
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
-/// A step of this many rows stays within a few milliseconds.
+/// A step of this many rows takes a few milliseconds.
 const STEP_ROWS: usize = 250;
 const BETWEEN_STEPS: Duration = Duration::from_millis(10);
 
 pub(super) struct Janitor {
     pub(super) store: Arc<dyn Store>,
-    pub(super) journal: Journal,
-    pub(super) tally: Arc<Tally>,
+    pub(super) outcome_log: OutcomeLog,
+    pub(super) counters: Arc<NodeCounters>,
     /// As the dispatcher knows them.
     pub(super) settings: watch::Receiver<Arc<Settings>>,
 }
@@ -38,7 +38,7 @@ impl Janitor {
                 now = ticks.tick() => now,
             };
             let turn = async {
-                self.expire().await?;
+                self.upkeep().await?;
                 let interval = self.settings.borrow().cleanup_interval;
                 if cleaned_at.is_none_or(|at| now >= at + interval) {
                     self.clean_up().await?;
@@ -49,20 +49,20 @@ impl Janitor {
             tokio::select! {
                 () = stop.cancelled() => return,
                 result = turn => if let Err(error) = result {
-                    tracing::warn!(%error, "upkeep failed; trying again");
+                    tracing::warn!(%error, "upkeep failed; retrying");
                 }
             }
-            // Not broken off by a stop: what was told and not heard of would be told twice.
-            if let Err(error) = self.tally.tell(&*self.store).await {
+            // Not cancelled by a stop: results would be reported twice.
+            if let Err(error) = self.counters.report(&*self.store).await {
                 tracing::warn!(%error, "could not store attempt results; retrying");
             }
         }
     }
 
-    async fn expire(&self) -> Result<(), StoreError> {
+    async fn upkeep(&self) -> Result<(), StoreError> {
         loop {
-            let expired = self.store.expire(STEP_ROWS).await?;
-            if !expired.is_empty() && journal::is_enabled(State::Expired) {
+            let expired = self.store.upkeep(STEP_ROWS).await?;
+            if !expired.is_empty() && outcome_log::is_enabled(State::Expired) {
                 self.log(&expired).await?;
             }
             if expired.len() < STEP_ROWS {
@@ -77,7 +77,7 @@ impl Janitor {
         for expired in expired {
             let endpoint = snapshot.endpoints.iter().find(|endpoint| endpoint.id == expired.endpoint);
             let name = endpoint.map_or_else(|| "".into(), |endpoint| endpoint.name.clone());
-            self.journal.put(Line::expired(*expired, name));
+            self.outcome_log.put(OutcomeLine::new(expired.id, name, State::Expired, expired.attempts));
         }
         Ok(())
     }

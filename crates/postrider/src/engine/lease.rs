@@ -1,5 +1,5 @@
-//! The node's own lease: heartbeats confirm it, and no attempt starts without it. The same task judges the
-//! claims of nodes that lost theirs.
+//! The node's lease: heartbeats renew it, and no attempt starts without it. The same task settles the claims of nodes
+//! that lost their lease.
 
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -9,32 +9,33 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::events::{Events, Happening};
-use super::journal::{About, Journal, Line};
-use super::slots::Slots;
-use super::tally::Tally;
-use super::{LOST_CLAIMS_MAX, settlement};
-use crate::endpoint::EndpointId;
+use super::capacity::Capacity;
+use super::counters::NodeCounters;
+use super::events::{EngineEventKind, Events};
+use super::settlement;
+use crate::endpoint::{Endpoint, EndpointId};
 use crate::error::StoreError;
 use crate::message::{LostClaim, MessageId, NodeId, State};
-use crate::protocol::max_attempts_option;
+use crate::outcome_log::{OutcomeLine, OutcomeLog};
 use crate::store::{Arrival, Effect, Hello, Joined, Settlement, Snapshot, Store};
-use crate::verdict::{Class, Outcome, Standing, verdict};
+use crate::verdict::{AttemptContext, Class, Outcome};
 
+/// Lost claims settled in one transaction.
+const LOST_CLAIMS_MAX: usize = 250;
 const HEARTBEATS_PER_LEASE: u32 = 3;
-/// Claims of a node that fell silent are found this soon after its lease.
+/// How soon after the end of a lease its claims are found.
 const JUDGE_INTERVAL: Duration = Duration::from_secs(1);
-/// A heartbeat that failed is made again sooner, so that the next ones come before the lease runs out.
-const TRIES_PER_LEASE: u32 = 15;
+/// A failed heartbeat is repeated sooner, several times before the lease runs out.
+const RETRIES_PER_LEASE: u32 = 15;
 
-/// Who this node is, and until when it may start attempts.
+/// The node's id, and until when it may start attempts.
 pub(super) struct Lease {
     node: AtomicI64,
     valid_until: Mutex<(Instant, SystemTime)>,
 }
 
 impl Lease {
-    pub(super) fn new(joined: Joined, began: Began) -> Self {
+    pub(super) fn new(joined: Joined, began: LeaseStart) -> Self {
         let Joined { node, lease } = joined;
         Self {
             node: AtomicI64::new(node.0),
@@ -46,29 +47,29 @@ impl Lease {
         NodeId(self.node.load(Relaxed))
     }
 
-    /// By the monotonic clock, which a step of the wall clock cannot stretch, and by the wall clock, which
-    /// goes on while the machine sleeps.
+    /// By two clocks: setting the wall clock back cannot stretch the monotonic one, and the wall clock runs while the
+    /// machine sleeps.
     pub(super) fn is_valid(&self) -> bool {
-        let (monotonic, wall) = *self.valid_until.lock().expect("nobody panics while holding the lease");
+        let (monotonic, wall) = *self.valid_until.lock().expect("no code panics while holding this lock");
         Instant::now() < monotonic && SystemTime::now() < wall
     }
 
-    fn confirm(&self, joined: Joined, began: Began) {
+    fn confirm(&self, joined: Joined, began: LeaseStart) {
         let Joined { node, lease } = joined;
         self.node.store(node.0, Relaxed);
-        *self.valid_until.lock().expect("nobody panics while holding the lease") =
+        *self.valid_until.lock().expect("no code panics while holding this lock") =
             (began.monotonic + lease, began.wall + lease);
     }
 }
 
-/// Taken before the store is asked: the lease counts from there, not from the answer.
+/// The time before the store was asked: the lease counts from there, not from the answer.
 #[derive(Clone, Copy)]
-pub(super) struct Began {
+pub(super) struct LeaseStart {
     monotonic: Instant,
     wall: SystemTime,
 }
 
-impl Began {
+impl LeaseStart {
     pub(super) fn now() -> Self {
         Self { monotonic: Instant::now(), wall: SystemTime::now() }
     }
@@ -77,15 +78,15 @@ impl Began {
 pub(super) struct LeaseKeeper {
     pub(super) store: Arc<dyn Store>,
     pub(super) lease: Arc<Lease>,
-    /// How long the store last granted it for.
+    /// How long the last lease is.
     pub(super) granted: Duration,
     pub(super) name: String,
     pub(super) arrivals: mpsc::UnboundedSender<Arrival>,
-    pub(super) slots: Arc<Slots>,
+    pub(super) capacity: Arc<Capacity>,
     pub(super) events: Events,
-    pub(super) tally: Arc<Tally>,
-    pub(super) journal: Journal,
-    /// Told when messages were put on probation.
+    pub(super) counters: Arc<NodeCounters>,
+    pub(super) outcome_log: OutcomeLog,
+    /// Notified when lost claims became suspects.
     pub(super) suspects: Arc<Notify>,
     pub(super) snapshot: Arc<Snapshot>,
 }
@@ -98,8 +99,8 @@ impl LeaseKeeper {
             let wake_at = match self.turn(&mut heartbeat_at).await {
                 Ok(()) => heartbeat_at.min(began + JUDGE_INTERVAL),
                 Err(error) => {
-                    tracing::warn!(%error, "the store did not confirm the lease; trying again");
-                    heartbeat_at = began + self.granted / TRIES_PER_LEASE;
+                    tracing::warn!(%error, "could not renew the lease or settle lost claims; retrying");
+                    heartbeat_at = began + self.granted / RETRIES_PER_LEASE;
                     heartbeat_at
                 }
             };
@@ -119,9 +120,9 @@ impl LeaseKeeper {
         self.judge_lost_claims(*heartbeat_at).await
     }
 
-    /// For how long the store granted the lease: the setting may have changed since anybody looked at it.
+    /// Returns how long the store granted the lease: the setting may have changed.
     async fn heartbeat(&self) -> Result<Duration, StoreError> {
-        let began = Began::now();
+        let began = LeaseStart::now();
         let node = self.lease.node();
         match self.store.heartbeat(node).await {
             Ok(lease) => {
@@ -129,11 +130,11 @@ impl LeaseKeeper {
                 Ok(lease)
             }
             Err(StoreError::Conflict(_)) => {
-                tracing::warn!(node = node.0, "this node lost its lease and joins anew");
-                let began = Began::now();
+                tracing::warn!(node = node.0, "this node lost its lease and joins again");
+                let began = LeaseStart::now();
                 let joined = self.store.join(self.hello()).await?;
                 self.lease.confirm(joined, began);
-                // Only now: somebody listens to the store all the time.
+                // After joining, so that the store always has a node to notify.
                 self.store.leave(node).await?;
                 let _ = self.arrivals.send(Arrival::Reconfigured);
                 let _ = self.arrivals.send(Arrival::Outside);
@@ -144,11 +145,11 @@ impl LeaseKeeper {
     }
 
     fn hello(&self) -> Hello {
-        Hello { name: self.name.clone(), arrivals: self.arrivals.clone(), direct: self.slots.clone() }
+        Hello { name: self.name.clone(), arrivals: self.arrivals.clone(), direct: self.capacity.clone() }
     }
 
-    /// A lost claim goes through the same decision as a failed attempt. However many there are, the node's own
-    /// lease comes first.
+    /// A lost claim goes through the same decision as a failed attempt. Returns at `until` even if there are more: the
+    /// node's own heartbeat comes first.
     async fn judge_lost_claims(&mut self, until: Instant) -> Result<(), StoreError> {
         loop {
             let lost = self.store.lost_claims(LOST_CLAIMS_MAX).await?;
@@ -161,16 +162,12 @@ impl LeaseKeeper {
             let more = lost.len() == LOST_CLAIMS_MAX;
             let settlements = lost.iter().filter_map(|claim| self.judge(claim)).collect();
             let settled = self.store.settle(settlements).await?;
-            // Asking again at once would only be refused again.
+            // The store would refuse these again at once.
             let all_later = settled.iter().all(|settled| settled.effect == Effect::Later);
             for settled in settled {
                 if let Effect::Applied(state) = settled.effect {
-                    self.tally.lost(settled.endpoint);
-                    self.log_lost(settled.id, settled.endpoint, state, &lost);
-                    self.events.tell(&self.snapshot, settled.endpoint, || Happening::Lost {
-                        message: settled.id,
-                        state,
-                    });
+                    self.counters.lost(settled.endpoint);
+                    self.report_lost(settled.id, settled.endpoint, state, &lost);
                 }
                 let _ = settled.unblocked.map(|endpoint| self.arrivals.send(Arrival::Pending(endpoint)));
             }
@@ -181,44 +178,38 @@ impl LeaseKeeper {
         }
     }
 
-    /// Told as a warning each time, because a node died or hangs; and once more as an outcome when it was the end.
-    fn log_lost(&self, message: MessageId, endpoint: EndpointId, state: State, lost: &[LostClaim]) {
+    /// Each lost claim is a warning, because a node died or hangs. If it ended the message, there is an outcome line, too.
+    fn report_lost(&self, message: MessageId, endpoint: EndpointId, state: State, lost: &[LostClaim]) {
         let Some(endpoint) = self.endpoint(endpoint) else { return };
+        self.events.send(endpoint.id, endpoint.name.clone(), EngineEventKind::Lost { message, state });
         tracing::warn!(endpoint = &*endpoint.name, message_id = message.0, %state, "A claim was lost with its node");
         if state == State::Pending {
             return;
         }
-        self.journal.put(Line {
-            message,
-            endpoint: endpoint.name.clone(),
-            state,
-            attempt: lost.iter().find(|claim| claim.id == message).map_or(0, |claim| claim.attempt),
+        let attempt = lost.iter().find(|claim| claim.id == message).map_or(0, |claim| claim.attempt);
+        self.outcome_log.put(OutcomeLine {
             class: Some(Class::Retryable),
             error: Some(format!("{} {}", Class::Retryable.tag(), settlement::LEASE_EXPIRED)),
-            status: None,
-            duration: None,
-            age: None,
-            about: About::default(),
+            ..OutcomeLine::new(message, endpoint.name.clone(), state, attempt)
         });
     }
 
     fn judge(&self, claim: &LostClaim) -> Option<Settlement> {
         let endpoint = self.endpoint(claim.endpoint)?;
-        let policy =
-            endpoint.retry_policy(&self.snapshot.settings).limited_to(max_attempts_option(&claim.options));
+        let policy = endpoint.retry_policy(&self.snapshot.settings);
         let outcome = Outcome::Lost { alone: claim.alone };
-        let standing = Standing {
+        let context = AttemptContext {
             budget_used: claim.attempt.saturating_sub(claim.attempts_before),
             losses: claim.losses,
             expires_at: claim.expires_at,
             auto_disable_on_gone: false,
         };
         let now = self.store.now();
-        let verdict = verdict(&outcome, standing, &policy, now, rand::random());
+        let verdict = settlement::decide(&outcome, context, &policy, &claim.options, now);
         Some(settlement::of_lost(claim, verdict, now))
     }
 
-    fn endpoint(&self, id: EndpointId) -> Option<&Arc<crate::endpoint::Endpoint>> {
+    fn endpoint(&self, id: EndpointId) -> Option<&Arc<Endpoint>> {
         self.snapshot.endpoints.iter().find(|endpoint| endpoint.id == id)
     }
 }
@@ -229,13 +220,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_lease_ends_by_whichever_clock_comes_first() {
-        let (began, length) = (Began::now(), Duration::from_secs(15));
+        let (began, length) = (LeaseStart::now(), Duration::from_secs(15));
         let lease = |began| Lease::new(Joined { node: NodeId(1), lease: length }, began);
         let confirmed = lease(began);
         assert!(confirmed.is_valid());
-        let before_the_machine_slept = Began { wall: began.wall - length, ..began };
+        let before_the_machine_slept = LeaseStart { wall: began.wall - length, ..began };
         assert!(!lease(before_the_machine_slept).is_valid());
-        let before_the_wall_clock_was_set_back = Began { wall: began.wall + length, ..began };
+        let before_the_wall_clock_was_set_back = LeaseStart { wall: began.wall + length, ..began };
         tokio::time::advance(length).await;
         assert!(!lease(before_the_wall_clock_was_set_back).is_valid());
     }

@@ -1,4 +1,7 @@
-//! The engine: claims what is due, attempts it, settles it.
+//! The engine: claims due messages, attempts them, settles them.
+//!
+//! [`Engine::start`] runs a node in this process: the dispatcher (claim, attempt, settle), and three upkeep tasks (lease,
+//! janitor, replayer).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,69 +11,66 @@ use tokio::sync::{Notify, broadcast, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use self::capacity::Capacity;
+use self::counters::NodeCounters;
 use self::dispatcher::{Dispatcher, Parts};
 use self::events::Events;
 use self::janitor::Janitor;
-use self::journal::{Journal, Written};
-use self::lease::{Began, Lease, LeaseKeeper};
+use self::lease::{Lease, LeaseKeeper, LeaseStart};
 use self::replayer::Replayer;
-use self::slots::Slots;
-use self::tally::Tally;
 use crate::endpoint::Endpoint;
 use crate::error::StoreError;
 use crate::message::NewMessage;
+use crate::outcome_log::{OutcomeLog, OutcomeLogEnd};
 use crate::sink::Environment;
 use crate::store::{Hello, Store};
 use crate::trace::Tracer;
 
-pub use events::{Event, Happening};
+pub use counters::{EndpointFigures, Measures, NodeFigures};
+pub use events::{EngineEvent, EngineEventKind};
 pub use histogram::Buckets;
-pub use tally::{EndpointFigures, Measures, NodeFigures};
-pub use trial::{Trial, TrialReport};
+pub use test_delivery::{TestDelivery, TestDeliveryReport};
 
 mod dispatcher;
-mod lanes;
-mod lane;
-mod circuits;
-mod errand;
-mod slots;
-mod stock;
-mod supply;
-mod shortages;
+mod poll;
+mod endpoint_states;
+mod endpoint_state;
+mod capacity;
 mod concurrency;
+mod prefetch;
+mod shortage;
 mod attempt;
-mod mask;
-mod trial;
-mod ended;
+mod secret_mask;
+mod test_delivery;
 mod settlement;
-mod spans;
-mod journal;
-mod tally;
-mod histogram;
+mod ended_claim;
+mod settle_queue;
+mod store_backoff;
 mod probation;
 mod lease;
 mod janitor;
 mod replayer;
 mod events;
+mod spans;
+mod counters;
+mod histogram;
 
 pub const IN_FLIGHT_DEFAULT: u32 = 1024;
 pub const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
 
-/// Lost claims judged in one transaction.
-const LOST_CLAIMS_MAX: usize = 250;
-/// A dispatcher that has not turned for this long is stuck.
+/// A dispatcher whose loop has not turned for this long is stuck.
 const PULSE_LOST: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Shown to people: `host:pid` or what they chose.
+    /// For people, like `host:pid`.
     pub node_name: String,
-    /// Attempts running at once on this node, over all endpoints.
+    /// Attempts that run at once on this node, over all endpoints.
     pub max_in_flight: u32,
     /// How long a clean stop waits for running attempts.
     pub drain_timeout: Duration,
     pub environment: Environment,
-    /// None makes no spans, and costs nothing.
+    /// None: no spans.
     pub tracer: Option<Tracer>,
 }
 
@@ -93,7 +93,7 @@ pub struct Engine {
     lease: Arc<Lease>,
     events: Events,
     measures: Measures,
-    written: Written,
+    outcome_log_end: OutcomeLogEnd,
     pulse: Arc<Pulse>,
     stop_dispatcher: CancellationToken,
     stop_upkeep: CancellationToken,
@@ -103,24 +103,24 @@ pub struct Engine {
 
 impl Engine {
     pub async fn start(store: Arc<dyn Store>, options: EngineOptions) -> Result<Self, StoreError> {
-        let slots = Arc::new(Slots::new(options.max_in_flight));
+        let capacity = Arc::new(Capacity::new(options.max_in_flight));
         let (arrivals, inbox) = mpsc::unbounded_channel();
         let hello =
-            Hello { name: options.node_name.clone(), arrivals: arrivals.clone(), direct: slots.clone() };
-        let began = Began::now();
+            Hello { name: options.node_name.clone(), arrivals: arrivals.clone(), direct: capacity.clone() };
+        let started = LeaseStart::now();
         let joined = store.join(hello).await?;
         let snapshot = match store.snapshot(None).await {
             Ok(snapshot) => snapshot.expect("a snapshot of no known version is always given"),
             Err(error) => {
-                // Nobody listens under its name: the store must not claim for it.
+                // No dispatcher runs for this node: the store must not claim for it.
                 let _ = store.leave(joined.node).await;
                 return Err(error);
             }
         };
-        let lease = Arc::new(Lease::new(joined, began));
+        let lease = Arc::new(Lease::new(joined, started));
         let (events, pulse, suspects) = (Events::new(), Arc::new(Pulse::new()), Arc::new(Notify::new()));
-        let measures = Measures { tally: Arc::new(Tally::new()), slots: slots.clone() };
-        let (journal, written) = Journal::open();
+        let measures = Measures { counters: Arc::new(NodeCounters::new()), capacity: capacity.clone() };
+        let (outcome_log, outcome_log_end) = OutcomeLog::open();
         let (settings, settings_now) = watch::channel(snapshot.settings.clone());
         let (stop_dispatcher, stop_upkeep) = (CancellationToken::new(), CancellationToken::new());
 
@@ -130,17 +130,17 @@ impl Engine {
             granted: joined.lease,
             name: options.node_name,
             arrivals,
-            slots: slots.clone(),
+            capacity: capacity.clone(),
             events: events.clone(),
-            tally: measures.tally.clone(),
-            journal: journal.clone(),
+            counters: measures.counters.clone(),
+            outcome_log: outcome_log.clone(),
             suspects: suspects.clone(),
             snapshot: snapshot.clone(),
         };
         let janitor = Janitor {
             store: store.clone(),
-            journal: journal.clone(),
-            tally: measures.tally.clone(),
+            outcome_log: outcome_log.clone(),
+            counters: measures.counters.clone(),
             settings: settings_now,
         };
         let upkeep = vec![
@@ -152,11 +152,11 @@ impl Engine {
         let dispatcher = Dispatcher::new(Parts {
             store: store.clone(),
             environment: environment.clone(),
-            slots,
+            capacity,
             lease: lease.clone(),
             events: events.clone(),
-            tally: measures.tally.clone(),
-            journal,
+            counters: measures.counters.clone(),
+            outcome_log,
             tracer: options.tracer,
             pulse: pulse.clone(),
             snapshot,
@@ -170,7 +170,7 @@ impl Engine {
             lease,
             events,
             measures,
-            written,
+            outcome_log_end,
             pulse,
             stop_dispatcher,
             stop_upkeep,
@@ -179,47 +179,52 @@ impl Engine {
         })
     }
 
-    /// What happens from now on. A slow reader misses events, it never slows the engine.
-    pub fn events(&self) -> broadcast::Receiver<Event> {
+    /// What happens from now on. A slow reader misses events and does not slow the engine.
+    pub fn events(&self) -> broadcast::Receiver<EngineEvent> {
         self.events.subscribe()
     }
 
-    /// What this node did so far.
+    /// The node's counters.
     pub fn measures(&self) -> Measures {
         self.measures.clone()
     }
 
-    /// The dispatcher turned within the last seconds, and the lease is confirmed.
+    /// The dispatcher's loop turned within the last seconds, and the lease is valid.
     pub fn is_progressing(&self) -> bool {
-        !self.dispatcher.is_finished() && self.pulse.is_felt() && self.lease.is_valid()
+        !self.dispatcher.is_finished() && self.pulse.is_recent() && self.lease.is_valid()
     }
 
-    /// A message that goes to the receiver as this node would send it, and is in no queue.
-    pub fn trial(&self, endpoint: Endpoint, message: NewMessage, body_bytes_max: usize) -> Trial {
-        Trial::new(endpoint, self.environment.clone(), self.store.name(), message, body_bytes_max)
+    /// Tests an endpoint: delivers one message as this node would, without queueing it.
+    pub fn test_delivery(
+        &self,
+        endpoint: Endpoint,
+        message: NewMessage,
+        body_bytes_max: usize,
+    ) -> TestDelivery {
+        TestDelivery::new(endpoint, self.environment.clone(), self.store.name(), message, body_bytes_max)
     }
 
-    /// Stops claiming, waits for running attempts up to `drain_timeout`, gives the rest back.
+    /// Stops claiming, waits up to `drain_timeout` for running attempts, and releases the rest.
     pub async fn stop(self) {
         self.stop_dispatcher.cancel();
         if let Err(error) = self.dispatcher.await {
-            tracing::error!(%error, "the dispatcher ended badly");
+            tracing::error!(%error, "the dispatcher panicked");
         }
         self.stop_upkeep.cancel();
         for task in self.upkeep {
             let _ = task.await;
         }
-        if let Err(error) = self.measures.tally.tell(&*self.store).await {
+        if let Err(error) = self.measures.counters.report(&*self.store).await {
             tracing::warn!(%error, "could not store attempt results");
         }
         if let Err(error) = self.store.leave(self.lease.node()).await {
-            tracing::warn!(%error, "could not leave the store; its claims are taken over after the lease");
+            tracing::warn!(%error, "could not leave the store; other nodes take over the claims when the lease ends");
         }
-        self.written.wait().await;
+        self.outcome_log_end.wait().await;
     }
 }
 
-/// When the dispatcher last turned, in milliseconds since the engine started.
+/// When the dispatcher's loop last turned, in milliseconds since the engine started.
 struct Pulse(AtomicU64, tokio::time::Instant);
 
 impl Pulse {
@@ -231,7 +236,7 @@ impl Pulse {
         self.0.store(self.1.elapsed().as_millis() as u64, Relaxed);
     }
 
-    fn is_felt(&self) -> bool {
+    fn is_recent(&self) -> bool {
         let last = Duration::from_millis(self.0.load(Relaxed));
         self.1.elapsed().saturating_sub(last) < PULSE_LOST
     }

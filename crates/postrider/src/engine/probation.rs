@@ -1,5 +1,5 @@
-//! Messages whose claim was lost with its node come back a few at a time, so that the one which kills its
-//! node is found without taking its neighbours along. Asks nobody: picks who is next and keeps the score.
+//! Messages whose claim was lost with its node (suspects) are claimed a few at a time, so that a message that kills its
+//! node is found without the others losing attempts. Pure: picks the next suspects and tracks those in flight.
 
 use std::collections::HashMap;
 
@@ -7,62 +7,67 @@ use jiff::Timestamp;
 
 use crate::endpoint::EndpointId;
 use crate::message::MessageId;
-use crate::store::{PROBATION_BATCH, Suspect};
+use crate::store::Suspect;
+
+/// How many messages that lost one claim may be in flight on a node at a time.
+const PROBATION_BATCH: usize = 8;
 
 #[derive(Default)]
 pub(super) struct Probation {
-    /// As far as the store was asked, oldest due first.
+    /// As the store last listed them, oldest due first.
     suspects: Vec<Suspect>,
-    /// Endpoints whose suspects the store did not hand out, and until when nobody asks for them: the others
-    /// do not wait behind them.
+    /// Endpoints for which the store handed out no suspects, and until when they are skipped, so that suspects of other
+    /// endpoints do not wait behind them.
     resting: HashMap<EndpointId, Timestamp>,
-    stage: Stage,
+    stage: ProbationStage,
 }
 
-/// Who is on trial on this node.
+/// Which suspects are in flight on this node.
 #[derive(Debug, Default, PartialEq, Eq)]
-enum Stage {
+enum ProbationStage {
     #[default]
     Idle,
-    /// Once-lost ones, at most [`PROBATION_BATCH`]: the next may join as soon as one of them ended.
+    /// Messages lost once, at most [`PROBATION_BATCH`]. The next joins as soon as one has ended.
     Together(Vec<MessageId>),
-    /// No other suspect beside it.
+    /// A message lost twice or more; no other suspect is in flight.
     Single(MessageId),
-    /// This one must be alone: it waits until nothing else is in flight.
+    /// On its last attempt: waits until nothing else is in flight.
     Emptying(Suspect),
-    /// Nothing else beside it.
+    /// On its last attempt; nothing else is in flight.
     Alone(MessageId),
 }
 
-/// Who is tried now.
+/// Suspects to claim now.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Trial {
+pub(super) struct ProbationBatch {
     pub(super) suspects: Vec<Suspect>,
-    /// Nothing else is in flight on the node, nor will be: it alone can die of a lost lease.
+    /// Nothing else is or will be in flight on the node, so a lost lease is this message's doing.
     pub(super) isolated: bool,
 }
 
 impl Probation {
     pub(super) fn found(&mut self, suspects: Vec<Suspect>) {
         self.suspects = suspects;
-        // Some may have been claimed since the store was asked.
+        // Some were claimed after the store listed them.
         let stage = &self.stage;
-        self.suspects.retain(|suspect| !stage.tries(suspect.id));
+        self.suspects.retain(|suspect| !stage.includes(suspect.id));
     }
 
-    /// `may_try` says whether a suspect's endpoint may be delivered to; `is_last` whether its next attempt
-    /// is the last of its budget, so that it could die of it.
-    pub(super) fn next_trial(
+    /// `may_try`: the suspect's endpoint may be delivered to. `is_last`: the suspect's next attempt is the last of its
+    /// budget, so that it could be dead after it.
+    pub(super) fn next_batch(
         &mut self,
         now: Timestamp,
         node_is_empty: bool,
         may_try: impl Fn(&Suspect) -> bool,
         is_last: impl Fn(&Suspect) -> bool,
-    ) -> Option<Trial> {
+    ) -> Option<ProbationBatch> {
         match self.stage {
-            Stage::Idle | Stage::Together(_) => {}
-            Stage::Emptying(suspect) if node_is_empty => return Some(self.try_one(suspect, true)),
-            Stage::Single(_) | Stage::Emptying(_) | Stage::Alone(_) => return None,
+            ProbationStage::Idle | ProbationStage::Together(_) => {}
+            ProbationStage::Emptying(suspect) if node_is_empty => return Some(self.try_one(suspect, true)),
+            ProbationStage::Single(_) | ProbationStage::Emptying(_) | ProbationStage::Alone(_) => {
+                return None;
+            }
         }
         let mut due = self.suspects.iter().filter(|suspect| {
             suspect.due_at <= now && !self.rests(suspect.endpoint, now) && may_try(suspect)
@@ -73,12 +78,12 @@ impl Probation {
             let group = std::iter::once(first).chain(others).take(self.stage.room()).collect();
             return self.try_together(group);
         }
-        if self.stage != Stage::Idle {
-            // It is next: nobody joins those on trial any more, and it comes when they have ended.
+        if self.stage != ProbationStage::Idle {
+            // It is next, after those in flight; no other joins them.
             return None;
         }
         if is_last(&first) && !node_is_empty {
-            self.stage = Stage::Emptying(first);
+            self.stage = ProbationStage::Emptying(first);
             return None;
         }
         Some(self.try_one(first, is_last(&first)))
@@ -87,21 +92,25 @@ impl Probation {
     /// Nothing else may start on this node.
     pub(super) fn wants_the_node_empty(&self) -> bool {
         match self.stage {
-            Stage::Emptying(_) | Stage::Alone(_) => true,
-            Stage::Idle | Stage::Together(_) | Stage::Single(_) => false,
+            ProbationStage::Emptying(_) | ProbationStage::Alone(_) => true,
+            ProbationStage::Idle | ProbationStage::Together(_) | ProbationStage::Single(_) => false,
         }
     }
 
-    /// A message is settled, or could not be claimed. True when it was on trial.
+    /// A message is settled, or could not be claimed. True if it was a suspect in flight.
     #[must_use]
     pub(super) fn ended(&mut self, id: MessageId) -> bool {
-        if !self.stage.tries(id) {
+        if !self.stage.includes(id) {
             return false;
         }
         match &mut self.stage {
-            Stage::Together(messages) if messages.len() > 1 => messages.retain(|message| *message != id),
-            Stage::Together(_) | Stage::Single(_) | Stage::Alone(_) => self.stage = Stage::Idle,
-            Stage::Idle | Stage::Emptying(_) => {}
+            ProbationStage::Together(messages) if messages.len() > 1 => {
+                messages.retain(|message| *message != id)
+            }
+            ProbationStage::Together(_) | ProbationStage::Single(_) | ProbationStage::Alone(_) => {
+                self.stage = ProbationStage::Idle
+            }
+            ProbationStage::Idle | ProbationStage::Emptying(_) => {}
         }
         true
     }
@@ -110,18 +119,18 @@ impl Probation {
         self.suspects.iter().filter(|suspect| suspect.due_at <= now).map(|suspect| suspect.endpoint).collect()
     }
 
-    /// When the next suspect comes due.
+    /// When the next suspect is due, or may be asked for again.
     pub(super) fn next_due(&self, now: Timestamp) -> Option<Timestamp> {
         let due = self.suspects.iter().map(|suspect| suspect.due_at);
         due.chain(self.resting.values().copied()).filter(|due_at| *due_at > now).min()
     }
 
-    /// Its suspects may not be claimed before then, though it looked as if they might.
+    /// Skips the endpoint's suspects until then.
     pub(super) fn rest(&mut self, endpoint: EndpointId, until: Timestamp) {
         self.resting.insert(endpoint, until);
     }
 
-    /// Something changed: whoever rested may be asked for again.
+    /// Endpoints or settings changed: no endpoint is skipped any more.
     pub(super) fn wake_all(&mut self) {
         self.resting.clear();
     }
@@ -130,27 +139,28 @@ impl Probation {
         self.resting.get(&endpoint).is_some_and(|until| *until > now)
     }
 
-    fn try_one(&mut self, suspect: Suspect, isolated: bool) -> Trial {
-        self.stage = if isolated { Stage::Alone(suspect.id) } else { Stage::Single(suspect.id) };
+    fn try_one(&mut self, suspect: Suspect, isolated: bool) -> ProbationBatch {
+        self.stage =
+            if isolated { ProbationStage::Alone(suspect.id) } else { ProbationStage::Single(suspect.id) };
         self.suspects.retain(|other| other.id != suspect.id);
-        Trial { suspects: vec![suspect], isolated }
+        ProbationBatch { suspects: vec![suspect], isolated }
     }
 
-    /// Beside those on trial already. None when there is room for none of them.
-    fn try_together(&mut self, group: Vec<Suspect>) -> Option<Trial> {
+    /// Together with those in flight. None if no more may join.
+    fn try_together(&mut self, group: Vec<Suspect>) -> Option<ProbationBatch> {
         let joining = group.iter().map(|suspect| suspect.id);
         match &mut self.stage {
-            Stage::Together(messages) => messages.extend(joining),
-            stage => *stage = Stage::Together(joining.collect()),
+            ProbationStage::Together(messages) => messages.extend(joining),
+            stage => *stage = ProbationStage::Together(joining.collect()),
         }
         let stage = &self.stage;
-        self.suspects.retain(|suspect| !stage.tries(suspect.id));
-        (!group.is_empty()).then_some(Trial { suspects: group, isolated: false })
+        self.suspects.retain(|suspect| !stage.includes(suspect.id));
+        (!group.is_empty()).then_some(ProbationBatch { suspects: group, isolated: false })
     }
 }
 
-impl Stage {
-    fn tries(&self, id: MessageId) -> bool {
+impl ProbationStage {
+    fn includes(&self, id: MessageId) -> bool {
         match self {
             Self::Idle | Self::Emptying(_) => false,
             Self::Together(messages) => messages.contains(&id),
@@ -158,7 +168,7 @@ impl Stage {
         }
     }
 
-    /// For once-lost ones.
+    /// How many messages lost once may join.
     fn room(&self) -> usize {
         match self {
             Self::Idle => PROBATION_BATCH,
@@ -192,8 +202,8 @@ mod tests {
         Probation { suspects: suspects.to_vec(), ..Probation::default() }
     }
 
-    fn next(probation: &mut Probation, empty: bool, is_last: bool) -> Option<Trial> {
-        probation.next_trial(at(100), empty, |_| true, |_| is_last)
+    fn next(probation: &mut Probation, empty: bool, is_last: bool) -> Option<ProbationBatch> {
+        probation.next_batch(at(100), empty, |_| true, |_| is_last)
     }
 
     #[test]
@@ -212,16 +222,16 @@ mod tests {
         for ended in 1..=12 {
             assert!(probation.ended(MessageId(ended)));
             let joins = many[PROBATION_BATCH + ended as usize - 1];
-            let trial = next(&mut probation, false, false);
-            assert_eq!(trial, Some(Trial { suspects: vec![joins], isolated: false }));
+            let batch = next(&mut probation, false, false);
+            assert_eq!(batch, Some(ProbationBatch { suspects: vec![joins], isolated: false }));
         }
         assert!(probation.ended(MessageId(20)));
-        assert_eq!(next(&mut probation, false, false), None, "nobody is left");
+        assert_eq!(next(&mut probation, false, false), None, "none is left");
         assert!(!probation.ended(MessageId(20)), "it has ended before");
     }
 
     #[test]
-    fn what_the_store_said_before_a_claim_tries_nobody_twice() {
+    fn a_list_from_before_a_claim_tries_no_suspect_twice() {
         let mut probation = probation(&[suspect(1, 1, 1)]);
         assert!(next(&mut probation, false, false).is_some());
         probation.found(vec![suspect(1, 1, 1)]);
@@ -229,15 +239,15 @@ mod tests {
     }
 
     #[test]
-    fn a_twice_lost_message_waits_for_those_on_trial_and_lets_nobody_go_first() {
+    fn a_twice_lost_message_waits_for_those_in_flight_and_lets_none_go_first() {
         let suspects = [suspect(1, 1, 1), suspect(2, 2, 2), suspect(3, 1, 3)];
         let mut probation = probation(&suspects[..1]);
         assert!(next(&mut probation, false, false).is_some());
         probation.found(suspects[1..].to_vec());
         assert_eq!(next(&mut probation, false, false), None);
         assert!(probation.ended(MessageId(1)));
-        let trial = next(&mut probation, false, false);
-        assert_eq!(trial, Some(Trial { suspects: vec![suspects[1]], isolated: false }));
+        let batch = next(&mut probation, false, false);
+        assert_eq!(batch, Some(ProbationBatch { suspects: vec![suspects[1]], isolated: false }));
         assert_eq!(next(&mut probation, false, false), None, "no other suspect beside it");
         assert!(probation.ended(MessageId(2)));
         assert!(next(&mut probation, false, false).is_some());
@@ -246,11 +256,11 @@ mod tests {
     #[test]
     fn a_twice_lost_message_has_no_other_suspect_beside_it() {
         let suspects = [suspect(1, 2, 1), suspect(2, 1, 2)];
-        let trial = next(&mut probation(&suspects), false, false);
-        assert_eq!(trial, Some(Trial { suspects: vec![suspects[0]], isolated: false }));
+        let batch = next(&mut probation(&suspects), false, false);
+        assert_eq!(batch, Some(ProbationBatch { suspects: vec![suspects[0]], isolated: false }));
         let suspects = [suspect(1, 1, 1), suspect(2, 2, 2), suspect(3, 1, 3)];
-        let trial = next(&mut probation(&suspects), false, false);
-        assert_eq!(trial, Some(Trial { suspects: vec![suspects[0], suspects[2]], isolated: false }));
+        let batch = next(&mut probation(&suspects), false, false);
+        assert_eq!(batch, Some(ProbationBatch { suspects: vec![suspects[0], suspects[2]], isolated: false }));
     }
 
     #[test]
@@ -259,8 +269,8 @@ mod tests {
         let mut probation = probation(&suspects);
         assert_eq!(next(&mut probation, false, true), None);
         assert!(probation.wants_the_node_empty());
-        let trial = next(&mut probation, true, true);
-        assert_eq!(trial, Some(Trial { suspects: suspects.to_vec(), isolated: true }));
+        let batch = next(&mut probation, true, true);
+        assert_eq!(batch, Some(ProbationBatch { suspects: suspects.to_vec(), isolated: true }));
         assert!(probation.wants_the_node_empty());
         assert!(probation.ended(MessageId(1)));
         assert!(!probation.wants_the_node_empty());
@@ -274,12 +284,12 @@ mod tests {
         assert_eq!(probation.next_due(at(100)), Some(at(101)));
         assert_eq!(
             next(&mut probation, false, false),
-            Some(Trial { suspects: vec![other], isolated: false })
+            Some(ProbationBatch { suspects: vec![other], isolated: false })
         );
     }
 
     #[test]
-    fn nobody_is_tried_before_he_is_due() {
+    fn no_suspect_is_tried_before_it_is_due() {
         assert_eq!(next(&mut probation(&[suspect(1, 1, 101)]), true, false), None);
     }
 }

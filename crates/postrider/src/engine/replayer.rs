@@ -1,4 +1,4 @@
-//! Takes replays further, in small steps that leave the store to others in between.
+//! Advances replays, in small steps with pauses, so that other work gets its turn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::store::{ReplayTurn, Store};
 
-/// How long it may take until a replay that was just started is noticed.
+/// How soon a new replay is noticed.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// The store takes fewer where that takes long.
+/// The store may take fewer if they take long.
 const STEP_MESSAGES: usize = 250;
 const BETWEEN_STEPS: Duration = Duration::from_millis(5);
 
@@ -32,13 +32,13 @@ impl Replayer {
         }
     }
 
-    /// Returns how long to wait for the next.
+    /// Returns how long to wait before the next turn.
     async fn turn(&self) -> Duration {
         match self.store.advance_replays(STEP_MESSAGES).await {
             Ok(ReplayTurn::Worked) => BETWEEN_STEPS,
             Ok(ReplayTurn::Idle(next_at)) => until(next_at, self.store.now()),
             Err(error) => {
-                tracing::warn!(%error, "a replay could not go on; trying again");
+                tracing::warn!(%error, "could not advance a replay; retrying");
                 LOOK_INTERVAL
             }
         }

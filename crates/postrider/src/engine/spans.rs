@@ -1,4 +1,4 @@
-//! The spans of a message's way through a node. None is made unless the node was given a tracer.
+//! Spans for attempts and settles. Made only if the node has a tracer.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -14,7 +14,7 @@ use crate::store::Effect;
 use crate::trace::{self, Tracer};
 use crate::verdict::{Failure, Receipt};
 
-/// One attempt, as a part of the trace that its message names.
+/// One attempt, as part of the trace named in the message's headers.
 pub(super) struct AttemptSpan {
     tracer: Tracer,
     span: BoxedSpan,
@@ -33,14 +33,14 @@ impl AttemptSpan {
         Self { tracer: tracer.clone(), span }
     }
 
-    /// The message as its receiver gets it: whatever it does is a part of this attempt.
+    /// The message with this span in its headers, so that the receiver's spans become part of the attempt.
     pub(super) fn carried(&self, message: &Message) -> Arc<Message> {
         let mut carried = message.clone();
         trace::carry(self.span.span_context(), &mut carried.headers);
         Arc::new(carried)
     }
 
-    pub(super) fn end(mut self, result: &Result<Receipt, Failure>) -> Settling {
+    pub(super) fn end(mut self, result: &Result<Receipt, Failure>) -> SettleSpan {
         let mut say = |name: &'static str, value: opentelemetry::Value| {
             self.span.set_attribute(KeyValue::new(name, value));
         };
@@ -56,16 +56,20 @@ impl AttemptSpan {
             }
         };
         if let Some(status) = status {
-            say("postrider.status", i64::from(status).into());
+            say("postrider.response_status", i64::from(status).into());
         }
         if let Err(failure) = result {
             self.span.set_status(Status::error(failure.error.clone()));
         }
         self.span.end();
-        Settling { attempt: self.span.span_context().clone(), tracer: self.tracer, began: SystemTime::now() }
+        SettleSpan {
+            attempt: self.span.span_context().clone(),
+            tracer: self.tracer,
+            began: SystemTime::now(),
+        }
     }
 
-    /// It was not made, and its claim goes back.
+    /// The attempt could not start; its claim is released.
     pub(super) fn end_prevented(mut self, shortage: &Shortage) {
         self.span.set_attribute(KeyValue::new("postrider.outcome", "prevented"));
         self.span.set_status(Status::error(shortage.to_string()));
@@ -73,14 +77,14 @@ impl AttemptSpan {
     }
 }
 
-/// From the end of an attempt until the store has it.
-pub(super) struct Settling {
+/// From the end of an attempt until it is settled.
+pub(super) struct SettleSpan {
     tracer: Tracer,
     attempt: SpanContext,
     began: SystemTime,
 }
 
-impl Settling {
+impl SettleSpan {
     pub(super) fn end(self, effect: Effect) {
         let effect = match effect {
             Effect::Applied(state) => state.as_str(),

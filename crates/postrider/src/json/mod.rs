@@ -1,5 +1,5 @@
-//! JSON as PostgreSQL's jsonb knows it: numbers are decimals of any length, equal when their values are, and of a key
-//! that is given twice the last one counts. The rules of events are about such values.
+//! JSON values with the semantics of PostgreSQL's jsonb: numbers are decimals of any length and equal if their values are;
+//! of a repeated key the last one counts. Filters, templates and schemas of events use it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ pub use number::Number;
 mod number;
 mod reader;
 
-/// Lists and objects, one within the other: as deep as JSON is read anywhere. SQL says the same.
+/// How deep lists and objects may be nested. SQL has the same limit.
 pub(crate) const DEPTH_MAX: usize = 128;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -30,24 +30,24 @@ pub enum Json {
 }
 
 impl Json {
-    /// What is wrong with it is said as a rule: `is not JSON: …`.
+    /// The error is a rule for [`Invalid`]: `is not JSON: …`.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         let raw: &RawValue = serde_json::from_slice(text).map_err(not_json)?;
         reader::read(raw.get())
     }
 
-    /// The same without making a value of it: any number is taken, and any escape.
+    /// Checks without building a value. Accepts any number and any escape.
     pub fn check(text: &[u8]) -> Result<(), String> {
         Self::check_depth(text)?;
-        // The parser skips over strings without looking at their encoding.
+        // The parser does not check the encoding of strings.
         let text = std::str::from_utf8(text).map_err(|error| format!("is not JSON: {error}"))?;
         serde_json::from_str::<IgnoredAny>(text).map(drop).map_err(not_json)
     }
 
-    /// Whatever else is wrong with it: other parsers may give up where it is too deep, with other words.
+    /// Checks only the depth. Called before other parsers, whose error for deep JSON would differ.
     pub fn check_depth(text: &[u8]) -> Result<(), String> {
         let opens = |byte: &&u8| matches!(byte, b'[' | b'{');
-        // Most have far fewer, and counting is quick.
+        // Enough for most texts, and quick.
         if text.iter().filter(opens).count() <= DEPTH_MAX {
             return Ok(());
         }
@@ -68,7 +68,7 @@ impl Json {
         Ok(())
     }
 
-    /// What is wrong with a value that was made, not read.
+    /// For a value that was built, not parsed.
     pub(crate) fn check_levels(&self) -> Result<(), String> {
         if self.fits_in(DEPTH_MAX) { Ok(()) } else { Err(too_deep()) }
     }
@@ -82,7 +82,7 @@ impl Json {
         }
     }
 
-    /// By the name that JSON Schema has for it.
+    /// The type name of JSON Schema.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -94,7 +94,7 @@ impl Json {
         }
     }
 
-    /// No text of PostgreSQL has one.
+    /// PostgreSQL cannot store U+0000 in a text.
     pub fn has_nul(&self) -> bool {
         match self {
             Self::Null | Self::Flag(_) | Self::Number(_) => false,
@@ -105,7 +105,7 @@ impl Json {
     }
 }
 
-/// The same of an object as other parsers make it.
+/// [`Json::check_levels`] for an object of serde_json.
 pub(crate) fn check_object(field: &str, object: &Map<String, Value>) -> Result<(), Invalid> {
     match object.values().all(|value| fits_in(DEPTH_MAX - 1, value)) {
         true => Ok(()),
@@ -130,7 +130,7 @@ fn not_json(error: serde_json::Error) -> String {
     format!("is not JSON: {error}")
 }
 
-/// Written as jsonb is: with blanks, short keys first.
+/// The text form of jsonb: with spaces, short keys first.
 impl fmt::Display for Json {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,9 +1,9 @@
-//! A number with all of its digits, as it was written. Its value is what counts.
+//! A number with all digits as written. Two numbers are equal if their values are.
 
 use std::cmp::Ordering;
 use std::fmt;
 
-/// What PostgreSQL's numeric holds: digits before the point, digits after it.
+/// The limits of PostgreSQL's numeric: digits before and after the point.
 const WHOLE_DIGITS_MAX: i64 = 131_072;
 const DECIMALS_MAX: i64 = 16_383;
 const EXPONENT_MAX: i64 = i32::MAX as i64 / 2;
@@ -16,45 +16,50 @@ impl Number {
     /// `text` is a number as JSON writes it.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let number = Self(text.into());
-        // Most are short, and there may be many.
+        // The quick way for most numbers.
         if text.len() as i64 <= DECIMALS_MAX && !text.contains(['e', 'E']) {
             return Ok(number);
         }
-        let written = number.written();
-        let fits = written.exponent.abs() < EXPONENT_MAX
+        let parts = number.parts();
+        let fits = parts.exponent.abs() < EXPONENT_MAX
             && number.decimals() <= DECIMALS_MAX
             && number.value().point <= WHOLE_DIGITS_MAX;
         if fits { Ok(number) } else { Err(OUT_OF_RANGE.to_owned()) }
     }
 
-    /// 1.0 and 1e2 are.
+    /// True for 1.0 and 1e2.
     pub fn is_integer(&self) -> bool {
         let value = self.value();
         value.digits.len() as i64 <= value.point.max(0)
     }
 
-    /// 1.0 is not, it says a fraction; 1e2 is.
+    /// Not negative and written without a fraction: false for 1.0, true for 1e2.
     pub fn is_whole(&self) -> bool {
         self.decimals() == 0 && self.value().sign >= 0
     }
 
     /// Digits after the point when it is written without an exponent.
     fn decimals(&self) -> i64 {
-        let written = self.written();
-        (written.decimals.len() as i64 - written.exponent).max(0)
+        let parts = self.parts();
+        (parts.decimals.len() as i64 - parts.exponent).max(0)
     }
 
-    fn written(&self) -> Written<'_> {
+    fn parts(&self) -> NumberParts<'_> {
         let (mantissa, exponent) = match self.0.split_once(['e', 'E']) {
             Some((mantissa, exponent)) => (mantissa, exponent.parse().unwrap_or(EXPONENT_MAX)),
             None => (&*self.0, 0),
         };
         let (whole, decimals) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-        Written { negative: whole.starts_with('-'), whole: whole.trim_start_matches('-'), decimals, exponent }
+        NumberParts {
+            negative: whole.starts_with('-'),
+            whole: whole.trim_start_matches('-'),
+            decimals,
+            exponent,
+        }
     }
 
     fn value(&self) -> Decimal {
-        let Written { negative, whole, decimals, exponent } = self.written();
+        let NumberParts { negative, whole, decimals, exponent } = self.parts();
         let digits = [whole, decimals].concat();
         let significant = digits.trim_start_matches('0');
         let point = whole.len() as i64 - (digits.len() - significant.len()) as i64 + exponent;
@@ -67,7 +72,7 @@ impl Number {
     }
 }
 
-struct Written<'a> {
+struct NumberParts<'a> {
     negative: bool,
     whole: &'a str,
     decimals: &'a str,

@@ -1,5 +1,5 @@
-//! Reads text that serde found to be JSON. Serde's own values lose digits of numbers, and its raw values are looked at again
-//! for every level that is above them.
+//! Parses text that serde has checked to be JSON. Serde's own values lose digits of numbers, and its raw values would be
+//! parsed again at every level.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,17 @@ use super::{DEPTH_MAX, Json, Number, not_json, too_deep};
 
 const CLOSED: &str = "serde found the end of every value";
 
-/// What serde has not looked at: the escapes of strings, the size of numbers, and how deep it all is.
+/// Checks what serde has not: the escapes of strings, the size of numbers, and the depth.
 pub(super) fn read(text: &str) -> Result<Json, String> {
-    Reader { text, at: 0 }.value(DEPTH_MAX)
+    JsonReader { text, at: 0 }.value(DEPTH_MAX)
 }
 
-struct Reader<'a> {
+struct JsonReader<'a> {
     text: &'a str,
     at: usize,
 }
 
-impl Reader<'_> {
+impl JsonReader<'_> {
     fn value(&mut self, depth: usize) -> Result<Json, String> {
         let deeper = || depth.checked_sub(1).ok_or_else(too_deep);
         Ok(match self.peek() {
@@ -54,7 +54,7 @@ impl Reader<'_> {
         Ok(members)
     }
 
-    /// Steps over the bracket or the comma before the next one, or over the bracket behind the last one.
+    /// Skips the bracket or comma before the next item, or the bracket after the last.
     fn has_another(&mut self, end: u8) -> bool {
         let is_last = self.step() == end;
         let is_empty = !is_last && self.peek() == end;
@@ -98,7 +98,7 @@ impl Reader<'_> {
         byte
     }
 
-    /// The next one that is not blank.
+    /// The next byte that is not whitespace.
     fn peek(&mut self) -> u8 {
         loop {
             match *self.text.as_bytes().get(self.at).expect(CLOSED) {

@@ -2,29 +2,24 @@
 
 use serde_json::{Map, Value};
 
-use super::headers;
-use super::secret::{self, REDACTED};
-use crate::endpoint::whole_number;
+use super::headers::{self, MapRules};
+use super::rules::{self, Rule};
+use super::secret::{self, REDACTED, Reference};
 use crate::error::Invalid;
-
-/// Its name, by which SQL has the same rule, and its check: what is wrong with a text, as the end of a sentence
-/// that begins with the field.
-#[derive(Clone, Copy, Debug)]
-pub struct Rule(pub &'static str, pub fn(&str) -> Result<(), String>);
 
 /// One row: a key of an endpoint's config or of a message's options.
 #[derive(Debug)]
-pub struct Key {
+pub struct ConfigKey {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: ValueKind,
     pub required: bool,
     /// As it would be typed in JSON; None when leaving it out means "not used".
     pub default: Option<&'static str>,
-    pub scope: Scope,
+    pub set_by: SetBy,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum SetBy {
     /// Only in an endpoint's config.
     Endpoint,
     /// In the config, and a message may override it.
@@ -34,10 +29,10 @@ pub enum Scope {
 }
 
 /// What `type` may be, and the other keys of each.
-pub type Variants = &'static [(&'static str, &'static [Key])];
+pub type Variants = &'static [(&'static str, &'static [ConfigKey])];
 
 #[derive(Debug)]
-pub enum Kind {
+pub enum ValueKind {
     Flag,
     Whole {
         min: u64,
@@ -50,7 +45,7 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     Text {
         bytes_max: usize,
-        rule: Rule,
+        rules: &'static [Rule],
     },
     /// A list of whole numbers and of names for many of them.
     Codes {
@@ -59,22 +54,24 @@ pub enum Kind {
         classes: &'static [&'static str],
     },
     /// A text that no interface shows again, or a reference to one.
-    Secret(Rule),
+    Secret(&'static [Rule]),
     Secrets {
         min: usize,
         max: usize,
-        rule: Rule,
+        rules: &'static [Rule],
     },
-    /// A map of header names to values; any value may be a reference to a secret.
-    Headers,
-    Object(&'static [Key]),
+    /// Names and texts, such as headers; any text may be a reference to a secret.
+    Map(&'static MapRules),
+    Object(&'static [ConfigKey]),
     /// An object whose other keys depend on its key `type`.
     Typed(Variants),
 }
 
-impl Key {
-    pub(super) const fn new(name: &'static str, kind: Kind) -> Self {
-        Self { name, kind, required: false, default: None, scope: Scope::Endpoint }
+pub(crate) const NOT_A_STRING: &str = "must be a string";
+
+impl ConfigKey {
+    pub(super) const fn new(name: &'static str, kind: ValueKind) -> Self {
+        Self { name, kind, required: false, default: None, set_by: SetBy::Endpoint }
     }
 
     pub(super) const fn required(mut self) -> Self {
@@ -88,58 +85,146 @@ impl Key {
     }
 
     pub(super) const fn per_message(mut self) -> Self {
-        self.scope = Scope::Both;
+        self.set_by = SetBy::Both;
         self
     }
 
     pub(super) const fn message_only(mut self) -> Self {
-        self.scope = Scope::Message;
+        self.set_by = SetBy::Message;
         self
     }
 
     pub fn is_secret(&self) -> bool {
-        matches!(self.kind, Kind::Secret(_) | Kind::Secrets { .. })
+        matches!(self.kind, ValueKind::Secret(_) | ValueKind::Secrets { .. })
     }
 }
 
-pub(super) fn check(within: &str, keys: Vec<&Key>, map: &Map<String, Value>) -> Result<(), Invalid> {
-    check_known(within, &keys, map)?;
+/// Where a value stands: only an endpoint's config may refer to secrets. A message says what it means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Config,
+    Message,
+}
+
+impl Source {
+    /// The reference that the text is, if this place may have one.
+    fn reference(self, text: &str) -> Result<Option<Reference<'_>>, String> {
+        match self {
+            Self::Config => Reference::parse(text),
+            Self::Message => Ok(None),
+        }
+    }
+}
+
+pub(super) fn check(
+    within: &str,
+    keys: &[&ConfigKey],
+    map: &Map<String, Value>,
+    place: Source,
+) -> Result<(), Invalid> {
+    check_known(within, keys, map, place)?;
     match keys.iter().find(|key| key.required && !map.contains_key(key.name)) {
         Some(missing) => Err(Invalid::new(format!("{within}.{}", missing.name), "is required")),
         None => Ok(()),
     }
 }
 
-pub(super) fn check_known(within: &str, keys: &[&Key], map: &Map<String, Value>) -> Result<(), Invalid> {
+pub(super) fn check_known(
+    within: &str,
+    keys: &[&ConfigKey],
+    map: &Map<String, Value>,
+    place: Source,
+) -> Result<(), Invalid> {
     for (name, value) in map {
         let Some(key) = keys.iter().find(|key| key.name == name) else {
             return Err(Invalid::unknown_key(within, name, &names(keys)));
         };
-        key.kind.check(&format!("{within}.{name}"), value)?;
+        key.kind.check(&format!("{within}.{name}"), value, place)?;
     }
     Ok(())
 }
 
-fn names(keys: &[&Key]) -> Vec<&'static str> {
+pub(crate) fn names(keys: &[&ConfigKey]) -> Vec<&'static str> {
     keys.iter().map(|key| key.name).collect()
 }
 
-impl Kind {
-    fn check(&self, field: &str, value: &Value) -> Result<(), Invalid> {
+impl ValueKind {
+    /// How the sentence ends about a value that is not of this kind.
+    pub(crate) fn says(&self) -> String {
         match self {
-            Self::Flag if value.is_boolean() => Ok(()),
-            Self::Flag => Err(Invalid::new(field, "must be true or false")),
-            Self::Whole { min, max } => whole_number(field, value, *min, *max).map(drop),
-            Self::Seconds { max } => check_seconds(field, value, *max),
-            Self::Choice(choices) => check_choice(field, value, choices),
-            Self::Text { bytes_max, rule } => check_text(field, value, *bytes_max, *rule),
-            Self::Codes { min, max, classes } => check_codes(field, value, *min..=*max, classes),
-            Self::Secret(rule) => check_secret(field, value, *rule),
-            Self::Secrets { min, max, rule } => check_secrets(field, value, *min..=*max, *rule),
-            Self::Headers => check_headers(field, value),
-            Self::Object(keys) => check(field, keys.iter().collect(), object(field, value)?),
-            Self::Typed(variants) => check_typed(field, value, variants),
+            Self::Flag => "must be true or false".to_owned(),
+            Self::Whole { min, max } => format!("must be a whole number from {min} to {max}"),
+            Self::Seconds { max } => format!("must be a number of seconds above 0 and up to {max}"),
+            Self::Choice(choices) => format!("must be {}", one_of(choices)),
+            Self::Text { .. } | Self::Secret(_) => NOT_A_STRING.to_owned(),
+            Self::Codes { .. } => "must be a list".to_owned(),
+            Self::Secrets { min, max, .. } => format!("must be a list of {min} to {max} strings"),
+            Self::Map(_) | Self::Object(_) | Self::Typed(_) => "must be an object".to_owned(),
         }
+    }
+
+    fn is_kind_of(&self, value: &Value) -> bool {
+        match self {
+            Self::Flag => value.is_boolean(),
+            Self::Whole { min, max } => value.as_u64().is_some_and(|number| (*min..=*max).contains(&number)),
+            // A nanosecond is the shortest time that a duration can hold.
+            Self::Seconds { max } => {
+                value.as_f64().is_some_and(|seconds| (1e-9..=f64::from(*max)).contains(&seconds))
+            }
+            Self::Choice(choices) => value.as_str().is_some_and(|text| choices.contains(&text)),
+            Self::Text { .. } | Self::Secret(_) => value.is_string(),
+            Self::Codes { .. } => value.is_array(),
+            Self::Secrets { min, max, .. } => {
+                value.as_array().is_some_and(|items| (*min..=*max).contains(&items.len()))
+            }
+            Self::Map(_) | Self::Object(_) | Self::Typed(_) => value.is_object(),
+        }
+    }
+
+    fn check(&self, field: &str, value: &Value, place: Source) -> Result<(), Invalid> {
+        if !self.is_kind_of(value) {
+            return Err(Invalid::new(field, self.says()));
+        }
+        let (text, items) = (value.as_str().unwrap_or_default(), value.as_array().into_iter().flatten());
+        let mut items = items.enumerate().map(|(at, item)| (format!("{field}[{at}]"), item));
+        match (self, value) {
+            (Self::Text { bytes_max, rules }, _) => check_text(field, text, *bytes_max, rules),
+            (Self::Codes { .. }, _) => match items.find(|(_, item)| !self.has_code(item)) {
+                Some((field, _)) => Err(Invalid::new(field, self.code_says())),
+                None => Ok(()),
+            },
+            (Self::Secret(rules), _) => check_secret(field, value, rules, place),
+            (Self::Secrets { rules, .. }, _) => {
+                items.try_for_each(|(field, item)| check_secret(&field, item, rules, place))
+            }
+            (Self::Map(rules), Value::Object(map)) => check_map(field, map, rules, place),
+            (Self::Object(keys), Value::Object(map)) => {
+                check(field, &keys.iter().collect::<Vec<_>>(), map, place)
+            }
+            (Self::Typed(variants), Value::Object(map)) => check_typed(field, map, variants, place),
+            (
+                Self::Flag
+                | Self::Whole { .. }
+                | Self::Seconds { .. }
+                | Self::Choice(_)
+                | Self::Map(_)
+                | Self::Object(_)
+                | Self::Typed(_),
+                _,
+            ) => Ok(()),
+        }
+    }
+
+    fn has_code(&self, item: &Value) -> bool {
+        let Self::Codes { min, max, classes } = self else { return false };
+        item.as_u64().is_some_and(|code| (*min..=*max).contains(&code))
+            || item.as_str().is_some_and(|class| classes.contains(&class))
+    }
+
+    /// How the sentence ends about an entry of a list of codes.
+    pub(crate) fn code_says(&self) -> String {
+        let Self::Codes { min, max, classes } = self else { return self.says() };
+        format!("must be a whole number from {min} to {max}, or {}", one_of(classes))
     }
 
     fn redacted(&self, value: &Value) -> Value {
@@ -153,7 +238,7 @@ impl Kind {
                 Value::Array(items) => Value::Array(items.iter().map(secret::shown).collect()),
                 other => secret::shown(other),
             },
-            Self::Headers => with_map(value, |name, value| match headers::is_secret(name) {
+            Self::Map(_) => with_map(value, |name, value| match headers::is_secret(name) {
                 true => secret::shown(value),
                 false => value.clone(),
             }),
@@ -166,109 +251,73 @@ impl Kind {
     }
 }
 
-fn check_seconds(field: &str, value: &Value, max: u32) -> Result<(), Invalid> {
-    match value.as_f64() {
-        // A nanosecond is the least that a duration can tell from nothing.
-        Some(seconds) if (1e-9..=f64::from(max)).contains(&seconds) => Ok(()),
-        _ => Err(Invalid::new(field, format!("must be a number of seconds above 0 and up to {max}"))),
-    }
-}
-
-fn check_choice(field: &str, value: &Value, choices: &[&str]) -> Result<(), Invalid> {
-    match value.as_str() {
-        Some(text) if choices.contains(&text) => Ok(()),
-        _ => Err(Invalid::new(field, format!("must be {}", one_of(choices)))),
-    }
-}
-
-fn one_of(choices: &[&str]) -> String {
+pub(crate) fn one_of(choices: &[&str]) -> String {
     let quoted: Vec<String> = choices.iter().map(|choice| format!("{choice:?}")).collect();
     quoted.join(" or ")
 }
 
-fn check_codes(
-    field: &str,
-    value: &Value,
-    range: std::ops::RangeInclusive<u64>,
-    classes: &[&str],
-) -> Result<(), Invalid> {
-    let items = value.as_array().ok_or_else(|| Invalid::new(field, "must be a list"))?;
-    let fits = |item: &Value| {
-        item.as_u64().is_some_and(|code| range.contains(&code))
-            || item.as_str().is_some_and(|class| classes.contains(&class))
-    };
-    let Some(at) = items.iter().position(|item| !fits(item)) else { return Ok(()) };
-    let (min, max, classes) = (range.start(), range.end(), one_of(classes));
-    let rule = format!("must be a whole number from {min} to {max}, or {classes}");
-    Err(Invalid::new(format!("{field}[{at}]"), rule))
+pub(crate) fn bytes_say(bytes_max: usize) -> String {
+    format!("must have 1 to {bytes_max} bytes")
 }
 
-fn check_text(field: &str, value: &Value, bytes_max: usize, rule: Rule) -> Result<(), Invalid> {
-    let text = value.as_str().ok_or_else(|| Invalid::new(field, "must be a string"))?;
+fn check_text(field: &str, text: &str, bytes_max: usize, rules: &[Rule]) -> Result<(), Invalid> {
     if text.is_empty() || text.len() > bytes_max {
-        return Err(Invalid::new(field, format!("must have 1 to {bytes_max} bytes")));
+        return Err(Invalid::new(field, bytes_say(bytes_max)));
     }
-    (rule.1)(text).map_err(|broken| Invalid::new(field, broken))
+    rules::check(rules, text).map_err(|broken| Invalid::new(field, broken))
 }
 
-fn check_secret(field: &str, value: &Value, rule: Rule) -> Result<(), Invalid> {
-    let text = value.as_str().ok_or_else(|| Invalid::new(field, "must be a string"))?;
-    match secret::Reference::parse(text) {
-        Ok(Some(_)) => Ok(()),
-        Ok(None) => (rule.1)(text).map_err(|broken| Invalid::new(field, broken)),
-        Err(broken) => Err(Invalid::new(field, broken)),
-    }
+fn check_secret(field: &str, value: &Value, rules: &[Rule], place: Source) -> Result<(), Invalid> {
+    let text = value.as_str().ok_or_else(|| Invalid::new(field, NOT_A_STRING))?;
+    let checked = place.reference(text).and_then(|reference| match reference {
+        Some(_) => Ok(()),
+        None => rules::check(rules, text),
+    });
+    checked.map_err(|broken| Invalid::new(field, broken))
 }
 
-fn check_secrets(
-    field: &str,
-    value: &Value,
-    count: std::ops::RangeInclusive<usize>,
-    rule: Rule,
-) -> Result<(), Invalid> {
-    let items = value.as_array().filter(|items| count.contains(&items.len())).ok_or_else(|| {
-        Invalid::new(field, format!("must be a list of {} to {} strings", count.start(), count.end()))
-    })?;
-    let mut numbered = items.iter().enumerate();
-    numbered.try_for_each(|(number, item)| check_secret(&format!("{field}[{number}]"), item, rule))
-}
-
-fn check_headers(field: &str, value: &Value) -> Result<(), Invalid> {
-    let map = object(field, value)?;
+fn check_map(field: &str, map: &Map<String, Value>, rules: &MapRules, place: Source) -> Result<(), Invalid> {
+    let at = |name: &str, rule: String| Invalid::new(format!("{field}.{name}"), rule);
     let mut texts = Vec::with_capacity(map.len());
     for (name, value) in map {
-        let field = format!("{field}.{name}");
-        let text = value.as_str().ok_or_else(|| Invalid::new(&field, "must be a string"))?;
-        match secret::Reference::parse(text).map_err(|broken| Invalid::new(&field, broken))? {
-            // Its value is known, and checked, only when the sink connects.
-            Some(_) => texts.push((name.as_str(), "")),
-            None => texts.push((name.as_str(), text)),
-        }
+        let text = value.as_str().ok_or_else(|| at(name, NOT_A_STRING.to_owned()))?;
+        texts.push((name, text, place.reference(text).map_err(|broken| at(name, broken))?));
     }
-    headers::check(field, &texts)
+    headers::none_twice(field, map.keys())?;
+    texts.into_iter().try_for_each(|(name, text, reference)| {
+        rules.check_name(name).map_err(|broken| at(name, broken))?;
+        match reference {
+            // The sink checks the value when it connects, for only then it is known.
+            Some(_) => Ok(()),
+            None => rules.check_value(name, text).map_err(|broken| at(name, broken)),
+        }
+    })
 }
 
-fn check_typed(field: &str, value: &Value, variants: Variants) -> Result<(), Invalid> {
-    let map = object(field, value)?;
+fn check_typed(
+    field: &str,
+    map: &Map<String, Value>,
+    variants: Variants,
+    place: Source,
+) -> Result<(), Invalid> {
     let Some((kind, keys)) = variant(map, variants) else {
         let known: Vec<&str> = variants.iter().map(|(name, _)| *name).collect();
         return Err(Invalid::new(format!("{field}.type"), format!("must be {}", one_of(&known))));
     };
-    let type_key = Key::new("type", Kind::Choice(std::slice::from_ref(kind)));
-    check(field, std::iter::once(&type_key).chain(keys.iter()).collect(), map)
+    let type_key = ConfigKey::new("type", ValueKind::Choice(std::slice::from_ref(kind)));
+    check(field, &std::iter::once(&type_key).chain(keys.iter()).collect::<Vec<_>>(), map, place)
 }
 
-fn variant(map: &Map<String, Value>, variants: Variants) -> Option<&'static (&'static str, &'static [Key])> {
+fn variant(
+    map: &Map<String, Value>,
+    variants: Variants,
+) -> Option<&'static (&'static str, &'static [ConfigKey])> {
     let kind = map.get("type")?.as_str()?;
     variants.iter().find(|(name, _)| *name == kind)
 }
 
-fn object<'v>(field: &str, value: &'v Value) -> Result<&'v Map<String, Value>, Invalid> {
-    value.as_object().ok_or_else(|| Invalid::new(field, "must be an object"))
-}
-
-/// Keys that are not in the table are hidden: nobody can tell what they hold.
-pub(super) fn redacted(keys: &[&Key], map: &Map<String, Value>) -> Map<String, Value> {
+/// Keys that are not in the table are hidden, for they may hold secrets.
+pub(super) fn redacted(keys: &[&ConfigKey], map: &Map<String, Value>) -> Map<String, Value> {
     map.iter()
         .map(|(name, value)| {
             let shown = match keys.iter().find(|key| key.name == name) {
@@ -298,7 +347,7 @@ fn with_map(value: &Value, shown: impl Fn(&str, &Value) -> Value) -> Value {
     }
 }
 
-/// Credentials in a URL are refused, but what was stored before that rule must not be shown either.
+/// A URL with credentials is refused, but one stored before that rule must not be shown either.
 fn without_userinfo(value: &Value) -> Value {
     let shown = value.as_str().and_then(|text| {
         let (scheme, rest) = text.split_once("://")?;

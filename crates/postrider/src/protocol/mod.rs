@@ -1,4 +1,5 @@
-//! The protocols and the one table of config keys that every check shares.
+//! The protocols. Each is one folder: its table of keys, its typed config and its sink. What it may be told is data, checked
+//! alike in Rust, in PostgreSQL and in SQLite.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,118 +10,230 @@ use crate::error::Invalid;
 use crate::json::check_object;
 use crate::settings::MAX_ATTEMPTS_MAX;
 
-pub use keys::{Key, Kind, Rule, Scope, Variants};
+pub use config::{EndpointConfig, MessageOptions, ProtocolConfig, TypedConfig};
+pub use headers::MapRules;
+pub use http::signature;
+pub use keys::{ConfigKey, SetBy, ValueKind, Variants};
+pub use rules::{Must, Ranges, Rule};
 
-mod keys;
+mod broker;
+pub(crate) mod cloudevents;
+mod config;
+pub mod headers;
+pub(crate) mod keys;
+pub(crate) mod rules;
+pub mod secret;
+pub(crate) mod tls;
 mod http;
 mod file;
-pub mod headers;
-pub mod secret;
-pub mod signature;
+mod redis;
+#[cfg(test)]
+pub(crate) mod made_up;
 
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 
 /// The longest that one attempt may ever take.
 pub const TIMEOUT_SECONDS_MAX: u32 = 3600;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Protocol {
-    Http,
-    File,
+/// Keys that every protocol with a receiver has.
+const TIMEOUT: ConfigKey =
+    ConfigKey::new("timeout", ValueKind::Seconds { max: TIMEOUT_SECONDS_MAX }).default("10").per_message();
+const CONNECT_TIMEOUT: ConfigKey =
+    ConfigKey::new("connect_timeout", ValueKind::Seconds { max: TIMEOUT_SECONDS_MAX }).default("5");
+
+macro_rules! protocols {
+    ($($variant:ident => $definition:path),+ $(,)?) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(rename_all = "lowercase"))]
+        pub enum Protocol {
+            $($variant),+
+        }
+
+        impl Protocol {
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            pub fn definition(self) -> &'static ProtocolDefinition {
+                match self {
+                    $(Self::$variant => &$definition),+
+                }
+            }
+        }
+    };
 }
 
-/// What a message may say for itself whatever its endpoint's protocol is.
-const EVERY_MESSAGE: &[Key] =
-    &[Key::new("max_attempts", Kind::Whole { min: 0, max: MAX_ATTEMPTS_MAX as u64 }).message_only()];
+protocols! {
+    Http => http::HTTP,
+    File => file::FILE,
+    Redis => redis::REDIS,
+}
+
+/// All that Postrider knows of a protocol.
+pub struct ProtocolDefinition {
+    pub name: &'static str,
+    /// Every key that an endpoint's config or a message's options may have.
+    pub keys: &'static [ConfigKey],
+    pub relations: &'static [Relation],
+    /// What headers of messages may be.
+    pub headers: &'static MapRules,
+    /// Headers that a message may not set.
+    pub endpoint_headers: &'static [&'static str],
+    /// Makes the typed config of a map that the table accepts, and checks what the table cannot say.
+    pub read: fn(&Map<String, Value>) -> TypedConfig,
+}
+
+/// A rule about two keys of a config. Keys of objects are written as `tls.ca`.
+#[derive(Debug)]
+pub struct Relation {
+    /// Holds where this key is given…
+    pub given: &'static str,
+    /// …with this value, if there is one.
+    pub is: Option<&'static str>,
+    pub then: Then,
+    pub says: &'static str,
+}
+
+#[derive(Debug)]
+pub enum Then {
+    /// `config.headers` cannot have this header. Without `is` the key itself sets the header, so messages cannot either.
+    NoHeader(&'static str),
+    /// This key has to be given too.
+    Needs(&'static str),
+}
+
+/// What a message may say for itself, whatever its endpoint's protocol is.
+pub(crate) const EVERY_MESSAGE: &[ConfigKey] =
+    &[ConfigKey::new("max_attempts", ValueKind::Whole { min: 0, max: MAX_ATTEMPTS_MAX as u64 })
+        .message_only()];
 
 impl Protocol {
-    pub const ALL: [Self; 2] = [Self::Http, Self::File];
-
     pub fn from_name(name: &str) -> Result<Self, Invalid> {
-        Self::ALL.into_iter().find(|protocol| protocol.as_str() == name).ok_or_else(|| {
+        Self::ALL.iter().copied().find(|protocol| protocol.as_str() == name).ok_or_else(|| {
             let known: Vec<&str> = Self::ALL.iter().map(|protocol| protocol.as_str()).collect();
             Invalid::new("protocol", format!("must be one of {}", known.join(", ")))
         })
     }
 
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Http => "http",
-            Self::File => "file",
-        }
+        self.definition().name
     }
 
     /// The table: every key that an endpoint's config or a message's options may have.
-    pub fn keys(self) -> impl Iterator<Item = &'static Key> {
-        let own = match self {
-            Self::Http => http::KEYS,
-            Self::File => file::KEYS,
-        };
-        own.iter().chain(EVERY_MESSAGE)
+    pub fn keys(self) -> impl Iterator<Item = &'static ConfigKey> {
+        self.definition().all_keys()
     }
 
     /// Checks an endpoint's config; errors name the field as `config.<key>`.
     pub fn check_config(self, config: &Map<String, Value>) -> Result<(), Invalid> {
-        check_object("config", config)?;
-        keys::check("config", self.config_keys(), config)?;
-        match self {
-            Self::Http => http::check_together(config),
-            Self::File => Ok(()),
-        }
+        self.definition().read_config(config).map(drop)
     }
 
     /// Checks a message's options; errors name the field as `options.<key>`.
     pub fn check_message_options(self, options: &Map<String, Value>) -> Result<(), Invalid> {
-        // Most messages have none, and every send comes by here.
+        // Every send comes by here, and most messages have none.
         if options.is_empty() {
             return Ok(());
         }
         check_object("options", options)?;
-        let keys: Vec<&Key> = self.keys().filter(|key| key.scope != Scope::Endpoint).collect();
-        // What an endpoint requires, a message need not repeat.
-        keys::check_known("options", &keys, options)
+        self.definition().check_message_options(options)
     }
 
     /// Checks a message's headers; errors name the field as `headers.<name>`.
     pub fn check_headers(self, headers: &BTreeMap<String, String>) -> Result<(), Invalid> {
         headers::none_twice("headers", headers.keys())?;
-        match self {
-            Self::Http => headers::check_of_message(headers),
-            // Written as JSON strings, which can hold anything.
-            Self::File => Ok(()),
-        }
-    }
-
-    /// The time one attempt has unless the message says otherwise.
-    pub fn timeout(self, config: &Map<String, Value>) -> Duration {
-        seconds(config, "timeout").unwrap_or(TIMEOUT_DEFAULT)
-    }
-
-    /// The time one attempt of one message has.
-    pub fn attempt_timeout(self, config: &Map<String, Value>, options: &Map<String, Value>) -> Duration {
-        seconds(options, "timeout").unwrap_or_else(|| self.timeout(config))
-    }
-
-    /// Is the endpoint to be disabled when its receiver says that it is gone?
-    pub fn auto_disable_on_gone(self, config: &Map<String, Value>) -> bool {
-        config.get("auto_disable_on_gone").and_then(Value::as_bool).unwrap_or(false)
+        headers.iter().try_for_each(|(name, value)| {
+            let checked = self.definition().check_header(name, value);
+            checked.map_err(|rule| Invalid::new(format!("headers.{name}"), rule))
+        })
     }
 
     /// The config as people may see it: secrets replaced, references to secrets shown.
     pub fn redacted(self, config: &Map<String, Value>) -> Map<String, Value> {
-        keys::redacted(&self.config_keys(), config)
-    }
-
-    fn config_keys(self) -> Vec<&'static Key> {
-        self.keys().filter(|key| key.scope != Scope::Message).collect()
+        keys::redacted(&self.definition().config_keys(), config)
     }
 }
 
-/// A message's own limit on attempts (`options.max_attempts`), as checked when it was sent.
-pub fn max_attempts_option(options: &Map<String, Value>) -> Option<u32> {
-    options.get("max_attempts").and_then(Value::as_u64).and_then(|number| u32::try_from(number).ok())
+impl ProtocolDefinition {
+    pub(crate) fn all_keys(&self) -> impl Iterator<Item = &'static ConfigKey> {
+        self.keys.iter().chain(EVERY_MESSAGE)
+    }
+
+    pub(crate) fn config_keys(&self) -> Vec<&'static ConfigKey> {
+        self.all_keys().filter(|key| key.set_by != SetBy::Message).collect()
+    }
+
+    pub(crate) fn message_keys(&self) -> Vec<&'static ConfigKey> {
+        self.all_keys().filter(|key| key.set_by != SetBy::Endpoint).collect()
+    }
+
+    pub(crate) fn has_config_headers(&self) -> bool {
+        self.keys.iter().any(|key| key.name == "headers" && key.set_by != SetBy::Message)
+    }
+
+    /// Keys of a config that set a header themselves, and the header.
+    pub(crate) fn set_headers(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.relations.iter().filter_map(|relation| match (&relation.then, relation.is) {
+            (Then::NoHeader(header), None) => Some((relation.given, *header)),
+            (Then::NoHeader(_), Some(_)) | (Then::Needs(_), _) => None,
+        })
+    }
+
+    /// The key of this config that sets a header itself.
+    pub(crate) fn key_that_sets(&self, config: &Map<String, Value>, header: &str) -> Option<&'static str> {
+        let sets =
+            |(key, set): &(&str, &str)| set.eq_ignore_ascii_case(header) && value_at(config, key).is_some();
+        self.set_headers().find(sets).map(|(key, _)| key)
+    }
+
+    fn read_config(&self, config: &Map<String, Value>) -> TypedConfig {
+        check_object("config", config)?;
+        keys::check("config", &self.config_keys(), config, keys::Source::Config)?;
+        self.relations.iter().try_for_each(|relation| relation.check(config))?;
+        (self.read)(config)
+    }
+
+    /// A message need not repeat what its endpoint requires.
+    fn check_message_options(&self, options: &Map<String, Value>) -> Result<(), Invalid> {
+        keys::check_known("options", &self.message_keys(), options, keys::Source::Message)
+    }
+
+    fn check_header(&self, name: &str, value: &str) -> Result<(), String> {
+        self.headers.check_name(name)?;
+        if self.endpoint_headers.iter().any(|header| header.eq_ignore_ascii_case(name)) {
+            return Err(headers::ENDPOINT_ONLY.to_owned());
+        }
+        self.headers.check_value(name, value)
+    }
 }
 
-pub(crate) fn seconds(map: &Map<String, Value>, key: &str) -> Option<Duration> {
-    map.get(key).and_then(Value::as_f64).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+impl Relation {
+    fn check(&self, config: &Map<String, Value>) -> Result<(), Invalid> {
+        let given = value_at(config, self.given);
+        let holds = given.is_some_and(|given| self.is.is_none_or(|value| given.as_str() == Some(value)));
+        let headers = config.get("headers").and_then(Value::as_object);
+        let has = |header: &str| {
+            headers.is_some_and(|map| map.keys().any(|name| name.eq_ignore_ascii_case(header)))
+        };
+        let is_broken = match self.then {
+            Then::NoHeader(header) => has(header),
+            Then::Needs(other) => value_at(config, other).is_none(),
+        };
+        match holds && is_broken {
+            true => Err(Invalid::new(format!("config.{}", self.field()), self.says)),
+            false => Ok(()),
+        }
+    }
+
+    /// Of a config that breaks it.
+    pub(crate) fn field(&self) -> String {
+        match self.then {
+            Then::NoHeader(header) => format!("headers.{header}"),
+            Then::Needs(_) => self.given.to_owned(),
+        }
+    }
+}
+
+fn value_at<'c>(config: &'c Map<String, Value>, path: &str) -> Option<&'c Value> {
+    let mut parts = path.split('.');
+    let first = config.get(parts.next()?)?;
+    parts.try_fold(first, |value, part| value.get(part))
 }

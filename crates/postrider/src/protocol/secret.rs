@@ -1,4 +1,4 @@
-//! References to secrets: `${NAME}` and `file:NAME`. What they stand for is known only to a sink.
+//! References to secrets: `${NAME}` and `file:NAME`. Only a sink reads the secret itself.
 
 use std::path::{Component, Path};
 

@@ -1,9 +1,9 @@
-//! Containment, as jsonb's `@>` has it.
+//! Filters: containment in the sense of jsonb's `@>`.
 
 use crate::json::Json;
 
-/// Does `value` contain `filter`? An object contains its members, a list its items in any order and number; a list at
-/// the top contains a scalar, too.
+/// Does `value` contain `filter`? An object contains its members, a list its items in any order and number. A list at the
+/// top level also contains a scalar.
 pub fn contains(value: &Json, filter: &Json) -> bool {
     match (value, filter) {
         (Json::List(_), Json::List(_) | Json::Object(_)) => contains_within(value, filter),

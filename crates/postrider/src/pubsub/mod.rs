@@ -1,5 +1,5 @@
-//! The rules of events, as pure functions: which subscriptions an event fits, what they make of it, and what an event
-//! must look like. PostgreSQL has the same in `store/postgres/sql/pubsub.sql`; tests compare the two.
+//! Pure functions of publish/subscribe: patterns, filters, templates and schemas. PostgreSQL has the same in
+//! `store/postgres/sql/` (`pubsub.sql`, `json_schema.sql`); tests compare the two.
 
 pub use filter::contains;
 pub use pattern::{check_event_name, check_pattern, is_whole_name, patterns_for};

@@ -1,4 +1,4 @@
-//! Names of event types, and the patterns that fit them: `*` is everything, a trailing `.*` one or more segments.
+//! Names of event types, and patterns that match them: `*` matches everything, a trailing `.*` one or more segments.
 
 use crate::error::Invalid;
 
@@ -22,12 +22,12 @@ pub fn check_pattern(field: &str, pattern: &str) -> Result<(), Invalid> {
     Err(Invalid::new(field, "must be the name of an event type, one that ends with '.*', or '*'"))
 }
 
-/// A type that is named in full has to be there; what a pattern fits may come later.
+/// Subscribing to a whole name requires that the event type exists; a pattern may match later types.
 pub fn is_whole_name(pattern: &str) -> bool {
     !pattern.ends_with('*')
 }
 
-/// Every pattern that fits an event type: itself, each beginning of it with `.*`, and `*`. So that an index finds them.
+/// All patterns that match an event type, to look them up in an index: its name, each prefix with `.*`, and `*`.
 pub fn patterns_for(event_type: &str) -> Vec<String> {
     let beginnings = event_type.match_indices('.').map(|(at, _)| format!("{}.*", &event_type[..at]));
     ["*".to_owned(), event_type.to_owned()].into_iter().chain(beginnings).collect()

@@ -1,4 +1,4 @@
-//! The part of JSON Schema that is enforced. A schema that says more is refused when its event type is made.
+//! The supported part of JSON Schema. A schema with other keywords is refused when its event type is created.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ fn check_keyword(field: &str, keyword: &str, value: &Json) -> Result<(), Invalid
             matches!(value, Json::Number(count) if count.is_whole() && *count <= Number::from(COUNT_MAX)),
             &format!("must be a whole number from 0 to {COUNT_MAX}"),
         ),
-        _ => Err(Invalid::new(field, format!("is not known here; known are: {}", ENFORCED.join(", ")))),
+        _ => Err(Invalid::new(field, format!("unknown field; expected one of: {}", ENFORCED.join(", ")))),
     }
 }
 
@@ -72,7 +72,7 @@ fn types(value: &Json) -> &[Json] {
     }
 }
 
-/// Where and why a value breaks a schema that was checked; None when it does not.
+/// Where and why a value violates a checked schema; None if it does not.
 pub fn broken_schema(path: &str, value: &Json, schema: &Json) -> Option<Invalid> {
     let schema = match schema {
         Json::Object(schema) => schema,

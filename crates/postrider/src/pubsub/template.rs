@@ -1,8 +1,8 @@
-//! Templates: a string that is exactly `{{/json/pointer}}` becomes that value of the event.
+//! Templates: a string that is exactly `{{/json/pointer}}` is replaced by that value of the event.
 
 use crate::json::Json;
 
-/// What is not there is null; all else of the template is literal.
+/// A missing value is null; everything else in the template is literal.
 pub fn filled(template: &Json, event: &Json) -> Json {
     match template {
         Json::Text(text) => match pointer(text) {

@@ -3,7 +3,7 @@
 use serde::de::IgnoredAny;
 
 /// `application/json`, `text/json`, `application/vnd.x+json`, whatever the parameters.
-pub(super) fn is_json_type(content_type: &str) -> bool {
+fn is_json_type(content_type: &str) -> bool {
     let media_type = content_type.split(';').next().unwrap_or_default().trim();
     let subtype = media_type.split_once('/').map_or("", |(_, subtype)| subtype);
     subtype.eq_ignore_ascii_case("json")
@@ -11,7 +11,7 @@ pub(super) fn is_json_type(content_type: &str) -> bool {
 }
 
 /// The payload as text that can stand inside another JSON document, byte for byte.
-pub(super) fn embeddable<'a>(content_type: &str, payload: &'a [u8]) -> Option<&'a str> {
+pub(crate) fn embeddable<'a>(content_type: &str, payload: &'a [u8]) -> Option<&'a str> {
     if !is_json_type(content_type) {
         return None;
     }
@@ -22,12 +22,12 @@ pub(super) fn embeddable<'a>(content_type: &str, payload: &'a [u8]) -> Option<&'
 }
 
 /// `,"key":` and the text as a JSON string.
-pub(super) fn push_field(out: &mut Vec<u8>, key: &str, text: &str) {
+pub(crate) fn push_field(out: &mut Vec<u8>, key: &str, text: &str) {
     push_key(out, key);
     push_string(out, text);
 }
 
-pub(super) fn push_key(out: &mut Vec<u8>, key: &str) {
+pub(crate) fn push_key(out: &mut Vec<u8>, key: &str) {
     out.push(if out.is_empty() { b'{' } else { b',' });
     push_string(out, key);
     out.push(b':');

@@ -11,31 +11,31 @@ const MAX_DEFAULT: usize = 10_000;
 pub struct Kept {
     count: AtomicUsize,
     max: usize,
-    holders: Mutex<Holders>,
+    holders: Mutex<KeptHolders>,
 }
 
 #[derive(Default)]
-struct Holders {
+struct KeptHolders {
     list: Vec<Weak<dyn Holder>>,
     /// Those that are gone are swept out when the list is this long.
     swept_at: usize,
 }
 
 /// A sink, or a part of it, that keeps something open.
-pub(super) trait Holder: Send + Sync {
+pub(crate) trait Holder: Send + Sync {
     /// Closes what no attempt uses.
     fn let_go(&self);
 }
 
 /// The place of one that is kept.
-pub(super) struct Place(Arc<Kept>);
+pub(crate) struct KeptPlace(Arc<Kept>);
 
 impl Kept {
     pub fn up_to(max: usize) -> Self {
         Self { count: AtomicUsize::new(0), max, holders: Mutex::default() }
     }
 
-    pub(super) fn add(&self, holder: Weak<dyn Holder>) {
+    pub(crate) fn add(&self, holder: Weak<dyn Holder>) {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         if holders.list.len() >= holders.swept_at {
             holders.list.retain(|holder| holder.strong_count() > 0);
@@ -45,9 +45,9 @@ impl Kept {
     }
 
     /// None when as many are kept as may be.
-    pub(super) fn place(self: &Arc<Self>) -> Option<Place> {
+    pub(crate) fn place(self: &Arc<Self>) -> Option<KeptPlace> {
         let more = |count: usize| (count < self.max).then_some(count + 1);
-        self.count.fetch_update(Relaxed, Relaxed, more).ok().map(|_| Place(Arc::clone(self)))
+        self.count.fetch_update(Relaxed, Relaxed, more).ok().map(|_| KeptPlace(Arc::clone(self)))
     }
 
     /// Closes all that no attempt uses, to make room for attempts.
@@ -57,7 +57,7 @@ impl Kept {
     }
 }
 
-impl Drop for Place {
+impl Drop for KeptPlace {
     fn drop(&mut self) {
         self.0.count.fetch_sub(1, Relaxed);
     }

@@ -1,34 +1,53 @@
-//! Sinks carry one message to one receiver and tell what it said.
+//! Sinks carry one message to one receiver and return its answer. Each protocol has its own, in `protocol/`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 use crate::endpoint::Endpoint;
 use crate::message::Message;
-use crate::protocol::Protocol;
 use crate::protocol::secret::Reference;
 use crate::verdict::{Failure, Receipt};
 
+pub use crate::net::{Resolve, Resource, Shortage, SystemResolver};
 pub use kept::Kept;
-pub use net::{Resolve, Resource, Shortage, SystemResolver};
+pub use link::Links;
 
-mod http;
-mod file;
-mod json;
-mod kept;
-pub(crate) mod net;
-mod secret;
+pub(crate) mod json;
+pub(crate) mod kept;
+// Only brokers have standing connections.
+#[cfg_attr(
+    not(any(feature = "amqp", feature = "kafka", feature = "mqtt", feature = "nats", feature = "redis")),
+    allow(dead_code)
+)]
+pub(crate) mod link;
+pub(crate) mod secret;
 
 /// A connected destination. `deliver` returns Ok only when the receiver acknowledged. The caller puts
 /// one deadline over the whole call and drops it when that passes.
 #[async_trait]
 pub trait Sink: Send + Sync {
     async fn deliver(&self, delivery: &Delivery) -> Result<Receipt, Undelivered>;
+
+    fn connection(&self) -> SinkConnection {
+        SinkConnection::NotKept
+    }
+}
+
+/// Whether a sink could deliver now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SinkConnection {
+    /// It connects for each delivery, as far as anyone can tell.
+    NotKept,
+    /// The next delivery connects it.
+    Idle,
+    Connecting,
+    Up,
+    Down {
+        error: String,
+    },
 }
 
 /// Why a message was not delivered.
@@ -42,7 +61,7 @@ pub enum Undelivered {
 
 impl Undelivered {
     /// Of an attempt of which the receiver has seen something: it counts, whatever kept it from being finished.
-    fn after_a_beginning(self) -> Self {
+    pub(crate) fn after_a_beginning(self) -> Self {
         match self {
             Self::Failed(failure) => Self::Failed(failure),
             Self::Short(shortage) => Self::Failed(Failure::retryable(shortage.to_string())),
@@ -87,6 +106,31 @@ impl Delivery {
     pub fn public_id(&self) -> String {
         format!("msg_{}_{}", self.store, self.message.id)
     }
+
+    /// What brokers are told of a message beside its id, as headers, properties or fields of these names.
+    #[cfg_attr(
+        not(any(
+            feature = "amqp",
+            feature = "kafka",
+            feature = "mqtt",
+            feature = "nats",
+            feature = "redis"
+        )),
+        allow(dead_code)
+    )]
+    pub(crate) fn facts(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let message = &*self.message;
+        let text = |text: &Option<String>| text.clone();
+        [
+            ("postrider-attempt", Some(self.attempt.to_string())),
+            ("postrider-created-at", Some(message.created_at.to_string())),
+            ("postrider-correlation-id", message.correlation_id.map(|id| id.to_string())),
+            ("postrider-ordering-key", text(&message.ordering_key)),
+            ("postrider-event-type", text(&message.event_type)),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+    }
 }
 
 /// What a node allows its sinks to touch.
@@ -94,7 +138,7 @@ impl Delivery {
 pub struct Environment {
     /// Deliver to loopback, private and other internal addresses too.
     pub allow_internal: bool,
-    /// Internal networks that are allowed all the same.
+    /// Internal networks that deliveries may go to.
     pub allow_nets: Vec<ipnet::IpNet>,
     /// Where `file:NAME` secrets are read from; None refuses them.
     pub secrets_dir: Option<PathBuf>,
@@ -102,6 +146,8 @@ pub struct Environment {
     pub file_root: Option<PathBuf>,
     /// What sinks may keep open when no attempt uses it.
     pub kept: Arc<Kept>,
+    /// The connections that endpoints share.
+    pub links: Arc<Links>,
     /// Finds the addresses of receivers.
     pub resolver: Arc<dyn Resolve>,
 }
@@ -114,6 +160,7 @@ impl Default for Environment {
             secrets_dir: None,
             file_root: None,
             kept: Arc::default(),
+            links: Arc::default(),
             resolver: Arc::new(SystemResolver),
         }
     }
@@ -124,7 +171,8 @@ pub(crate) fn secrets_of(endpoint: &Endpoint, environment: &Environment) -> Resu
     let shown = Value::Object(endpoint.protocol.redacted(&endpoint.config));
     let secrets = secret::Secrets::new(environment);
     let (mut found, mut shortage) = (Vec::new(), None);
-    hidden(&Value::Object(endpoint.config.clone()), &shown, &mut |text| match secrets.reveal(text) {
+    let whole = Value::Object(endpoint.config.clone().into_map());
+    hidden(&whole, &shown, &mut |text| match secrets.reveal(text) {
         Ok(secret) => found.push(secret),
         Err(Undelivered::Failed(_)) => {}
         Err(Undelivered::Short(short)) => shortage = Some(short),
@@ -132,11 +180,9 @@ pub(crate) fn secrets_of(endpoint: &Endpoint, environment: &Environment) -> Resu
     if let Some(shortage) = shortage {
         return Err(shortage);
     }
-    let basic = endpoint.config.get("auth").and_then(|auth| auth.get("username")).and_then(Value::as_str);
-    if let Some(username) = basic {
-        let pairs: Vec<String> =
-            found.iter().map(|secret| STANDARD.encode(format!("{username}:{secret}"))).collect();
-        found.extend(pairs);
+    if let Ok(config) = endpoint.config.typed() {
+        let made: Vec<String> = found.iter().flat_map(|secret| config.texts_made_of(secret)).collect();
+        found.extend(made);
     }
     // A secret that holds another one goes first.
     found.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
@@ -158,12 +204,15 @@ fn hidden(whole: &Value, shown: &Value, tell: &mut impl FnMut(&str)) {
     }
 }
 
-/// Config to sink. Does no I/O to the receiver yet, except opening what the sink holds.
+/// Sends nothing to the receiver yet, but opens what the sink holds.
 pub fn connect(endpoint: &Endpoint, environment: &Environment) -> Result<Arc<dyn Sink>, Undelivered> {
-    let config = &endpoint.config;
-    endpoint.protocol.check_config(config).map_err(|invalid| Failure::permanent(invalid.to_string()))?;
-    Ok(match endpoint.protocol {
-        Protocol::Http => Arc::new(http::HttpSink::connect(endpoint, environment)?),
-        Protocol::File => Arc::new(file::FileSink::connect(endpoint, environment)?),
-    })
+    let config = endpoint.config.typed().map_err(|invalid| Failure::permanent(invalid.to_string()))?;
+    config.connect(endpoint, environment)
+}
+
+/// Another node may be able to deliver, so messages wait.
+#[cfg(not(all(feature = "amqp", feature = "kafka", feature = "mqtt", feature = "nats", feature = "redis")))]
+pub(crate) fn not_built(protocol: &str) -> Undelivered {
+    Failure::retryable(format!("this node was built without {protocol}; build it with --features {protocol}"))
+        .into()
 }

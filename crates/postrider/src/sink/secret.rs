@@ -1,27 +1,28 @@
-//! Finds out what references to secrets stand for. Errors name the reference, never a value.
+//! Reads the secrets that configs refer to. Errors name the reference, never a value.
 
 use std::io;
 use std::path::PathBuf;
 
-use super::{Environment, Undelivered, net};
+use super::{Environment, Undelivered};
+use crate::net;
 use crate::protocol::secret::Reference;
 use crate::verdict::Failure;
 
 /// Keys and tokens are short; a larger file is a mistake.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 
-pub(super) struct Secrets {
+pub(crate) struct Secrets {
     directory: Option<PathBuf>,
     variable: fn(&str) -> Option<String>,
 }
 
 impl Secrets {
-    pub(super) fn new(environment: &Environment) -> Self {
+    pub(crate) fn new(environment: &Environment) -> Self {
         Self { directory: environment.secrets_dir.clone(), variable: |name| std::env::var(name).ok() }
     }
 
     /// The secret itself. A missing one is retryable: it is the node that lacks it, not the message.
-    pub(super) fn reveal(&self, text: &str) -> Result<String, Undelivered> {
+    pub(crate) fn reveal(&self, text: &str) -> Result<String, Undelivered> {
         match Reference::parse(text).map_err(Failure::permanent)? {
             None => Ok(text.to_owned()),
             Some(Reference::Variable(name)) => Ok((self.variable)(name).ok_or_else(|| {
@@ -36,7 +37,7 @@ impl Secrets {
     }
 
     /// As [`Secrets::reveal`], for a secret that has to follow a rule.
-    pub(super) fn reveal_as<T, E: std::fmt::Display>(
+    pub(crate) fn reveal_as<T, E: std::fmt::Display>(
         &self,
         text: &str,
         parse: impl FnOnce(&str) -> Result<T, E>,
@@ -62,7 +63,7 @@ impl Secrets {
             return refused(format!("it has more than {FILE_BYTES_MAX} bytes"));
         }
         let mut text = std::fs::read_to_string(&path)?;
-        // Editors and `echo` end a file with a newline that nobody means.
+        // Editors and `echo` end a file with a newline that is not part of the secret.
         text.truncate(text.trim_end_matches(['\r', '\n']).len());
         Ok(text)
     }

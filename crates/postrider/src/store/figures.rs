@@ -19,7 +19,9 @@ pub trait Figures: Send + Sync {
     async fn figures(&self) -> Result<Vec<Figure>>;
 }
 
+/// Something that the store counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Figure {
     pub name: String,
     pub labels: BTreeMap<String, String>,

@@ -52,6 +52,7 @@ pub struct MessagePage {
 
 /// A message in a list: everything but payload, headers, options and attempts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ListedMessage {
     pub id: MessageId,
     pub endpoint: String,
@@ -61,6 +62,7 @@ pub struct ListedMessage {
     pub due_at: Option<Timestamp>,
     /// Attempts counted so far, the running one included.
     pub attempt_count: u32,
+    /// Of the last attempt that failed; it stays when a later one delivers the message.
     pub last_error: Option<String>,
     pub content_type: String,
     pub idempotency_key: Option<String>,
@@ -71,11 +73,13 @@ pub struct ListedMessage {
     pub scheduled_at: Option<Timestamp>,
     pub expires_at: Option<Timestamp>,
     pub finished_at: Option<Timestamp>,
+    /// Its dead letter, while it is dead.
     pub dlq_id: Option<i64>,
 }
 
-/// One run of one engine process, as the store knows it.
+/// One run of one engine process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = Node))]
 pub struct NodeRecord {
     pub id: NodeId,
     pub name: String,
@@ -86,6 +90,7 @@ pub struct NodeRecord {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum NodeState {
     Live,

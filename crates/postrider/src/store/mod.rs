@@ -1,4 +1,4 @@
-//! What the engine and what people need of a store. SQLite implements it; every store passes one
+//! What the engine and what people need of a store. SQLite and PostgreSQL implement it, and both pass one
 //! conformance suite.
 
 use std::sync::Arc;
@@ -30,6 +30,8 @@ mod listing;
 mod pubsub;
 mod records;
 mod refusals;
+mod replaying;
+pub(crate) mod response_body;
 mod replays;
 mod results;
 mod sweeps;
@@ -79,13 +81,14 @@ pub trait Store: Send + Sync + 'static {
     /// Compare-and-swap on the circuit's epoch; false when another node was first.
     async fn move_circuit(&self, endpoint: EndpointId, from_epoch: i64, to: Circuit) -> Result<bool>;
 
-    /// Moves up to `limit` pending messages past their expiry to the archive; which they were.
-    async fn expire(&self, limit: usize) -> Result<Vec<Expired>>;
+    /// What some node does every second: archives up to `limit` pending messages that are past their expiry, returns them, and
+    /// finds work that no sender told of.
+    async fn upkeep(&self, limit: usize) -> Result<Vec<Expired>>;
 
     /// Applies retention to at most `limit` rows.
     async fn clean_up(&self, limit: usize) -> Result<Cleaned>;
 
-    /// Adds to what is told of endpoints, and says of which: the others are to be told again.
+    /// Adds to the results of these endpoints. Returns those it added to; the node sends the others again.
     async fn note_results(&self, results: Vec<(EndpointId, Results)>) -> Result<Vec<EndpointId>>;
 
     /// Takes one replay a step further: at most `limit` messages, and its position, in one transaction.
@@ -129,16 +132,16 @@ pub trait Operate: Figures + Listing + PubSub + Replays + Sweeps + Tokens {
     async fn reschedule(&self, id: MessageId, at: Timestamp) -> Result<()>;
     /// Removes payload and headers wherever the message is; refused while it is processing.
     async fn erase(&self, id: MessageId) -> Result<()>;
-    /// Lets a key go on that waits for its dead head; how many heads were released.
+    /// Releases a key that waits for its dead head; how many heads were released.
     async fn release_key(&self, key: &str, endpoint: Option<&str>) -> Result<u64>;
 
     /// A message's whole story, wherever it is now.
     async fn story(&self, id: MessageId) -> Result<Story>;
 
     async fn dlq(&self, filter: DlqFilter) -> Result<Vec<DeadLetter>>;
-    /// In original order, in steps when there are many; how many were put back. Refused before anything has
-    /// changed when the queue has no room for all of them. After another error some may have been put back:
-    /// asking again goes on with the rest.
+    /// In original order, in steps when there are many; how many were put back. Refused before anything
+    /// changes when the queue has no room for all of them. After another error some may have been put back:
+    /// call it again for the rest.
     async fn redrive(&self, selection: Redrive) -> Result<u64>;
     async fn discard(&self, dlq_id: i64) -> Result<()>;
     async fn dlq_summary(&self) -> Result<Vec<DlqSummary>>;
@@ -174,7 +177,7 @@ pub struct Joined {
 /// What a store tells a node without being asked.
 #[derive(Debug)]
 pub enum Arrival {
-    /// Sent through this node and claimed in the same breath; its slot is reserved.
+    /// Sent through this node and claimed in the same transaction; its slot is reserved.
     Claimed(Claim),
     /// This endpoint has new work.
     Pending(EndpointId),
@@ -184,14 +187,14 @@ pub enum Arrival {
     Reconfigured,
 }
 
-/// A node's free room, asked while a message is inserted: may it be claimed in the same breath?
+/// A node's free room, asked while a message is inserted: may the same transaction claim it?
 pub trait DirectClaims: Send + Sync {
-    /// Reserves a slot. Whoever gets true starts an attempt or gives the slot back.
+    /// Reserves a slot. After true the caller starts an attempt or gives the slot back.
     fn try_reserve(&self, endpoint: EndpointId) -> bool;
     fn give_back(&self, endpoint: EndpointId);
 }
 
-/// Never reserves: for stores nobody dispatches from.
+/// Never reserves: for a store without a node.
 pub struct NoDirectClaims;
 
 impl DirectClaims for NoDirectClaims {
@@ -247,9 +250,9 @@ pub enum Pick {
 #[derive(Debug, Default)]
 pub struct Claimed {
     pub claims: Vec<Claim>,
-    /// Met on the way, and archived: they were past their expiry.
+    /// Expired messages that the claim found and archived.
     pub expired: Vec<Expired>,
-    /// Met on the way, and dead letters now: no node can read them.
+    /// Unreadable messages that the claim found and made dead letters.
     pub unreadable: Vec<Unreadable>,
     /// For each want, in order: when to ask again.
     pub next: Vec<(EndpointId, NextDue)>,
@@ -287,46 +290,13 @@ pub enum End {
     Unreadable { error: String },
 }
 
-/// One attempt, as it is kept.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AttemptRecord {
-    pub number: u32,
-    pub node: NodeId,
-    pub started_at: Timestamp,
-    pub duration: Duration,
-    pub outcome: AttemptOutcome,
-    pub class: Option<Class>,
-    /// With its class tag in front.
-    pub error: Option<String>,
-    pub status: Option<u16>,
-    pub body: Option<bytes::Bytes>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum AttemptOutcome {
-    Delivered,
-    Failed,
-    Lost,
-}
-
-impl AttemptOutcome {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Delivered => "delivered",
-            Self::Failed => "failed",
-            Self::Lost => "lost",
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settled {
     pub id: MessageId,
     pub endpoint: EndpointId,
     pub effect: Effect,
-    /// A successor of its ordering key became claimable, at this endpoint. Of several that were settled at once and have
-    /// the same to say, one may say it for all.
+    /// A successor of its ordering key became claimable, at this endpoint. Where several settlements unblock the
+    /// same endpoint, one of them may say so for all.
     pub unblocked: Option<EndpointId>,
 }
 
@@ -338,7 +308,7 @@ pub enum Effect {
     Fenced,
     /// A late "delivered": noted, the message is settled when its current claim ends.
     Noted,
-    /// Nothing changed: somebody's open transaction is in the way, or the store refuses this one. To be settled again.
+    /// Nothing changed: another transaction holds a lock, or the store refuses this one. To be settled again.
     Later,
 }
 
@@ -396,6 +366,3 @@ pub struct Suspect {
     /// Its own limit, when it has one.
     pub max_attempts: Option<u32>,
 }
-
-/// How many once-lost messages may be in flight on one node at a time.
-pub const PROBATION_BATCH: usize = 8;

@@ -1,4 +1,4 @@
-//! Events and who wants them: one of the sets of operations that people and their programs share.
+//! Events and subscriptions: a part of `Operate`.
 
 use async_trait::async_trait;
 
@@ -22,7 +22,7 @@ pub trait PubSub: Send + Sync + 'static {
     async fn subscriptions(&self, after: Option<i64>, limit: usize) -> Result<Vec<Subscription>>;
     async fn set_subscription_enabled(&self, id: i64, enabled: bool) -> Result<()>;
 
-    /// One event to everybody who wants it; how many messages that made. Nobody is not an error.
+    /// Sends one event to every matching subscription; how many messages that made. None is no error.
     async fn publish(&self, event: NewEvent) -> Result<u64>;
     /// Several, all or nothing.
     async fn publish_batch(&self, events: Vec<NewEvent>) -> Result<u64>;

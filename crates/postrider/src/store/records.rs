@@ -1,6 +1,8 @@
 //! What people see of a store: a message's story, dead letters, the event log, status.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -8,44 +10,85 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use super::{AttemptRecord, EndpointHealth};
-use crate::message::{MessageId, State};
+use super::response_body;
+use super::{EndpointHealth, ListedMessage};
+use crate::breaker::CircuitName;
+use crate::message::{MessageId, NodeId};
 use crate::verdict::{Class, DeadReason};
 
 /// A message's whole story, wherever it is now.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = MessageRecord))]
 pub struct Story {
-    pub id: MessageId,
-    pub endpoint: String,
-    pub state: State,
-    pub priority: u8,
-    /// None once erased, or when the archive keeps metadata only.
-    pub payload: Option<Bytes>,
-    pub content_type: String,
-    pub headers: BTreeMap<String, String>,
-    pub options: Map<String, Value>,
-    pub idempotency_key: Option<String>,
-    pub correlation_id: Option<Uuid>,
-    pub ordering_key: Option<String>,
-    pub event_type: Option<String>,
-    pub created_at: Timestamp,
-    pub scheduled_at: Option<Timestamp>,
-    pub expires_at: Option<Timestamp>,
-    pub finished_at: Option<Timestamp>,
-    /// When it is next tried; only while pending.
-    pub due_at: Option<Timestamp>,
-    /// Attempts counted so far, the running one included.
-    pub attempt_count: u32,
-    pub last_error: Option<String>,
-    /// Why it is not delivered yet, in words; only while pending.
+    #[serde(flatten)]
+    pub listed: ListedMessage,
+    /// Why it is not delivered yet, or why it died.
     pub reason: Option<String>,
-    /// The recorded attempts, first to last.
+    /// The attempts that the setting `attempt_log` keeps, first to last.
     pub attempts: Vec<AttemptRecord>,
-    pub dlq_id: Option<i64>,
-    /// The message that it was made from.
+    /// None once erased, or when the archive keeps metadata only. How it is written as JSON depends on the content type.
+    #[serde(skip)]
+    pub payload: Option<Bytes>,
+    pub headers: BTreeMap<String, String>,
+    /// What it overrides of its endpoint.
+    pub options: Map<String, Value>,
+    /// The message that it was made from by a replay.
     pub replay_of: Option<MessageId>,
-    /// The messages that were made from it, oldest first, at most the last [`REPLAYED_AS_MAX`].
+    /// The messages that replays made from it, oldest first, at most the last hundred.
     pub replayed_as: Vec<MessageId>,
+}
+
+impl Deref for Story {
+    type Target = ListedMessage;
+
+    fn deref(&self) -> &ListedMessage {
+        &self.listed
+    }
+}
+
+impl DerefMut for Story {
+    fn deref_mut(&mut self) -> &mut ListedMessage {
+        &mut self.listed
+    }
+}
+
+/// One attempt, as it is kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = Attempt))]
+pub struct AttemptRecord {
+    pub number: u32,
+    pub node: NodeId,
+    pub started_at: Timestamp,
+    #[serde(rename = "duration_seconds", with = "seconds")]
+    #[cfg_attr(feature = "openapi", schema(value_type = f64))]
+    pub duration: Duration,
+    pub outcome: AttemptOutcome,
+    pub class: Option<Class>,
+    /// With its class tag in front.
+    pub error: Option<String>,
+    pub response_status: Option<u16>,
+    #[serde(flatten, with = "response_body")]
+    #[cfg_attr(feature = "openapi", schema(value_type = response_body::ResponseBody))]
+    pub response_body: Option<Bytes>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum AttemptOutcome {
+    Delivered,
+    Failed,
+    Lost,
+}
+
+impl AttemptOutcome {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Delivered => "delivered",
+            Self::Failed => "failed",
+            Self::Lost => "lost",
+        }
+    }
 }
 
 /// How many replays of one message its story tells.
@@ -114,6 +157,7 @@ fn is_zero(limit: &usize) -> bool {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DlqStatus {
     Failed,
@@ -137,23 +181,23 @@ impl DlqStatus {
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct DeadLetter {
+/// A dead letter in a list: everything but what it held, and its errors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ListedDeadLetter {
     pub id: i64,
+    /// The message that died.
+    #[serde(rename = "message_id")]
     pub message: MessageId,
     pub endpoint: String,
     pub status: DlqStatus,
+    #[cfg_attr(feature = "openapi", schema(schema_with = dead_reasons))]
     pub reason: String,
     pub died_at: Timestamp,
     pub attempt_count: u32,
     pub last_error: Option<String>,
-    /// Up to the last 100, oldest first.
-    pub errors: Vec<AttemptError>,
     pub priority: u8,
-    pub payload: Option<Bytes>,
     pub content_type: String,
-    pub headers: BTreeMap<String, String>,
-    pub options: Map<String, Value>,
     pub idempotency_key: Option<String>,
     pub correlation_id: Option<Uuid>,
     pub ordering_key: Option<String>,
@@ -163,7 +207,39 @@ pub struct DeadLetter {
     pub expires_at: Option<Timestamp>,
 }
 
+/// A dead letter with what it held.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = DeadLetterRecord))]
+pub struct DeadLetter {
+    #[serde(flatten)]
+    pub listed: ListedDeadLetter,
+    /// None once erased. How it is written as JSON depends on the content type.
+    #[serde(skip)]
+    pub payload: Option<Bytes>,
+    pub headers: BTreeMap<String, String>,
+    /// What it overrides of its endpoint.
+    pub options: Map<String, Value>,
+    /// Up to the last 100, oldest first.
+    pub errors: Vec<AttemptError>,
+}
+
+impl Deref for DeadLetter {
+    type Target = ListedDeadLetter;
+
+    fn deref(&self) -> &ListedDeadLetter {
+        &self.listed
+    }
+}
+
+/// As much as a list tells of it.
+impl From<ListedDeadLetter> for DeadLetter {
+    fn from(listed: ListedDeadLetter) -> Self {
+        Self { listed, payload: None, headers: BTreeMap::new(), options: Map::new(), errors: Vec::new() }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AttemptError {
     pub attempt: u32,
     pub at: Timestamp,
@@ -182,20 +258,25 @@ pub enum Redrive {
     Matching(DlqFilter),
 }
 
+/// How many dead letters an endpoint has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DlqSummary {
     pub endpoint: String,
     pub failed: u64,
     pub redriven: u64,
     pub discarded: u64,
-    /// When the first of the failed ones died, and the last.
+    /// When the first of the failed ones died.
     pub oldest_failed: Option<Timestamp>,
+    /// When the last of the failed ones died.
     pub newest_failed: Option<Timestamp>,
     /// How many of the failed ones died for each reason.
     pub reasons: BTreeMap<String, u64>,
 }
 
+/// An entry of the event log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = LoggedEvent))]
 pub struct EventRecord {
     pub id: i64,
     pub at: Timestamp,
@@ -206,9 +287,12 @@ pub struct EventRecord {
 
 /// Figures of the whole store, cheap at any size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = Status))]
 pub struct StoreStatus {
+    /// Short random name: part of the ids that receivers see.
     pub store: String,
     pub schema_version: i64,
+    /// Why everything is paused, if it is.
     pub paused: Option<String>,
     /// Nodes whose lease holds: without one, nothing is delivered.
     pub live_nodes: u64,
@@ -216,18 +300,19 @@ pub struct StoreStatus {
     pub processing: u64,
     pub dead: u64,
     pub oldest_pending: Option<Timestamp>,
-    /// Events that have not become messages yet. PostgreSQL makes messages of them at once.
+    /// Events that applications stored by SQL and that have not become messages yet. On PostgreSQL they become messages at once.
     pub stored_events: u64,
     pub oldest_stored_event: Option<Timestamp>,
     pub endpoints: Vec<EndpointStatus>,
-    /// Of the node that was asked; a store has none.
+    /// Of the node that answers; null when the store itself is asked.
     pub limits: Option<NodeLimits>,
 }
 
 /// What a node may have open at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NodeLimits {
-    /// Files and connections of its process; None: there is no limit.
+    /// Files and connections of its process; null when there is no limit.
     pub open_files: Option<u64>,
     /// Attempts, over all endpoints.
     pub max_in_flight: u32,
@@ -238,15 +323,37 @@ pub struct NodeLimits {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EndpointStatus {
     pub name: String,
     pub protocol: String,
     pub enabled: bool,
     pub paused: bool,
-    pub circuit: crate::breaker::CircuitName,
+    pub circuit: CircuitName,
     pub pending: u64,
     pub processing: u64,
     pub dead: u64,
     pub oldest_pending: Option<Timestamp>,
     pub health: EndpointHealth,
+}
+
+/// A duration as seconds with a fraction.
+pub(crate) mod seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(duration.as_secs_f64())
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        Ok(Duration::try_from_secs_f64(f64::deserialize(deserializer)?).unwrap_or_default())
+    }
+}
+
+#[cfg(feature = "openapi")]
+fn dead_reasons() -> utoipa::openapi::schema::Schema {
+    use utoipa::openapi::schema::{ObjectBuilder, Type};
+    ObjectBuilder::new().schema_type(Type::String).enum_values(Some(DEAD_REASONS)).into()
 }

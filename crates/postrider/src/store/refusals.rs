@@ -1,5 +1,5 @@
 //! How often a full queue refused what came through one handle of a store. A refused transaction leaves nothing in
-//! the store, so nobody else can count it.
+//! the store, so the handle counts it.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

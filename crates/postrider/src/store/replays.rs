@@ -1,7 +1,7 @@
 //! Replay: finished messages are sent again, as new ones that refer to the old.
 //!
 //! A replay of many is a row in the store. Nodes advance it in bounded steps: each makes its messages and moves the
-//! replay's position in one transaction, so that a crash neither loses nor doubles any, and whoever comes next goes on.
+//! replay's position in one transaction, so that a crash neither loses nor doubles any, and any node can take the next step.
 
 use std::collections::BTreeMap;
 
@@ -18,12 +18,8 @@ use crate::send::check_key;
 
 /// Messages that a preview shows.
 pub const SAMPLE_MAX: usize = 10;
-/// Replays that are not at their end; each is looked at in turn.
+/// Replays that are running or stopped. Running ones take turns.
 pub const UNFINISHED_MAX: u64 = 100;
-/// Messages made in one step are of so many bytes, or one.
-pub(crate) const STEP_BYTES_MAX: i64 = 4 << 20;
-/// A replay that waits for room, or for an endpoint, looks again after this long.
-pub(crate) const PATIENCE_SECONDS: u64 = 2;
 
 #[async_trait]
 pub trait Replays: Send + Sync + 'static {
@@ -33,18 +29,19 @@ pub trait Replays: Send + Sync + 'static {
     /// What this replay would send if it were started now. Changes nothing.
     async fn preview_replay(&self, replay: NewReplay) -> Result<ReplayPreview>;
 
-    /// What is selected is fixed from now on: what finishes later is not replayed. Nodes do the rest.
+    /// Selects messages that are finished now; later ones are not replayed. Nodes do the rest.
     async fn start_replay(&self, replay: NewReplay) -> Result<Replay>;
     async fn replay(&self, id: i64) -> Result<Replay>;
     /// Newest first, older than `before`.
     async fn replays(&self, before: Option<i64>, limit: usize) -> Result<Vec<Replay>>;
-    /// It goes on where it was when it is resumed.
+    /// When resumed, it continues where it stopped.
     async fn stop_replay(&self, id: i64) -> Result<Replay>;
     async fn resume_replay(&self, id: i64) -> Result<Replay>;
 }
 
-/// Which messages are replayed: those that all of this is true of.
+/// Which messages are replayed: those that match every field that is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default)]
 pub struct ReplaySelection {
     pub endpoint: Option<String>,
@@ -58,8 +55,9 @@ pub struct ReplaySelection {
     pub until: Option<Timestamp>,
 }
 
-/// How a message ended that is replayed.
+/// How the replayed message ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ReplayStatus {
     Completed,
@@ -99,8 +97,7 @@ pub struct NewReplay {
 }
 
 impl NewReplay {
-    /// What can be said of it without looking anywhere, as it is kept: with times as exact as stores keep them, and an even
-    /// rate.
+    /// Checks it without the store. Returns it as it is kept: times as exact as stores keep them, and an even rate.
     pub(crate) fn checked(mut self) -> Result<Self, StoreError> {
         let selection = &mut self.selection;
         selection.from = selection.from.map(truncated);
@@ -129,16 +126,18 @@ impl NewReplay {
 
 /// What a replay would do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ReplayPreview {
     /// How many would be sent.
     pub count: u64,
     /// How many are selected and cannot be, by reason.
     pub skipped: BTreeMap<String, u64>,
-    /// The first of those that would be sent, at most [`SAMPLE_MAX`].
+    /// The first of those that would be sent, at most 10.
     pub sample: Vec<ReplaySample>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ReplaySample {
     pub id: MessageId,
     pub endpoint: String,
@@ -150,18 +149,21 @@ pub struct ReplaySample {
 
 /// A replay and how far it has come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Replay {
     pub id: i64,
     pub state: ReplayState,
     #[serde(flatten)]
     pub selection: ReplaySelection,
+    /// The endpoint that all of them go to; each to its own unless said.
     pub to: Option<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Map<String, Value>>))]
     pub rate_limit: Option<RateLimit>,
-    /// How many are selected; None until they are counted.
+    /// How many are selected; null until they are counted.
     pub total: Option<u64>,
     /// How many were sent.
     pub done: u64,
-    /// How many could not be, by reason: see [`Skip`].
+    /// How many could not be, by reason.
     pub skipped: BTreeMap<String, u64>,
     /// What it waits for, in words.
     pub waiting: Option<String>,
@@ -177,6 +179,7 @@ impl Replay {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ReplayState {
     Running,
@@ -207,7 +210,7 @@ impl ReplayState {
 pub enum Skip {
     /// It was erased, or the archive kept its metadata only.
     NoPayload,
-    /// Its endpoint is not there any more.
+    /// Its endpoint was dropped.
     EndpointDropped,
     /// It is an event that could not be fanned out, and has no endpoint.
     InvalidEvent,
@@ -241,6 +244,6 @@ pub(crate) fn too_many_replays() -> String {
 pub enum ReplayTurn {
     /// There may be more to do at once.
     Worked,
-    /// Nothing is to be done before; None until one is started.
+    /// No replay is due before then; None while none runs.
     Idle(Option<Timestamp>),
 }

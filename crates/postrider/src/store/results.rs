@@ -14,7 +14,7 @@ pub struct Results {
     pub retryable: u64,
     pub permanent: u64,
     pub gone: u64,
-    /// Claims that were lost with a node, or that nobody settled in time.
+    /// Claims that were lost with a node, or not settled in time.
     pub lost: u64,
     /// Failed attempts after the last delivery among these; all of them when there is none.
     pub failed_since: u64,
@@ -41,7 +41,7 @@ impl Results {
                 self.last_failure = Some((at, failure.tagged()));
             }
             Outcome::Lost { .. } => self.lost += 1,
-            // Nobody knows what it came to, and it was spared.
+            // Its outcome is unknown, and it cost no attempt.
             Outcome::CutOff => {}
         }
     }
@@ -62,10 +62,11 @@ impl Results {
     }
 }
 
-/// How attempts at an endpoint went, as nodes told.
+/// How attempts at an endpoint went, but for those of the last second or so.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EndpointHealth {
-    /// Attempts since the endpoint was created, or came with an import.
+    /// Attempts since the endpoint was created or imported.
     pub delivered: u64,
     /// Lost ones among them.
     pub failed: u64,

@@ -1,4 +1,4 @@
-//! Dead letters by filter, a step at a time: whoever asks sees how far it has come, and may leave off between steps.
+//! Redrives or discards dead letters by filter, one step per call: the caller sees the progress and may stop between steps.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use crate::error::{Invalid, StoreError};
 #[async_trait]
 pub trait Sweeps: Send + Sync + 'static {
     /// One step over the `failed` letters that the filter selects, in the order in which their messages were sent.
-    /// The first step fixes what is selected: a letter that comes later is not touched. Each step goes on from the
-    /// answer of the one before; two who sweep the same letters share them.
+    /// The first step fixes the selection: later letters are not touched. Each step continues from the cursor of the
+    /// one before. Two sweeps of the same letters share them.
     async fn sweep(&self, action: SweepAction, filter: DlqFilter, from: Option<SweepCursor>)
     -> Result<Sweep>;
 }
@@ -80,7 +80,7 @@ pub(crate) fn check_sweep(filter: &DlqFilter) -> Result<(), StoreError> {
 }
 
 /// For how many more messages there is room: in the whole queue (None), and at endpoints that have a limit of their own.
-/// What is not named has room.
+/// Endpoints that are not listed have room.
 #[derive(Debug)]
 pub(crate) struct Room(BTreeMap<Option<EndpointId>, u64>);
 
@@ -125,7 +125,7 @@ impl Room {
     }
 }
 
-/// Why so many letters, which go together, were refused: where a limit lets in fewer, trying again is of no use.
+/// Why this many letters of one key were refused: they never fit below the limit, so retrying does not help.
 pub(crate) fn never_fits(refused: StoreError, together: usize) -> StoreError {
     let StoreError::QueueFull { limit, endpoint, .. } = &refused else { return refused };
     if together as u64 <= *limit {

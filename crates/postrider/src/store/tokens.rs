@@ -1,4 +1,4 @@
-//! Tokens: who may use the API, and for what. A store keeps a digest of each, so that nobody can read one back.
+//! Tokens of the API and their scopes. A store keeps only a digest of each.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,7 +20,7 @@ pub const TOKEN_NAME_BYTES_MAX: usize = 128;
 const ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
 const BEGIN: &str = "pr_";
 const PREFIX_LETTERS: usize = 8;
-/// Five bits each: nobody guesses 200 of them, so a digest without salt is enough.
+/// Five bits each: 200 bits cannot be guessed, so a digest without salt is enough.
 const SECRET_LETTERS: usize = 40;
 
 /// Made, listed and revoked by people.
@@ -43,6 +43,7 @@ pub trait Keyring: Send + Sync + 'static {
 
 /// What a token is good for; the same three as the roles in PostgreSQL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
     /// Everything.
@@ -81,9 +82,11 @@ impl fmt::Display for Scope {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NewToken {
-    /// For people: whose it is.
+    /// For people: who holds it.
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128))]
     pub name: String,
     pub scope: Scope,
 }
@@ -99,8 +102,9 @@ impl NewToken {
     }
 }
 
-/// What is known of a token once it was given out.
+/// A stored token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = Token))]
 pub struct TokenRecord {
     /// How it begins; enough to recognise it, not to use it.
     pub prefix: String,
@@ -110,6 +114,7 @@ pub struct TokenRecord {
 }
 
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct IssuedToken {
     /// Shown once: the store does not know it.
     pub token: String,

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::retiring;
 use crate::bench::bed::{Bed, payload};
 use crate::bench::lab::Lab;
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::store_url::StoreUrl;
 
 pub(super) const ENDPOINTS: u32 = 8;
@@ -26,7 +26,7 @@ pub(super) struct Filled {
     pub(super) last: MessageId,
 }
 
-pub(super) async fn fill(lab: &Lab, store: &StoreUrl) -> Result<Filled, Failure> {
+pub(super) async fn fill(lab: &Lab, store: &StoreUrl) -> Result<Filled, CommandError> {
     let bed = Bed::open(store).await?;
     // Nothing is to be delivered meanwhile.
     for name in (0..ENDPOINTS).map(endpoint).chain([RARE_ENDPOINT.to_owned()]) {
@@ -34,7 +34,7 @@ pub(super) async fn fill(lab: &Lab, store: &StoreUrl) -> Result<Filled, Failure>
     }
     lab.say("filling the archive");
     let last_archived = send(lab, &bed).await?;
-    // So that its month is there.
+    // Makes its month.
     bed.store.cancel(last_archived).await?;
     drop(bed);
     retiring::retire(store, last_archived).await?;
@@ -55,7 +55,7 @@ pub(super) fn correlation(number: u32) -> Uuid {
 }
 
 /// The id of the last one.
-async fn send(lab: &Lab, bed: &Bed) -> Result<MessageId, Failure> {
+async fn send(lab: &Lab, bed: &Bed) -> Result<MessageId, CommandError> {
     let count = lab.scale.deep_backlog;
     let mut last = MessageId(0);
     for from in (0..count).step_by(BATCH as usize) {

@@ -6,9 +6,9 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 
 use super::lab::Lab;
-use super::node::Node;
-use super::report::{Row, Target, median};
-use crate::failure::Failure;
+use super::node::BenchNode;
+use super::report::{BenchTarget, ReportRow, median};
+use crate::failure::CommandError;
 use crate::remote::{Remote, RemoteArgs};
 
 mod filling;
@@ -22,10 +22,10 @@ const ANSWERED_WITHIN_MS: f64 = 50.0;
 /// How often each is asked; the first time counts, too.
 const TIMES: usize = 7;
 
-pub(super) async fn run(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(super) async fn run(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let store = lab.new_store().await?;
     let filled = filling::fill(lab, &store).await?;
-    let node = Node::start(&store).await?;
+    let node = BenchNode::start(&store).await?;
     let client = Remote::new(RemoteArgs::of_node(&node.authority))?;
     let mut rows = Vec::new();
     for group in questions::about(&filled, &client).await? {
@@ -48,7 +48,7 @@ impl Answered<'_> {
     }
 }
 
-async fn ask_all<'a>(client: &Remote, group: &'a Group) -> Result<Vec<Answered<'a>>, Failure> {
+async fn ask_all<'a>(client: &Remote, group: &'a Group) -> Result<Vec<Answered<'a>>, CommandError> {
     let mut answered: Vec<Answered<'_>> =
         group.questions.iter().map(|question| Answered { question, milliseconds: Vec::new() }).collect();
     // Not the same one several times over: what the last answer warmed up would be measured.
@@ -63,30 +63,31 @@ async fn ask_all<'a>(client: &Remote, group: &'a Group) -> Result<Vec<Answered<'
 }
 
 /// The whole answer.
-async fn ask(client: &Remote, question: &Question) -> Result<Vec<u8>, Failure> {
+async fn ask(client: &Remote, question: &Question) -> Result<Vec<u8>, CommandError> {
     let query: Vec<(&str, &str)> =
         question.query.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let body = client.get(&question.path, &query).await?;
-    let body = body.collect().await.map_err(|error| Failure::failed(format!("half an answer: {error}")))?;
+    let body =
+        body.collect().await.map_err(|error| CommandError::failed(format!("half an answer: {error}")))?;
     Ok(body.to_bytes().to_vec())
 }
 
-async fn ask_json(client: &Remote, question: &Question) -> Result<Value, Failure> {
+async fn ask_json(client: &Remote, question: &Question) -> Result<Value, CommandError> {
     let answer = ask(client, question).await?;
-    serde_json::from_slice(&answer).map_err(|error| Failure::failed(format!("{question}: {error}")))
+    serde_json::from_slice(&answer).map_err(|error| CommandError::failed(format!("{question}: {error}")))
 }
 
 /// The worst answer to any of them is what counts.
-fn row(lab: &Lab, group: &Group, answered: Vec<Answered<'_>>) -> Row {
+fn row(lab: &Lab, group: &Group, answered: Vec<Answered<'_>>) -> ReportRow {
     let every: Vec<f64> = answered.iter().flat_map(|one| one.milliseconds.iter().copied()).collect();
     let worst = answered.iter().max_by(|a, b| a.slowest().total_cmp(&b.slowest()));
     let slowest = worst.map(|one| format!("{} (median {:.1})", one.question, median(&one.milliseconds)));
-    Row {
+    ReportRow {
         name: group.name,
         measured: worst.map_or(0.0, Answered::slowest),
         unit: "ms",
         yardstick: None,
-        target: Target::Below(ANSWERED_WITHIN_MS),
+        target: BenchTarget::Below(ANSWERED_WITHIN_MS),
         note: format!(
             "the worst of {}, median {:.1}; slowest: {}; {} queued, as many archived",
             every.len(),

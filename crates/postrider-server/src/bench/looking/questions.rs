@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::ask_json;
 use super::filling::{self, COMMON_EVENT, Filled, RARE_ENDPOINT, RARE_EVENT};
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::remote::Remote;
 
 pub(super) struct Question {
@@ -29,7 +29,7 @@ pub(super) struct Group {
     pub(super) questions: Vec<Question>,
 }
 
-pub(super) async fn about(filled: &Filled, client: &Remote) -> Result<Vec<Group>, Failure> {
+pub(super) async fn about(filled: &Filled, client: &Remote) -> Result<Vec<Group>, CommandError> {
     let (plain, filters) = (messages(&[]), filters());
     let deep = deep_page(client).await?;
     let ids = single_messages(filled, client).await?;
@@ -125,8 +125,8 @@ fn dead_letters() -> Vec<Question> {
     .collect()
 }
 
-/// Where a list of messages goes on after its tenth page of a thousand.
-async fn deep_page(client: &Remote) -> Result<Question, Failure> {
+/// Where a list of messages continues after its tenth page of a thousand.
+async fn deep_page(client: &Remote) -> Result<Question, CommandError> {
     let mut page = messages(&[("limit", "1000")]);
     for _ in 0..10 {
         let answer = ask_json(client, &page).await?;
@@ -136,7 +136,7 @@ async fn deep_page(client: &Remote) -> Result<Question, Failure> {
     Ok(page)
 }
 
-async fn single_messages(filled: &Filled, client: &Remote) -> Result<Vec<Question>, Failure> {
+async fn single_messages(filled: &Filled, client: &Remote) -> Result<Vec<Question>, CommandError> {
     let dead = ask_json(client, &question("/v1/dlq", &[("limit", "1")])).await?;
     let dead = dead["items"][0]["message_id"].as_i64().unwrap_or_default();
     let middle = filled.first_queued.0 / 2 + 3;

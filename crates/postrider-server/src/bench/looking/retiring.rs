@@ -6,11 +6,11 @@ use postrider::MessageId;
 use postrider::rusqlite::{self, Connection, params};
 
 use crate::bench::postgres::{connect_to, failed};
-use crate::failure::Failure;
+use crate::failure::CommandError;
 use crate::store_url::StoreUrl;
 
 /// Everything up to `last`, as if it had been made since the beginning of the month; one in a hundred died.
-pub(super) async fn retire(store: &StoreUrl, last: MessageId) -> Result<(), Failure> {
+pub(super) async fn retire(store: &StoreUrl, last: MessageId) -> Result<(), CommandError> {
     match store.path() {
         Some(file) => {
             let mut connection = Connection::open(file).map_err(broken)?;
@@ -24,7 +24,7 @@ pub(super) async fn retire(store: &StoreUrl, last: MessageId) -> Result<(), Fail
 }
 
 /// What a server does by itself in time.
-pub(super) async fn tidy(store: &StoreUrl) -> Result<(), Failure> {
+pub(super) async fn tidy(store: &StoreUrl) -> Result<(), CommandError> {
     match store.path() {
         Some(_) => Ok(()),
         None => connect_to(store).await?.batch_execute("VACUUM ANALYZE").await.map_err(failed),
@@ -48,6 +48,6 @@ fn retire_on_sqlite(connection: &mut Connection, last: MessageId) -> rusqlite::R
     transaction.commit()
 }
 
-fn broken(error: rusqlite::Error) -> Failure {
-    Failure::failed(format!("cannot fill the store: {error}"))
+fn broken(error: rusqlite::Error) -> CommandError {
+    CommandError::failed(format!("cannot fill the store: {error}"))
 }

@@ -6,14 +6,14 @@ use super::server::{connect_to, failed};
 use crate::bench::bed::{Bed, HEALTHY};
 use crate::bench::delivery::deliver;
 use crate::bench::lab::Lab;
-use crate::bench::report::{Rounds, Row, Target};
-use crate::failure::Failure;
+use crate::bench::report::{BenchTarget, ReportRow, Rounds};
+use crate::failure::CommandError;
 
 const DRAIN: Duration = Duration::from_secs(5);
 const WAL_POSITION: &str = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8";
 
 /// From send to delivery.
-pub(in crate::bench) async fn wal(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(in crate::bench) async fn wal(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let store = lab.new_store().await?;
     let bed = Bed::open(&store).await?;
     bed.store.configure(vec![("archive".to_owned(), "off".to_owned())]).await?;
@@ -30,18 +30,18 @@ pub(in crate::bench) async fn wal(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     let after: f64 = client.query_one(WAL_POSITION, &[]).await.map_err(failed)?.get(0);
     drop((bed, client));
     lab.discard(store).await?;
-    Ok(vec![Row {
+    Ok(vec![ReportRow {
         name: "WAL of one message from send to delivery",
         measured: (after - before) / f64::from(lab.scale.backlog),
         unit: "bytes",
         yardstick: None,
-        target: Target::Below(800.0),
+        target: BenchTarget::Below(800.0),
         note: "archive off, sent in batches of 1000".to_owned(),
     }])
 }
 
 /// While a transaction elsewhere is open, PostgreSQL cannot forget what was delivered.
-pub(in crate::bench) async fn open_transaction(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(in crate::bench) async fn open_transaction(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let count = lab.scale.backlog * 2;
     let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
@@ -63,18 +63,18 @@ pub(in crate::bench) async fn open_transaction(lab: &mut Lab) -> Result<Vec<Row>
         lab.discard(store).await?;
     }
     let (measured, yardstick) = rounds.middle();
-    Ok(vec![Row {
+    Ok(vec![ReportRow {
         name: "delivery beside an open transaction",
         measured,
         unit: "/s",
         yardstick: Some(("without it", yardstick)),
-        target: Target::RatioAtLeast(0.80),
+        target: BenchTarget::RatioAtLeast(0.80),
         note: format!("{count} messages"),
     }])
 }
 
 /// Both in this process, each with its own connections.
-pub(in crate::bench) async fn two_nodes(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(in crate::bench) async fn two_nodes(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let count = lab.scale.backlog * 2;
     let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
@@ -94,12 +94,12 @@ pub(in crate::bench) async fn two_nodes(lab: &mut Lab) -> Result<Vec<Row>, Failu
         lab.discard(store).await?;
     }
     let (measured, yardstick) = rounds.middle();
-    Ok(vec![Row {
+    Ok(vec![ReportRow {
         name: "two nodes on this machine",
         measured,
         unit: "/s",
         yardstick: Some(("one node", yardstick)),
-        target: Target::RatioAtLeast(0.90),
+        target: BenchTarget::RatioAtLeast(0.90),
         note: format!("{count} messages"),
     }])
 }

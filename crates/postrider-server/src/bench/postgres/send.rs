@@ -9,8 +9,8 @@ use tokio::task::JoinSet;
 use super::server::{connect_to, failed};
 use crate::bench::bed::{Bed, HEALTHY, payload};
 use crate::bench::lab::Lab;
-use crate::bench::report::{Rounds, Row, Target};
-use crate::failure::Failure;
+use crate::bench::report::{BenchTarget, ReportRow, Rounds};
+use crate::failure::CommandError;
 use crate::store_url::StoreUrl;
 
 const CLIENTS: usize = 8;
@@ -24,7 +24,7 @@ const SEND: &str = "SELECT postrider.send('healthy', $1::text::jsonb)";
 const BARE_BATCH: &str = "INSERT INTO bare (payload) SELECT p::jsonb FROM unnest($1::text[]) AS p";
 const SEND_BATCH: &str = "SELECT postrider.send_batch('healthy', $1::text[]::jsonb[])";
 
-pub(in crate::bench) async fn single(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(in crate::bench) async fn single(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let store = prepared(lab).await?;
     let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
@@ -35,18 +35,18 @@ pub(in crate::bench) async fn single(lab: &mut Lab) -> Result<Vec<Row>, Failure>
     }
     lab.discard(store).await?;
     let (measured, yardstick) = rounds.middle();
-    Ok(vec![Row {
+    Ok(vec![ReportRow {
         name: "SELECT postrider.send(…), one a transaction",
         measured,
         unit: "/s",
         yardstick: Some(("bare INSERT", yardstick)),
-        target: Target::RatioAtLeast(0.60),
+        target: BenchTarget::RatioAtLeast(0.60),
         note: format!("{CLIENTS} clients, endpoint paused"),
     }])
 }
 
 /// What a full queue costs a sender.
-pub(in crate::bench) async fn deep(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(in crate::bench) async fn deep(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let (empty, full) = (prepared(lab).await?, prepared(lab).await?);
     let queued = lab.scale.deep_backlog / 10 * 9;
     lab.say("filling the queue");
@@ -64,17 +64,17 @@ pub(in crate::bench) async fn deep(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
     lab.discard(empty).await?;
     lab.discard(full).await?;
     let (measured, yardstick) = rounds.middle();
-    Ok(vec![Row {
+    Ok(vec![ReportRow {
         name: "SELECT postrider.send(…) into a deep queue",
         measured,
         unit: "/s",
         yardstick: Some(("empty queue", yardstick)),
-        target: Target::RatioAtLeast(0.85),
+        target: BenchTarget::RatioAtLeast(0.85),
         note: format!("{queued} messages queued"),
     }])
 }
 
-pub(in crate::bench) async fn batch(lab: &mut Lab) -> Result<Vec<Row>, Failure> {
+pub(in crate::bench) async fn batch(lab: &mut Lab) -> Result<Vec<ReportRow>, CommandError> {
     let store = prepared(lab).await?;
     let mut rounds = Rounds::default();
     for round in 0..lab.scale.rounds {
@@ -85,17 +85,17 @@ pub(in crate::bench) async fn batch(lab: &mut Lab) -> Result<Vec<Row>, Failure> 
     }
     lab.discard(store).await?;
     let (measured, yardstick) = rounds.middle();
-    Ok(vec![Row {
+    Ok(vec![ReportRow {
         name: "send_batch of 1000",
         measured,
         unit: "/s",
         yardstick: Some(("bare INSERT of 1000", yardstick)),
-        target: Target::RatioAtLeast(0.40),
+        target: BenchTarget::RatioAtLeast(0.40),
         note: "one client, endpoint paused".to_owned(),
     }])
 }
 
-async fn prepared(lab: &mut Lab) -> Result<StoreUrl, Failure> {
+async fn prepared(lab: &mut Lab) -> Result<StoreUrl, CommandError> {
     let store = lab.new_store().await?;
     let bed = Bed::open(&store).await?;
     bed.create_paused(HEALTHY, lab.partner.url("/count")).await?;
@@ -104,7 +104,7 @@ async fn prepared(lab: &mut Lab) -> Result<StoreUrl, Failure> {
 }
 
 /// Statements a second over all clients, each its own transaction.
-async fn rate(lab: &Lab, store: &StoreUrl, statement: &'static str) -> Result<f64, Failure> {
+async fn rate(lab: &Lab, store: &StoreUrl, statement: &'static str) -> Result<f64, CommandError> {
     let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut clients = JoinSet::new();
     for _ in 0..CLIENTS {
@@ -117,7 +117,7 @@ async fn rate(lab: &Lab, store: &StoreUrl, statement: &'static str) -> Result<f6
                 client.query(&statement, &[&payload]).await.map_err(failed)?;
                 done.fetch_add(1, Ordering::Relaxed);
             }
-            Ok::<(), Failure>(())
+            Ok::<(), CommandError>(())
         });
     }
     let began = Instant::now();
@@ -130,7 +130,7 @@ async fn rate(lab: &Lab, store: &StoreUrl, statement: &'static str) -> Result<f6
     Ok(rate)
 }
 
-async fn batch_rate(lab: &Lab, store: &StoreUrl, statement: &str) -> Result<f64, Failure> {
+async fn batch_rate(lab: &Lab, store: &StoreUrl, statement: &str) -> Result<f64, CommandError> {
     let client = connect_to(store).await?;
     let statement = client.prepare(statement).await.map_err(failed)?;
     let payloads: Vec<String> = (0..BATCH).map(payload).collect();

@@ -1,99 +1,91 @@
-//! From a claim to what its attempt came to: started at once, or from stock as soon as there is room.
-
-use std::time::Duration;
+//! From a claim to the end of its attempt: started at once, or prefetched and started when a slot is free.
 
 use tokio::task::JoinError;
 use tokio::time::Instant;
 
-use super::{Dispatcher, GATHERING_MAX, KEYED_GATHERING_MAX};
+use super::Dispatcher;
 use crate::breaker::{CircuitState, Sign};
 use crate::endpoint::EndpointId;
-use crate::engine::attempt::{Attempt, Finished, Prevented};
-use crate::engine::ended::Ended;
+use crate::engine::attempt::{Attempt, FinishedAttempt, PreventedAttempt};
+use crate::engine::ended_claim::EndedClaim;
 use crate::message::Claim;
 use crate::settings::CaptureResponse;
 use crate::sink::Capture;
 
 impl Dispatcher {
-    /// The slot is reserved; from here on the claim ends in a settlement.
+    /// The claim's slot is reserved. From here on it ends in a settlement.
     pub(super) fn take_up(&mut self, claim: Claim) {
         let (now, is_paused) = (self.parts.store.now(), self.parts.snapshot.paused.is_some());
-        match self.lanes.get_mut(claim.message.endpoint) {
-            Some(lane) if is_paused || self.stopping || lane.refuses(now) => {
-                self.give_back(&claim);
-                // If it was to probe a circuit, somebody else may.
+        match self.endpoints.get_mut(claim.message.endpoint) {
+            Some(state) if is_paused || self.stopping || state.refuses(now) => {
+                self.release(&claim);
+                // It may have been the probe of a circuit.
                 self.give_up_probe(claim.message.endpoint);
             }
-            // Probes and suspects never wait: their claim was made for them alone.
-            Some(lane) if !lane.has_room() && lane.may_stock() && claim.losses == 0 => {
-                lane.stock.put(claim, now);
+            // Probes and suspects never wait: they were claimed to start now.
+            Some(state) if !state.may_start() && state.may_prefetch() && claim.losses == 0 => {
+                state.prefetch.put(claim, now);
             }
             Some(_) | None => self.start(claim),
         }
     }
 
-    /// What was claimed ahead takes the room that fell free.
-    fn start_from_stock(&mut self, id: EndpointId) {
+    fn start_prefetched(&mut self, id: EndpointId) {
         let now = self.parts.store.now();
-        if self.lanes.get_mut(id).is_some_and(|lane| lane.stock.is_stuck(now)) {
-            self.give_back_stock(id);
+        if self.endpoints.get_mut(id).is_some_and(|state| state.prefetch.is_stuck(now)) {
+            self.release_prefetched(id);
         }
-        while let Some(lane) = self.lanes.get_mut(id).filter(|lane| lane.has_room())
-            && let Some(claim) = lane.stock.take()
+        while let Some(state) = self.endpoints.get_mut(id).filter(|state| state.may_start())
+            && let Some(claim) = state.prefetch.take()
         {
             self.start(claim);
         }
     }
 
-    pub(super) fn give_back_stock(&mut self, id: EndpointId) {
-        while let Some(claim) = self.lanes.get_mut(id).and_then(|lane| lane.stock.take()) {
-            self.give_back(&claim);
+    pub(super) fn release_prefetched(&mut self, id: EndpointId) {
+        while let Some(claim) = self.endpoints.get_mut(id).and_then(|state| state.prefetch.take()) {
+            self.release(&claim);
         }
     }
 
-    pub(super) fn give_back_stocks(&mut self) {
-        self.lanes.with_stock().into_iter().for_each(|id| self.give_back_stock(id));
+    pub(super) fn release_all_prefetched(&mut self) {
+        self.endpoints.with_prefetched().into_iter().for_each(|id| self.release_prefetched(id));
     }
 
-    fn give_back(&mut self, claim: &Claim) {
-        self.parts.slots.release(claim.message.endpoint, 1);
-        self.unsettled.push(Ended::given_back(claim, self.parts.store.now()));
+    /// Back to the store, without counting an attempt.
+    fn release(&mut self, claim: &Claim) {
+        self.parts.capacity.release(claim.message.endpoint, 1);
+        self.unsettled.push(EndedClaim::released(claim, self.parts.store.now()));
     }
 
     fn start(&mut self, claim: Claim) {
         let id = claim.message.endpoint;
         let (now, capture) = (self.parts.store.now(), self.capture());
-        // A claim made under a lease that was lost since is not ours any more.
+        if claim.message.expires_at.is_some_and(|at| at <= now) {
+            self.parts.capacity.release(id, 1);
+            return self.unsettled.push(EndedClaim::expired(&claim, self.endpoints.get(id), now));
+        }
+        // A claim made under a lease that this node has lost may belong to another node.
         let is_ours = self.parts.lease.is_valid() && self.parts.lease.node() == claim.fence.node;
-        let lane = self.lanes.get_mut(id).filter(|_| !self.stopping && is_ours);
-        let expired = claim.message.expires_at.is_some_and(|at| at <= now);
-        let Some(lane) = lane.filter(|_| !expired) else {
-            self.parts.slots.release(id, 1);
-            let ended = if expired {
-                Ended::expired(&claim, self.lanes.get(id), now)
-            } else {
-                Ended::given_back(&claim, now)
-            };
-            self.unsettled.push(ended);
-            return;
+        let Some(state) = self.endpoints.get_mut(id).filter(|_| !self.stopping && is_ours) else {
+            return self.release(&claim);
         };
-        lane.running += 1;
-        let endpoint = &lane.endpoint;
+        state.running += 1;
+        let endpoint = &state.endpoint;
         let longest = self.parts.snapshot.settings.stale_recovery_timeout;
-        let mut timeout =
-            endpoint.protocol.attempt_timeout(&endpoint.config, &claim.message.options).min(longest);
-        if lane.circuit.state != CircuitState::Closed {
-            // A probe ends within its lease, whatever its message asks for.
+        let mut timeout = endpoint.attempt_timeout(&claim.message.options).min(longest);
+        if state.circuit.state != CircuitState::Closed {
+            // A probe must end within its lease, whatever timeout its message has.
             timeout = timeout.min(endpoint.timeout());
         }
         let attempt = Attempt {
-            connection: lane.connection.clone(),
+            sink: state.sink.clone(),
             store: self.parts.store.name(),
             capture,
             timeout,
             started_at: now,
             tracer: self.parts.tracer.clone(),
-            epoch: lane.circuit.epoch,
+            epoch: state.circuit.epoch,
             cut_off: self.cut_off.0.clone(),
             claim,
         };
@@ -110,96 +102,69 @@ impl Dispatcher {
         Capture { on_success, on_failure, bytes_max: settings.response_body_max_bytes as usize }
     }
 
-    pub(super) fn attempt_ended(&mut self, ended: Result<Result<Finished, Box<Prevented>>, JoinError>) {
+    pub(super) fn attempt_ended(
+        &mut self,
+        ended: Result<Result<FinishedAttempt, Box<PreventedAttempt>>, JoinError>,
+    ) {
         match ended.expect("an attempt catches the panics of its sink and is never aborted here") {
             Ok(finished) => self.attempt_finished(finished),
             Err(prevented) => self.attempt_prevented(*prevented),
         }
     }
 
-    /// It does not count, and neither the receiver nor its circuit hears of it.
-    fn attempt_prevented(&mut self, Prevented { claim, shortage, epoch }: Prevented) {
+    /// Counts neither as an attempt nor for the circuit.
+    fn attempt_prevented(&mut self, PreventedAttempt { claim, shortage, epoch }: PreventedAttempt) {
         let id = claim.message.endpoint;
-        self.give_back(&claim);
-        let (now, accepts) = (self.parts.store.now(), self.accepts());
-        let Some(lane) = self.lanes.get_mut(id) else { return };
-        lane.running -= 1;
-        lane.supply.ran_out(now);
-        lane.publish_room(accepts);
-        self.shortages.note(&shortage, &lane.endpoint.name, &self.parts.tally, &self.parts.environment.kept);
-        let settings = &self.parts.snapshot.settings;
-        let next = lane.failures.observe(
-            lane.circuit,
-            epoch,
-            Sign::Neutral,
-            now,
-            settings.circuit_breaker_threshold,
-            settings.circuit_breaker_cooldown,
-        );
-        if let Some(to) = next {
-            self.move_circuit(id, to);
-        }
-        self.give_back_stock(id);
-        self.gather(None);
+        self.release(&claim);
+        let (now, accepts) = (self.parts.store.now(), self.accepts_direct());
+        let Some(state) = self.endpoints.get_mut(id) else { return };
+        state.running -= 1;
+        state.shortage.began(now);
+        state.update_direct_limit(accepts);
+        let (counters, kept) = (&self.parts.counters, &self.parts.environment.kept);
+        self.shortages.note(&shortage, &state.endpoint.name, counters, kept);
+        self.observe_health(id, epoch, Sign::Neutral);
+        self.release_prefetched(id);
+        self.unsettled.hurry();
     }
 
-    fn attempt_finished(&mut self, finished: Finished) {
+    fn attempt_finished(&mut self, finished: FinishedAttempt) {
         let id = finished.claim.message.endpoint;
-        self.parts.slots.release(id, 1);
-        let (now, accepts) = (self.parts.store.now(), self.accepts());
-        let anybody_listens = self.parts.events.anybody_listens();
-        let Some(lane) = self.lanes.get_mut(id) else {
-            self.unsettled.push(Ended::attempted_in_vain(finished, now, anybody_listens));
-            return;
+        self.parts.capacity.release(id, 1);
+        let (now, accepts) = (self.parts.store.now(), self.accepts_direct());
+        let has_listeners = self.parts.events.has_listeners();
+        let Some(state) = self.endpoints.get_mut(id) else {
+            return self.unsettled.push(EndedClaim::attempted_for_dropped(finished, now, has_listeners));
         };
-        lane.running -= 1;
-        let age = now.duration_since(finished.claim.message.created_at);
-        let age = Duration::try_from(age).unwrap_or_default();
-        lane.tally.attempted(&finished.outcome, now, finished.duration, age);
-        lane.stock.observe(finished.load, finished.duration);
-        lane.slot.observe(finished.duration);
-        lane.concurrency.observe(finished.load, finished.started_at, now);
-        let was_short = lane.supply.sufficed(finished.started_at);
-        lane.publish_room(accepts);
-        let settings = &self.parts.snapshot.settings;
-        let next = lane.failures.observe(
-            lane.circuit,
-            finished.epoch,
-            finished.sign,
-            now,
-            settings.circuit_breaker_threshold,
-            settings.circuit_breaker_cooldown,
-        );
+        state.running -= 1;
+        state.counters.attempted(&finished.outcome, now, finished.duration, finished.claim.message.age(now));
+        state.prefetch.observe(finished.load, finished.duration);
+        state.capacity.observe(finished.duration);
+        state.concurrency.observe(finished.load, finished.started_at, now);
+        let was_short = state.shortage.ended(finished.started_at);
+        state.update_direct_limit(accepts);
         let is_keyed = finished.claim.message.ordering_key.is_some();
-        let ended = Ended::attempted(finished, lane, settings, now, anybody_listens);
+        let (epoch, sign) = (finished.epoch, finished.sign);
+        let ended = EndedClaim::attempted(finished, state, &self.parts.snapshot.settings, now, has_listeners);
         let held_until = ended.settlement.hold_endpoint_until;
-        lane.held_until = lane.held_until.max(held_until);
+        state.held_until = state.held_until.max(held_until);
         self.unsettled.push(ended);
         if is_keyed || was_short {
-            // Its successor may be claimed together with settling it; what waited for a shortage to end may, too.
+            // The successor of the key is claimed together with this settle; messages that waited for the end of a
+            // shortage may be due.
             self.wake(id);
         }
-        self.lanes.has_room_again(id);
-        if let Some(to) = next {
-            if to.state == (CircuitState::HalfOpen { probe: None }) {
-                // The probe told nothing: another message may.
-                self.wake(id);
-            }
-            self.move_circuit(id, to);
-        }
+        self.endpoints.reconsider(id);
+        self.observe_health(id, epoch, sign);
         if held_until.is_some() {
-            self.give_back_stock(id);
+            self.release_prefetched(id);
         }
-        self.start_from_stock(id);
-        let may_wait = self.lanes.get(id).is_some_and(|lane| !lane.stock.is_empty());
-        let most = if is_keyed { KEYED_GATHERING_MAX } else { GATHERING_MAX };
-        self.gather(may_wait.then_some(most));
-    }
-
-    /// What was just unsettled may wait for company for at most so long, or not at all.
-    fn gather(&mut self, most: Option<Duration>) {
-        let until = most.map(|most| Instant::now() + most);
-        // Others may wait less.
-        self.gather_until = if self.unsettled.len() == 1 { until } else { until.min(self.gather_until) };
+        self.start_prefetched(id);
+        // While prefetched claims keep the slots busy, settling may wait for more.
+        if self.endpoints.get(id).is_some_and(|state| !state.prefetch.is_empty()) {
+            self.unsettled.gather(is_keyed, Instant::now());
+        } else {
+            self.unsettled.hurry();
+        }
     }
 }

@@ -1,19 +1,19 @@
-//! A stream that is read beside its use: files are read by a thread, databases written by tasks.
+//! A stream that one thread reads while a task writes it into the database.
 
 use std::io::Read;
 
 use tokio::sync::mpsc;
 
 use super::stream::Batch;
-use super::{Header, Incoming, MoveError, Moved};
+use super::{Incoming, MoveError, Moved, StreamHeader};
 
-/// Batches that are read and not yet used.
+/// Batches read ahead.
 const AHEAD_MAX: usize = 4;
 
 pub(crate) struct Feed(mpsc::Receiver<Result<Piece, MoveError>>);
 
 enum Piece {
-    Header(Box<Header>),
+    StreamHeader(Box<StreamHeader>),
     Rows(Batch),
     End(Moved),
 }
@@ -26,7 +26,7 @@ pub(crate) enum Next {
 }
 
 impl Feed {
-    pub(crate) async fn begin(from: impl Read + Send + 'static) -> Result<(Self, Header), MoveError> {
+    pub(crate) async fn begin(from: impl Read + Send + 'static) -> Result<(Self, StreamHeader), MoveError> {
         let (to, pieces) = mpsc::channel(AHEAD_MAX);
         tokio::task::spawn_blocking(move || {
             if let Err(error) = read(from, &to) {
@@ -35,7 +35,7 @@ impl Feed {
         });
         let mut feed = Self(pieces);
         match feed.piece().await? {
-            Piece::Header(header) => Ok((feed, *header)),
+            Piece::StreamHeader(header) => Ok((feed, *header)),
             Piece::Rows(_) | Piece::End(_) => unreachable!("a stream begins with its header"),
         }
     }
@@ -44,11 +44,11 @@ impl Feed {
         match self.piece().await? {
             Piece::Rows(batch) => Ok(Next::Rows(batch)),
             Piece::End(moved) => Ok(Next::End(moved)),
-            Piece::Header(_) => unreachable!("a stream begins once"),
+            Piece::StreamHeader(_) => unreachable!("a stream begins once"),
         }
     }
 
-    /// Reads the rest: what is wrong with it, if anything is.
+    /// Reads the rest and returns its error, if any.
     pub(crate) async fn damage(mut self) -> Option<MoveError> {
         loop {
             match self.0.recv().await {
@@ -67,11 +67,11 @@ impl Feed {
     }
 }
 
-/// Ends early when nobody listens any more.
+/// Ends early when the receiver was dropped.
 fn read(from: impl Read, to: &mpsc::Sender<Result<Piece, MoveError>>) -> Result<(), MoveError> {
     let send = |piece| to.blocking_send(Ok(piece)).is_ok();
     let (mut incoming, header) = Incoming::begin(from)?;
-    let mut listening = send(Piece::Header(Box::new(header)));
+    let mut listening = send(Piece::StreamHeader(Box::new(header)));
     while listening {
         match incoming.next()? {
             Some(batch) => listening = send(Piece::Rows(batch)),

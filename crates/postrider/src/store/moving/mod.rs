@@ -1,8 +1,8 @@
 //! A whole store as one stream: what `export` writes and `import` reads.
 //!
 //! JSON Lines: a header, the rows of each section in turn, and a last line with their number and a checksum, so
-//! that a stream which was cut or changed is noticed. What is in it is said once, in [`sections`]; a store that
-//! exports reads these columns, one that imports writes them.
+//! that a truncated or changed stream is noticed. [`sections`] lists what is in it; an export reads these columns, an
+//! import writes them.
 
 use std::io;
 
@@ -11,9 +11,9 @@ use serde::Serialize;
 use crate::error::StoreError;
 
 pub(crate) use feed::{Feed, Next};
-pub(crate) use sections::{Kind, SECTIONS, Section};
-pub(crate) use stream::{Header, LastIds, Outgoing};
-pub(crate) use value::Value;
+pub(crate) use sections::{ColumnKind, SECTIONS, Section};
+pub(crate) use stream::{LastIds, StreamHeader, StreamWriter};
+pub(crate) use value::MovedValue;
 
 use stream::Incoming;
 
@@ -52,15 +52,15 @@ pub struct Rows {
     pub tokens: u64,
 }
 
-/// Why a store was not moved. Whatever the reason, no half of it is anywhere.
+/// Why a store was not moved. No part of it was imported.
 #[derive(Debug, thiserror::Error)]
 pub enum MoveError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Cut, or changed on its way.
+    /// Truncated or changed.
     #[error("the export is damaged: {0}")]
     Damaged(String),
-    /// Not ours, or of another version.
+    /// Another kind of file, or another version.
     #[error("{0}")]
     Foreign(String),
     #[error(transparent)]

@@ -3,15 +3,15 @@
 use super::Rows;
 
 pub(crate) struct Section {
-    /// What its lines are called.
+    /// The name of its lines.
     pub(crate) name: &'static str,
-    pub(crate) columns: &'static [(&'static str, Kind)],
+    pub(crate) columns: &'static [(&'static str, ColumnKind)],
     /// Where its rows are counted.
     pub(super) count: fn(&mut Rows) -> &mut u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ColumnKind {
     Whole,
     Flag,
     Text,
@@ -27,7 +27,7 @@ pub(crate) enum Kind {
     Ids,
 }
 
-use Kind::{Bytes, Flag, Ids, Json, Note, Notes, Text, Time, Uuid, Whole};
+use ColumnKind::{Bytes, Flag, Ids, Json, Note, Notes, Text, Time, Uuid, Whole};
 
 pub(crate) const SECTIONS: &[Section] = &[
     Section {
@@ -58,8 +58,8 @@ pub(crate) const SECTIONS: &[Section] = &[
         ],
         count: |rows| &mut rows.endpoints,
     },
-    // JSON of rules stands here as text, so that no digit of a number is lost. Events that are stored and not yet fanned out
-    // are not moved: the store is closed when they have become messages. Nor are totals: they begin anew.
+    // JSON of rules is text here, so that no digit of a number is lost. Stored events are not moved: closing the store fans
+    // them out. Totals are not moved: they restart at 0.
     Section {
         name: "event_type",
         columns: &[("name", Text), ("description", Text), ("schema", Text), ("created_at", Time)],
@@ -121,7 +121,7 @@ pub(crate) const SECTIONS: &[Section] = &[
         ],
         count: |rows| &mut rows.messages,
     },
-    // All of nodes that are gone, so each is a lost one where it arrives.
+    // Their nodes are gone, so the importing store treats each as a lost claim.
     Section {
         name: "claim",
         columns: &[("node_id", Whole), ("batch", Whole), ("started_at", Time), ("alone", Flag), ("ids", Ids)],
@@ -205,8 +205,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             ("outcome", Text),
             ("class", Text),
             ("error", Note),
-            ("status", Whole),
-            ("body", Bytes),
+            ("response_status", Whole),
+            ("response_body", Bytes),
         ],
         count: |rows| &mut rows.attempts,
     },

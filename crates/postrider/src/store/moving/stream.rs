@@ -1,4 +1,4 @@
-//! The stream itself: its lines, and what guards them.
+//! The lines of the stream, and its checksum.
 
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 
@@ -8,21 +8,21 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 use sha2::{Digest, Sha256};
 
-use super::{MoveError, Moved, Rows, Section, Value};
+use super::{MoveError, Moved, MovedValue, Rows, Section};
 
 /// What this build writes and reads.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const BUFFER_BYTES: usize = 256 * 1024;
-/// The largest payload there can be, as base64 or with every character escaped, and room for the rest.
+/// Room for the largest payload, as base64 or with every character escaped, and for the other columns.
 const LINE_BYTES_MAX: u64 = 512 * 1024 * 1024;
-/// Rows are handed over so many at a time, or fewer when they are large.
+/// Rows in one batch; fewer when they are large.
 const BATCH_ROWS: usize = 500;
 const BATCH_BYTES: usize = 1024 * 1024;
 
-/// The first line: what is one of a kind in a store.
+/// The first line: what a store has once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Header {
+pub(crate) struct StreamHeader {
     postrider_export: u64,
     /// The store's name.
     pub(crate) store: String,
@@ -36,7 +36,7 @@ pub(crate) struct Header {
     pub(crate) attempt_months: Vec<String>,
 }
 
-/// The highest ids ever given, gone ones too: none is given again.
+/// The highest ids ever given: none is given again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LastIds {
@@ -52,13 +52,13 @@ pub(crate) struct LastIds {
 /// The last line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct End {
+struct StreamEnd {
     rows: Rows,
     /// Of every byte before this line.
     sha256: String,
 }
 
-impl Header {
+impl StreamHeader {
     pub(crate) fn new(
         store: String,
         exported_at: Timestamp,
@@ -92,15 +92,15 @@ impl Header {
 }
 
 /// Writes a stream.
-pub(crate) struct Outgoing<W: Write> {
+pub(crate) struct StreamWriter<W: Write> {
     to: BufWriter<W>,
     hash: Sha256,
     line: Vec<u8>,
     moved: Moved,
 }
 
-impl<W: Write> Outgoing<W> {
-    pub(crate) fn begin(to: W, header: &Header) -> Result<Self, MoveError> {
+impl<W: Write> StreamWriter<W> {
+    pub(crate) fn begin(to: W, header: &StreamHeader) -> Result<Self, MoveError> {
         let moved = Moved { store: header.store.clone(), rows: Rows::default() };
         let to = BufWriter::with_capacity(BUFFER_BYTES, to);
         let mut outgoing = Self { to, hash: Sha256::new(), line: Vec::new(), moved };
@@ -108,14 +108,14 @@ impl<W: Write> Outgoing<W> {
         Ok(outgoing)
     }
 
-    pub(crate) fn row(&mut self, section: &Section, row: &[Value]) -> Result<(), MoveError> {
+    pub(crate) fn row(&mut self, section: &Section, row: &[MovedValue]) -> Result<(), MoveError> {
         *(section.count)(&mut self.moved.rows) += 1;
-        self.write_line(&Line { section, row })
+        self.write_line(&StreamLine { section, row })
     }
 
     pub(crate) fn end(mut self) -> Result<Moved, MoveError> {
         let sha256 = hex(&self.hash.clone().finalize());
-        let end = End { rows: self.moved.rows, sha256 };
+        let end = StreamEnd { rows: self.moved.rows, sha256 };
         self.write_line(&Map::from_iter([(
             "end".to_owned(),
             serde_json::to_value(end).expect("numbers become JSON"),
@@ -134,64 +134,64 @@ impl<W: Write> Outgoing<W> {
 }
 
 /// `{"message":{"id":1,…}}`, without what is null.
-struct Line<'a> {
+struct StreamLine<'a> {
     section: &'a Section,
-    row: &'a [Value],
+    row: &'a [MovedValue],
 }
 
-impl Serialize for Line<'_> {
+impl Serialize for StreamLine<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut line = to.serialize_map(Some(1))?;
-        line.serialize_entry(self.section.name, &Fields(self))?;
+        line.serialize_entry(self.section.name, &RowFields(self))?;
         line.end()
     }
 }
 
-struct Fields<'a>(&'a Line<'a>);
+struct RowFields<'a>(&'a StreamLine<'a>);
 
-impl Serialize for Fields<'_> {
+impl Serialize for RowFields<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let columns = self.0.section.columns.iter().map(|(name, _)| name);
-        to.collect_map(columns.zip(self.0.row).filter(|(_, value)| **value != Value::Null))
+        to.collect_map(columns.zip(self.0.row).filter(|(_, value)| **value != MovedValue::Null))
     }
 }
 
 /// Rows of one section.
 pub(crate) struct Batch {
     pub(crate) section: &'static Section,
-    pub(crate) rows: Vec<Vec<Value>>,
+    pub(crate) rows: Vec<Vec<MovedValue>>,
 }
 
-/// Reads a stream. What it hands over is well formed; whether it is whole is known at its end.
+/// Reads a stream. Each batch is well formed; only the end shows that the stream is complete.
 pub(crate) struct Incoming<R: Read> {
     from: BufReader<R>,
     hash: Sha256,
     line: Vec<u8>,
     number: u64,
     moved: Moved,
-    /// Its last line was read, and is right.
+    /// The last line was read and matches.
     is_whole: bool,
-    /// Read already, and of the next batch's section.
-    ahead: Option<(&'static Section, Vec<Value>)>,
+    /// The first row of the next batch.
+    ahead: Option<(&'static Section, Vec<MovedValue>)>,
 }
 
 impl<R: Read> Incoming<R> {
-    pub(crate) fn begin(from: R) -> Result<(Self, Header), MoveError> {
+    pub(crate) fn begin(from: R) -> Result<(Self, StreamHeader), MoveError> {
         let from = BufReader::with_capacity(BUFFER_BYTES, from);
         let (hash, line, moved) = (Sha256::new(), Vec::new(), Moved::default());
         let mut incoming = Self { from, hash, line, number: 0, moved, is_whole: false, ahead: None };
         let header = match incoming.read_line() {
-            // Anything may stand in a file that is not ours.
+            // A file of another kind may hold anything.
             Err(MoveError::Damaged(_)) => Json::Null,
             line => line?,
         };
-        let header = Header::parse(header)?;
+        let header = StreamHeader::parse(header)?;
         incoming.moved.store = header.store.clone();
         incoming.hash.update(&incoming.line);
         Ok((incoming, header))
     }
 
-    /// None at the end, once the stream has proved to be whole.
+    /// None at the end of a complete stream.
     pub(crate) fn next(&mut self) -> Result<Option<Batch>, MoveError> {
         let first = match self.ahead.take() {
             Some(row) => Some(row),
@@ -219,7 +219,7 @@ impl<R: Read> Incoming<R> {
         self.moved
     }
 
-    fn row(&mut self) -> Result<Option<(&'static Section, Vec<Value>)>, MoveError> {
+    fn row(&mut self) -> Result<Option<(&'static Section, Vec<MovedValue>)>, MoveError> {
         if self.is_whole {
             return Ok(None);
         }
@@ -240,12 +240,12 @@ impl<R: Read> Incoming<R> {
         Ok(Some((section, self.values(section, fields)?)))
     }
 
-    fn values(&self, section: &Section, fields: Json) -> Result<Vec<Value>, MoveError> {
+    fn values(&self, section: &Section, fields: Json) -> Result<Vec<MovedValue>, MoveError> {
         let Json::Object(mut fields) = fields else { return Err(self.damaged("is not a row")) };
         let mut values = Vec::with_capacity(section.columns.len());
         for (name, kind) in section.columns {
             let value = fields.swap_remove(*name).unwrap_or_default();
-            let value = Value::from_json(*kind, value);
+            let value = MovedValue::from_json(*kind, value);
             values.push(value.ok_or_else(|| self.damaged(format!("{name} is not what it should be")))?);
         }
         match fields.keys().next() {
@@ -255,7 +255,7 @@ impl<R: Read> Incoming<R> {
     }
 
     fn check_end(&mut self, fields: Json) -> Result<(), MoveError> {
-        let end: End = serde_json::from_value(fields).map_err(|error| damaged(self.number, error))?;
+        let end: StreamEnd = serde_json::from_value(fields).map_err(|error| damaged(self.number, error))?;
         if end.rows != self.moved.rows || end.sha256 != hex(&self.hash.clone().finalize()) {
             return Err(MoveError::Damaged("its checksum is not that of its lines".to_owned()));
         }
@@ -290,8 +290,8 @@ fn damaged(line: u64, what: impl std::fmt::Display) -> MoveError {
     MoveError::Damaged(format!("line {line} {what}"))
 }
 
-fn row_bytes(row: &[Value]) -> usize {
-    row.iter().map(Value::bytes).sum()
+fn row_bytes(row: &[MovedValue]) -> usize {
+    row.iter().map(MovedValue::bytes).sum()
 }
 
 fn hex(digest: &[u8]) -> String {

@@ -1,4 +1,4 @@
-//! One field of a row, and how it stands in the stream.
+//! One field of a row, and its form in the stream.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -8,10 +8,10 @@ use serde::{Serialize, Serializer};
 use serde_json::Value as Json;
 use uuid::Uuid;
 
-use super::Kind;
+use super::ColumnKind;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Value {
+pub(crate) enum MovedValue {
     Null,
     Whole(i64),
     Flag(bool),
@@ -23,22 +23,22 @@ pub(crate) enum Value {
     Ids(Vec<i64>),
 }
 
-impl Value {
+impl MovedValue {
     /// None when it is not of this kind.
-    pub(super) fn from_json(kind: Kind, value: Json) -> Option<Self> {
+    pub(super) fn from_json(kind: ColumnKind, value: Json) -> Option<Self> {
         match (kind, value) {
             (_, Json::Null) => Some(Self::Null),
-            (Kind::Whole, value) => value.as_i64().map(Self::Whole),
-            (Kind::Flag, value) => value.as_bool().map(Self::Flag),
-            (Kind::Text | Kind::Note, Json::String(text)) => Some(Self::Text(text)),
-            (Kind::Json | Kind::Notes, value) => Some(Self::Json(value)),
-            (Kind::Bytes, value) => bytes_from_json(value).map(Self::Bytes),
-            (Kind::Time, value) => value.as_str()?.parse().ok().map(Self::Time),
-            (Kind::Uuid, value) => value.as_str()?.parse().ok().map(Self::Uuid),
-            (Kind::Ids, value) => {
+            (ColumnKind::Whole, value) => value.as_i64().map(Self::Whole),
+            (ColumnKind::Flag, value) => value.as_bool().map(Self::Flag),
+            (ColumnKind::Text | ColumnKind::Note, Json::String(text)) => Some(Self::Text(text)),
+            (ColumnKind::Json | ColumnKind::Notes, value) => Some(Self::Json(value)),
+            (ColumnKind::Bytes, value) => bytes_from_json(value).map(Self::Bytes),
+            (ColumnKind::Time, value) => value.as_str()?.parse().ok().map(Self::Time),
+            (ColumnKind::Uuid, value) => value.as_str()?.parse().ok().map(Self::Uuid),
+            (ColumnKind::Ids, value) => {
                 value.as_array()?.iter().map(Json::as_i64).collect::<Option<_>>().map(Self::Ids)
             }
-            (Kind::Text | Kind::Note, _) => None,
+            (ColumnKind::Text | ColumnKind::Note, _) => None,
         }
     }
 
@@ -55,7 +55,7 @@ impl Value {
     }
 }
 
-impl Serialize for Value {
+impl Serialize for MovedValue {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Null => to.serialize_unit(),
@@ -71,7 +71,7 @@ impl Serialize for Value {
     }
 }
 
-/// As text where that can be read; escaped control characters could not, and would take six times the room.
+/// As text where people can read it. Control characters would be escaped, which takes six times the space.
 fn serialize_bytes<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
     let readable = |text: &&str| !text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t'));
     let mut map = to.serialize_map(Some(1))?;
@@ -104,32 +104,35 @@ mod tests {
         let others: [&[u8]; 4] = [b"\0", b"a\0b", b"\xff\xfe", b"\x1b[1m"];
         for (form, cases) in [("text", &texts[..]), ("base64", &others[..])] {
             for bytes in cases {
-                let json = to_value(Value::Bytes(bytes.to_vec())).unwrap();
+                let json = to_value(MovedValue::Bytes(bytes.to_vec())).unwrap();
                 assert!(json.get(form).is_some(), "{json}");
-                assert_eq!(Value::from_json(Kind::Bytes, json), Some(Value::Bytes(bytes.to_vec())));
+                assert_eq!(
+                    MovedValue::from_json(ColumnKind::Bytes, json),
+                    Some(MovedValue::Bytes(bytes.to_vec()))
+                );
             }
         }
         let all: Vec<u8> = (0..=255).collect();
-        let json = to_value(Value::Bytes(all.clone())).unwrap();
-        assert_eq!(Value::from_json(Kind::Bytes, json), Some(Value::Bytes(all)));
+        let json = to_value(MovedValue::Bytes(all.clone())).unwrap();
+        assert_eq!(MovedValue::from_json(ColumnKind::Bytes, json), Some(MovedValue::Bytes(all)));
     }
 
     #[test]
     fn a_value_of_another_kind_is_not_taken() {
         for (kind, value) in [
-            (Kind::Whole, json!("1")),
-            (Kind::Whole, json!(1.5)),
-            (Kind::Flag, json!(1)),
-            (Kind::Text, json!(1)),
-            (Kind::Note, json!({})),
-            (Kind::Bytes, json!("plain")),
-            (Kind::Bytes, json!({"base64": "*"})),
-            (Kind::Bytes, json!({"text": "a", "base64": ""})),
-            (Kind::Time, json!("yesterday")),
-            (Kind::Uuid, json!("7")),
-            (Kind::Ids, json!(["1"])),
+            (ColumnKind::Whole, json!("1")),
+            (ColumnKind::Whole, json!(1.5)),
+            (ColumnKind::Flag, json!(1)),
+            (ColumnKind::Text, json!(1)),
+            (ColumnKind::Note, json!({})),
+            (ColumnKind::Bytes, json!("plain")),
+            (ColumnKind::Bytes, json!({"base64": "*"})),
+            (ColumnKind::Bytes, json!({"text": "a", "base64": ""})),
+            (ColumnKind::Time, json!("yesterday")),
+            (ColumnKind::Uuid, json!("7")),
+            (ColumnKind::Ids, json!(["1"])),
         ] {
-            assert_eq!(Value::from_json(kind, value.clone()), None, "{kind:?} {value}");
+            assert_eq!(MovedValue::from_json(kind, value.clone()), None, "{kind:?} {value}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Which messages of this process's own claims are not settled yet. The database keeps one row for each claim
-//! and touches it as seldom as it can: it is told when nothing is left of one, and what is left when most is gone.
+//! Which messages of this process's own claims are not settled yet. The database keeps one row per claim and rewrites it
+//! rarely: a settle deletes the row when the claim is empty, and shortens it when three quarters are settled.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -10,24 +10,24 @@ use crate::message::{Fence, NodeId};
 use crate::store::Settlement;
 
 #[derive(Default)]
-pub(super) struct Batches(Mutex<Held>);
+pub(super) struct Batches(Mutex<OpenBatches>);
 
 #[derive(Default)]
-struct Held {
-    batches: HashMap<Fence, Batch>,
-    /// Nothing is left of these, and the database has not been told.
+struct OpenBatches {
+    batches: HashMap<Fence, OpenBatch>,
+    /// Empty batches whose rows still exist.
     over: HashSet<Fence>,
 }
 
-struct Batch {
+struct OpenBatch {
     open: HashSet<i64>,
-    /// On their way to the database.
+    /// Being settled now.
     settling: HashSet<i64>,
-    /// How many ids its row holds.
+    /// How many ids the row holds.
     written: usize,
 }
 
-/// What the database is told together with settlements, of batches of one node.
+/// What a settle does to the rows of one node's claims.
 #[derive(Debug, Default)]
 pub(super) struct Closing {
     pub(super) finished: Vec<i64>,
@@ -39,15 +39,15 @@ impl Batches {
     pub(super) fn claimed(&self, fence: Fence, ids: impl Iterator<Item = i64>) {
         let open: HashSet<i64> = ids.collect();
         if !open.is_empty() {
-            let batch = Batch { written: open.len(), open, settling: HashSet::new() };
+            let batch = OpenBatch { written: open.len(), open, settling: HashSet::new() };
             self.lock().batches.insert(fence, batch);
         }
     }
 
-    /// What to say of the claims if all of this is settled. What others are just settling may not be.
+    /// What becomes of the rows if all of this is settled. Messages that another task is settling may not be.
     pub(super) fn settling(&self, node: NodeId, settlements: &[&Settlement]) -> Closing {
         let mut held = self.lock();
-        let Held { batches, over } = &mut *held;
+        let OpenBatches { batches, over } = &mut *held;
         let mut touched: HashMap<Fence, usize> = HashMap::new();
         for Settlement { id, fence, .. } in settlements {
             if let Some(batch) = batches.get_mut(fence)
@@ -75,10 +75,10 @@ impl Batches {
         Closing { finished, left: (!left.is_empty()).then_some(Value::Object(left)) }
     }
 
-    /// The database answered, and has heard what was said of the claims.
+    /// The database answered, and has done `told`.
     pub(super) fn settled(&self, node: NodeId, settlements: &[&Settlement], told: &Closing) {
         let mut held = self.lock();
-        let Held { batches, over } = &mut *held;
+        let OpenBatches { batches, over } = &mut *held;
         for Settlement { id, fence, .. } in settlements {
             let Some(batch) = batches.get_mut(fence) else { continue };
             batch.settling.remove(&id.0);
@@ -91,7 +91,7 @@ impl Batches {
         told.finished.iter().for_each(|batch| _ = over.remove(&Fence { node, batch: *batch }));
     }
 
-    /// The settlements did not reach the database, or nobody knows: they will be made again.
+    /// The settlements failed, or their outcome is unknown: they will be made again.
     pub(super) fn reopen(&self, settlements: &[&Settlement]) {
         let mut held = self.lock();
         for Settlement { id, fence, .. } in settlements {
@@ -99,23 +99,23 @@ impl Batches {
                 && batch.settling.remove(&id.0)
             {
                 batch.open.insert(id.0);
-                // What was said of its row may not have been heard.
+                // The row may still have its old length.
                 batch.written = usize::MAX;
             }
         }
     }
 
-    /// Nobody works on these any more, and they were not settled: they go back with their claim, or by themselves before.
+    /// No task works on these, and they were not settled: heartbeats give them back.
     pub(super) fn give_up(&self, settlements: &[&Settlement]) {
         if let Some(first) = settlements.first() {
             self.settled(first.fence.node, settlements, &Closing::default());
         }
     }
 
-    /// What somebody works on, or is just settling.
+    /// What this process works on, or is settling.
     pub(super) fn held(&self) -> HashSet<(Fence, i64)> {
         let held = self.lock();
-        let ids = |(fence, batch): (&Fence, &Batch)| {
+        let ids = |(fence, batch): (&Fence, &OpenBatch)| {
             let fence = *fence;
             batch.open.iter().chain(&batch.settling).map(move |id| (fence, *id)).collect::<Vec<_>>()
         };
@@ -128,8 +128,8 @@ impl Batches {
         held.over.retain(|fence| fence.node != node);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Held> {
-        self.0.lock().expect("nobody panics while holding the batches")
+    fn lock(&self) -> std::sync::MutexGuard<'_, OpenBatches> {
+        self.0.lock().expect("no panic while holding the batches")
     }
 }
 

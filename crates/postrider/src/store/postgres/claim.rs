@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use jiff::Timestamp;
 use postgres_types::Json;
+use serde::Deserialize;
 use tokio_postgres::Row;
 
 use super::cursors::{Position, Start};
 use super::errors::store_error;
-use super::row::{Reading, count, object, optional_time, time};
-use super::{Shared, settle};
+use super::row::{LenientRow, count, object, optional_named, optional_time, time};
+use super::{SharedState, settle};
 use crate::endpoint::EndpointId;
 use crate::message::{Claim, Fence, Message, MessageId, NodeId, State};
 use crate::store::{
@@ -20,13 +21,13 @@ use crate::store::{
     Unreadable, Waiting, Want,
 };
 
-pub(super) async fn claim(shared: &Shared, request: ClaimRequest) -> Result<Claimed> {
+pub(super) async fn claim(shared: &SharedState, request: ClaimRequest) -> Result<Claimed> {
     let fence = Fence { node: request.node, batch: request.batch };
-    let asked = Asked::new(shared, request);
-    // Until it is known what was claimed, nobody takes its messages for forgotten.
+    let asked = SortedWants::new(shared, request);
+    // Until the answer is here, `give_back_forgotten` must not take these messages for forgotten.
     let _under_way = shared.under_way.begin(fence);
     let answered = asked.send(shared, fence).await?;
-    let mut claimed = asked.understand(shared, fence, &answered);
+    let mut claimed = asked.understand(shared, fence, &answered)?;
     shared.claimed_lately.fetch_add(claimed.claims.len(), Relaxed);
     let unreadable = claimed.unreadable.iter().map(|unreadable| unreadable.id.0);
     shared.batches.claimed(fence, claimed.claims.iter().map(|claim| claim.message.id.0).chain(unreadable));
@@ -36,9 +37,9 @@ pub(super) async fn claim(shared: &Shared, request: ClaimRequest) -> Result<Clai
     Ok(claimed)
 }
 
-/// What the database handed out and no node can read becomes dead letters; which did. The others were claimed in vain:
-/// nobody works on them, so they go back, and the next claim meets them again.
-async fn set_aside(shared: &Shared, fence: Fence, unreadable: Vec<Unreadable>) -> Vec<Unreadable> {
+/// Moves claimed messages that no node can read to the DLQ, and returns those that were moved. The rest goes back to the queue, and
+/// the next claim meets them again.
+async fn set_aside(shared: &SharedState, fence: Fence, unreadable: Vec<Unreadable>) -> Vec<Unreadable> {
     let settlement = |unreadable: &Unreadable| Settlement {
         id: unreadable.id,
         endpoint: unreadable.endpoint,
@@ -66,7 +67,7 @@ async fn set_aside(shared: &Shared, fence: Fence, unreadable: Vec<Unreadable>) -
     aside
 }
 
-/// Claims that are being asked for.
+/// Claims whose answer is not here yet.
 #[derive(Default)]
 pub(super) struct UnderWay(Mutex<HashSet<Fence>>);
 
@@ -82,7 +83,7 @@ impl UnderWay {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<Fence>> {
-        self.0.lock().expect("nobody panics while holding the list")
+        self.0.lock().expect("no panic while holding the list")
     }
 }
 
@@ -92,16 +93,16 @@ impl Drop for Asking<'_> {
     }
 }
 
-/// Claims of this node that nobody works on: their answer was lost with its connection, or they were settled and
-/// a crash of the database forgot that, because settling commits asynchronously.
-pub(super) async fn give_back_forgotten(shared: &Shared, node: NodeId) -> Result<()> {
+/// Releases claims of this node that no task works on: the answer was lost with its connection, or a crash of the database lost
+/// the settlement, which commits asynchronously.
+pub(super) async fn give_back_forgotten(shared: &SharedState, node: NodeId) -> Result<()> {
     let held = "SELECT c.batch, q.id, q.endpoint_id
                 FROM postrider._current_claims() c JOIN postrider.queue q ON q.id = ANY (c.ids) WHERE c.node_id = $1";
-    // What is settled while the database is being asked is still among its answers.
-    let before = Known::of(shared);
+    // The answer may still have what is settled while the query runs, so what was held before it counts too.
+    let before = LocalClaims::of(shared);
     let rows = shared.own.query(held, &[&node.0]).await?;
     let forgotten: Vec<Settlement> = {
-        let now = Known::of(shared);
+        let now = LocalClaims::of(shared);
         let released = |row: &Row| Settlement {
             id: MessageId(row.get(1)),
             endpoint: EndpointId(row.get(2)),
@@ -117,7 +118,7 @@ pub(super) async fn give_back_forgotten(shared: &Shared, node: NodeId) -> Result
     }
     tracing::warn!(
         messages = forgotten.len(),
-        "Claims that nobody works on go back; the database lost track of them"
+        "releasing claims that no task of this node works on; the database lost the answer or the settlement"
     );
     let endpoints: HashSet<EndpointId> = forgotten.iter().map(|settlement| settlement.endpoint).collect();
     settle::settle(shared, forgotten).await?;
@@ -125,15 +126,15 @@ pub(super) async fn give_back_forgotten(shared: &Shared, node: NodeId) -> Result
     Ok(())
 }
 
-/// What this process is about to claim, works on or settles at some moment.
-struct Known {
+/// What this process is claiming, works on or is settling at some moment.
+struct LocalClaims {
     asked: HashSet<Fence>,
     held: HashSet<(Fence, i64)>,
 }
 
-impl Known {
-    fn of(shared: &Shared) -> Self {
-        // In this order: what was asked for is held when it is not asked for any more.
+impl LocalClaims {
+    fn of(shared: &SharedState) -> Self {
+        // In this order: a claim is held before it stops being asked for.
         let asked = shared.under_way.lock().clone();
         Self { asked, held: shared.batches.held() }
     }
@@ -143,15 +144,15 @@ impl Known {
     }
 }
 
-/// The wants of a request by endpoint: two nodes that want the same wait for each other, never in a circle.
-struct Asked {
+/// The wants of a request, sorted by endpoint: two nodes that lock the same endpoints cannot deadlock.
+struct SortedWants {
     alone: bool,
-    /// With its place in the request.
+    /// Each with its index in the request.
     wants: Vec<(usize, Want, Start)>,
 }
 
-impl Asked {
-    fn new(shared: &Shared, request: ClaimRequest) -> Self {
+impl SortedWants {
+    fn new(shared: &SharedState, request: ClaimRequest) -> Self {
         let mut wants: Vec<_> = request
             .wants
             .into_iter()
@@ -168,7 +169,7 @@ impl Asked {
         Self { alone: request.alone, wants }
     }
 
-    async fn send(&self, shared: &Shared, fence: Fence) -> Result<Vec<Row>> {
+    async fn send(&self, shared: &SharedState, fence: Fence) -> Result<Vec<Row>> {
         let endpoints: Vec<i64> = self.wants.iter().map(|(_, want, _)| want.endpoint.0).collect();
         let rooms: Vec<i32> = self.wants.iter().map(|(_, want, _)| want.room as i32).collect();
         let picks: Vec<&str> = self.wants.iter().map(|(_, want, _)| pick_name(&want.pick)).collect();
@@ -178,14 +179,15 @@ impl Asked {
         let priorities: Vec<Option<i16>> = after().map(|at| at.map(|at| at.priority)).collect();
         let dues: Vec<Option<Timestamp>> = after().map(|at| at.map(|at| at.due_at)).collect();
         let ids: Vec<Option<i64>> = after().map(|at| at.map(|at| at.id)).collect();
-        // Where more waits than what is being settled could let go, that is not waited for.
+        // With a backlog at every endpoint there is no need to wait for running settlements.
         let is_independent = self.wants.iter().all(|(_, _, start)| start.has_more);
-        let lines = shared.exchange.lines().await?;
-        let line = if is_independent { &lines.aside } else { &lines.in_turn };
+        let connections = shared.exchange.connections().await?;
+        let connection = if is_independent { &connections.aside } else { &connections.in_turn };
         let (node, batch, suspects) = (fence.node.0, fence.batch, Json(suspects));
-        line.client
+        connection
+            .client
             .query(
-                &line.claim,
+                &connection.claim,
                 &[
                     &node,
                     &batch,
@@ -203,7 +205,7 @@ impl Asked {
             .map_err(store_error)
     }
 
-    fn understand(&self, shared: &Shared, fence: Fence, rows: &[Row]) -> Claimed {
+    fn understand(&self, shared: &SharedState, fence: Fence, rows: &[Row]) -> Result<Claimed> {
         let mut claims = Vec::with_capacity(rows.len().saturating_sub(self.wants.len()));
         let (mut expired, mut unreadable) = (Vec::new(), Vec::new());
         let mut next = vec![None; self.wants.len()];
@@ -211,29 +213,33 @@ impl Asked {
         for row in rows {
             let want = row.get::<_, i32>(0) as usize - 1;
             let (place, asked, start) = &self.wants[want];
-            if row.get::<_, Option<&str>>(17) == Some("expired") {
-                let (id, endpoint) = (MessageId(row.get(1)), asked.endpoint);
-                expired.push(Expired { id, endpoint, attempts: count(row, 2) });
-                continue;
-            }
-            if row.get::<_, Option<i64>>(1).is_some() {
-                if let Some(position) = position(row) {
-                    ends.insert(want, position);
+            let when = match optional_named(row, 17)? {
+                None => {
+                    if let Some(position) = position(row) {
+                        ends.insert(want, position);
+                    }
+                    match claimed(row, fence) {
+                        Ok(claim) => claims.push(claim),
+                        Err(broken) => unreadable.push(broken),
+                    }
+                    continue;
                 }
-                match claimed(row, fence) {
-                    Ok(claim) => claims.push(claim),
-                    Err(broken) => unreadable.push(broken),
+                Some(AnswerName::Expired) => {
+                    let (id, endpoint) = (MessageId(row.get(1)), asked.endpoint);
+                    expired.push(Expired { id, endpoint, attempts: count(row, 2) });
+                    continue;
                 }
-                continue;
-            }
-            let when = next_due(row);
+                Some(AnswerName::Now) => NextDue::Now,
+                Some(AnswerName::At) => optional_time(row, 18).map_or(NextDue::Nothing, NextDue::At),
+                Some(AnswerName::Nothing) => NextDue::Nothing,
+            };
             if matches!(asked.pick, Pick::Due) {
                 let end = ends.get(&want).copied().filter(|_| when == NextDue::Now);
                 shared.cursors.ended(asked.endpoint, *start, end);
             }
             next[*place] = Some((asked.endpoint, when));
         }
-        Claimed { claims, expired, unreadable, next: next.into_iter().flatten().collect() }
+        Ok(Claimed { claims, expired, unreadable, next: next.into_iter().flatten().collect() })
     }
 }
 
@@ -252,21 +258,24 @@ fn suspects_of(pick: &Pick) -> &[MessageId] {
     }
 }
 
-fn next_due(row: &Row) -> NextDue {
-    match row.get::<_, &str>(17) {
-        "now" => NextDue::Now,
-        "at" => optional_time(row, 18).map_or(NextDue::Nothing, NextDue::At),
-        _ => NextDue::Nothing,
-    }
+/// `next` of `postrider._claim_answer`; a claimed message has none.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum AnswerName {
+    Now,
+    At,
+    Nothing,
+    /// A message that was past its expiry and is archived now.
+    Expired,
 }
 
-/// None where no claim can begin.
+/// None when its due time cannot be read.
 fn position(row: &Row) -> Option<Position> {
     Some(Position { priority: row.get(6), due_at: row.try_get(7).ok()?, id: row.get(1) })
 }
 
 fn claimed(row: &Row, fence: Fence) -> Result<Claim, Unreadable> {
-    let mut reading = Reading::of(row);
+    let mut reading = LenientRow::of(row);
     let message = message(&mut reading);
     if let Some(what) = reading.unreadable() {
         let attempts = count(row, 2).saturating_sub(1);
@@ -281,7 +290,7 @@ fn claimed(row: &Row, fence: Fence) -> Result<Claim, Unreadable> {
     })
 }
 
-fn message(row: &mut Reading<'_>) -> Message {
+fn message(row: &mut LenientRow<'_>) -> Message {
     Message {
         id: MessageId(row.get(1)),
         endpoint: EndpointId(row.get(5)),
@@ -294,17 +303,17 @@ fn message(row: &mut Reading<'_>) -> Message {
         event_type: row.get(13),
         headers: row.json(14),
         options: row.json(15),
-        // An erased message is delivered empty: its record goes on, its content does not.
+        // An erased message is delivered empty.
         payload: row.get::<Option<&[u8]>>(16).map(Bytes::copy_from_slice).unwrap_or_default(),
     }
 }
 
-pub(super) async fn waiting(shared: &Shared) -> Result<Vec<Waiting>> {
+pub(super) async fn waiting(shared: &SharedState) -> Result<Vec<Waiting>> {
     let rows = shared.own.query("SELECT endpoint_id, due_at FROM postrider._waiting()", &[]).await?;
     Ok(rows.iter().map(|row| Waiting { endpoint: EndpointId(row.get(0)), due_at: time(row, 1) }).collect())
 }
 
-pub(super) async fn suspects(shared: &Shared, limit: usize) -> Result<Vec<Suspect>> {
+pub(super) async fn suspects(shared: &SharedState, limit: usize) -> Result<Vec<Suspect>> {
     let found = "SELECT id, endpoint_id, losses, due_at, budget_used, options FROM postrider._suspects($1)";
     let rows = shared.own.query(found, &[&(limit as i32)]).await?;
     let suspect = |row: &Row| Suspect {
@@ -313,7 +322,7 @@ pub(super) async fn suspects(shared: &Shared, limit: usize) -> Result<Vec<Suspec
         losses: count(row, 2),
         due_at: time(row, 3),
         budget_used: count(row, 4),
-        max_attempts: crate::protocol::max_attempts_option(&object(row, 5)),
+        max_attempts: crate::protocol::MessageOptions::of(&object(row, 5)).max_attempts,
     };
     Ok(rows.iter().map(suspect).collect())
 }

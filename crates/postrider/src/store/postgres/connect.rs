@@ -1,4 +1,4 @@
-//! Connections: where the server is, and how it is spoken to.
+//! Connecting to the server: its address, TLS, and the settings of each session.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -22,31 +22,30 @@ use crate::store::Result;
 
 /// For each host, from the first packet to the server's welcome.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A server that is gone without a word is noticed after about this long; `tcp_user_timeout` says otherwise.
+/// A server that went silent is noticed after about this long, unless `tcp_user_timeout` says otherwise.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// Names are looked up where nobody else can add any: a function in `public` that fits better than the server's own would run
-/// with our rights. The path is that of our functions, so that they keep their plans. A backslash in a string is a backslash.
-/// No statement of ours is worth compiling for, whatever the planner thinks of it. Only newer servers have a limit for whole
-/// transactions.
+/// `search_path`: only schemas that no other role can write to, or a better matching function in `public` would run with our
+/// rights. It is also the path of our functions, so that they keep their plans. Our statements are too short for JIT. Only newer
+/// servers have `transaction_timeout`.
 const SESSION: &str = "SET search_path = postrider, pg_temp; SET standard_conforming_strings = on;
     SET default_transaction_isolation = 'read committed'; SET jit = off;
     SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'";
-/// The patience that the database or the role has with its applications is not for nodes.
+/// Timeouts that the database or the role has set are meant for applications, not for nodes.
 const OWN_PATIENCE: &str = "SET statement_timeout = 0; SET lock_timeout = 0; SET idle_session_timeout = 0";
-/// An application's transaction may stay open for hours, and nobody waits for an answer that long.
+/// An application's transaction may stay open for hours; a caller does not wait that long.
 const IMPATIENT: &str = "SET lock_timeout = '5s'";
 
 pub(super) type ServerConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
-pub(super) type Pool = managed::Pool<Server>;
+pub(super) type ServerPool = managed::Pool<Server>;
 
-/// A server's address, understood: one host, or a primary and its standbys.
+/// A parsed address: one host, or a primary and its standbys.
 #[derive(Clone)]
 pub(super) struct Server {
     hosts: Arc<[Host]>,
     tls: MakeRustlsConnect,
-    /// The host that took the last connection is asked first.
+    /// The host that took the last connection is tried first.
     ask_first: Arc<AtomicUsize>,
-    /// Connections that were made before are to end.
+    /// Connections that were made before this moment are to end.
     silent_since: Arc<watch::Sender<Option<Instant>>>,
     /// See [`Server::session`].
     session: &'static [&'static str],
@@ -72,23 +71,23 @@ impl Server {
         Ok(Self { hosts: hosts?.into(), tls, ask_first, silent_since, session: &[] })
     }
 
-    /// For connections that ask nothing but our own questions. What the database or the role has set for its applications
-    /// is not for these: who claims, cancels or redrives must see what others claimed a moment ago.
+    /// For connections of the program itself. Settings of the database or the role do not apply to them: a claim, a cancel or a
+    /// redrive must see what other nodes claimed a moment ago.
     pub(super) fn for_ourselves(&self) -> Self {
         Self { session: &[SESSION, OWN_PATIENCE], ..self.clone() }
     }
 
-    /// For senders and tools: whoever waits for somebody else's transaction is given up after a while.
+    /// For senders and tools: waiting for another transaction ends after a while.
     pub(super) fn for_others(&self) -> Self {
         Self { session: &[SESSION, IMPATIENT], ..self.clone() }
     }
 
-    /// Whoever asks drives the connection, and tells it [`Server::session`] first.
+    /// The caller drives the connection, and runs [`Server::session`] on it first.
     pub(super) async fn connect(&self) -> Result<(Client, ServerConnection)> {
         let (first, count) = (self.ask_first.load(Relaxed), self.hosts.len());
         let mut failures = Vec::new();
         for place in (first..count).chain(0..first) {
-            // Also of somebody who does not wait for the answer.
+            // Also when the caller drops this future.
             let next_one = scopeguard::guard((), |()| self.ask_another_than(place));
             match self.connect_to(&self.hosts[place].config).await {
                 Ok(connected) => {
@@ -102,7 +101,7 @@ impl Server {
         Err(none_of(failures))
     }
 
-    /// Unless somebody else found one that answers meanwhile.
+    /// Unless another task found a host that answers meanwhile.
     fn ask_another_than(&self, place: usize) {
         let next = (place + 1) % self.hosts.len();
         let _ = self.ask_first.compare_exchange(place, next, Relaxed, Relaxed);
@@ -136,28 +135,27 @@ impl Server {
         Ok((client, driving))
     }
 
-    /// What a connection is to be told first; nothing where it is an application's own.
+    /// What to run first on a connection; empty for an application's own.
     pub(super) fn session(&self) -> String {
         if self.session.is_empty() {
             return String::new();
         }
-        // The server does not wait longer for us than we for it: whoever is frozen while it takes an answer has locks.
+        // The server gives up on a frozen client as soon as we would give up on a silent server: the client may hold locks.
         let silence_max = format!("SET tcp_user_timeout = '{}ms'", self.silence_max().as_millis());
         [&[&*silence_max], self.session].concat().join(";")
     }
 
-    /// How long a question that takes no time may go unanswered.
+    /// How long a quick query may go unanswered.
     pub(super) fn silence_max(&self) -> Duration {
         self.hosts[0].config.get_tcp_user_timeout().copied().unwrap_or(SILENCE_MAX)
     }
 
-    /// Ends every connection that was made before, and with it whatever waits for an answer. Who connects anew at this
-    /// very moment goes on.
+    /// Ends every connection that was made before this moment, and the queries that wait on them. Newer connections stay.
     pub(super) fn hang_up(&self, made_before: Instant) {
         self.silent_since.send_replace(Some(made_before));
     }
 
-    /// For a connection that was made just now: when it is to end.
+    /// Resolves when a connection that was made just now has to end.
     pub(super) fn found_silent(&self) -> impl Future<Output = ()> + use<> {
         let (made_at, mut silent_since) = (Instant::now(), self.silent_since.subscribe());
         async move {
@@ -169,27 +167,30 @@ impl Server {
         }
     }
 
-    /// Ends a connection on which something may be under way, and that with it.
+    /// Cancels what may be running on a connection, then closes it.
     pub(super) fn give_up(&self, client: ClientWrapper) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (cancel, tls) = (client.cancel_token(), self.tls.clone());
         runtime.spawn(async move {
             let cancelled = tokio::time::timeout(CONNECT_TIMEOUT, cancel.cancel_query(tls)).await;
             if !matches!(cancelled, Ok(Ok(()))) {
-                tracing::debug!("could not tell PostgreSQL that nobody waits for an answer any more");
+                tracing::debug!("could not cancel a query whose caller left");
             }
             drop(client);
         });
     }
 
-    pub(super) fn pool(&self, connections_max: usize) -> Pool {
-        // The one that was used last knows the statements.
-        let pool = Pool::builder(self.clone()).max_size(connections_max).queue_mode(QueueMode::Lifo).build();
+    pub(super) fn pool(&self, connections_max: usize) -> ServerPool {
+        // The connection that was used last has the statements prepared.
+        let pool = managed::Pool::builder(self.clone())
+            .max_size(connections_max)
+            .queue_mode(QueueMode::Lifo)
+            .build();
         pool.expect("a pool without timeouts of its own needs no runtime")
     }
 }
 
-/// A pool's connection, and the process of the server behind it.
+/// A pooled connection, and the server process behind it.
 pub(super) struct Pooled {
     pub(super) client: ClientWrapper,
     pub(super) process: i32,
@@ -205,13 +206,13 @@ impl managed::Manager for Server {
         Ok(Pooled { client: ClientWrapper::new(client, driving), process })
     }
 
-    /// Without asking the server: a closed connection is noticed by itself.
+    /// Without a query: the driver knows when a connection was closed.
     async fn recycle(&self, pooled: &mut Pooled, _: &Metrics) -> RecycleResult<StoreError> {
         if pooled.client.is_closed() { Err(RecycleError::message("it was closed")) } else { Ok(()) }
     }
 }
 
-/// Each host by itself, with its name: so one that says nothing costs no more than its own time.
+/// One URL per host, with the host's name, so that a silent host costs no more than its own timeout.
 fn urls_of_hosts(url: &str) -> Vec<(String, String)> {
     let Some((scheme, rest)) = url.split_once("://") else { return vec![(String::new(), url.to_owned())] };
     let (credentials, rest) = rest.split_at(rest.find('@').map_or(0, |at| at + 1));
@@ -239,14 +240,14 @@ fn configure(url: &str, mode: SslMode, several_hosts: bool) -> Result<Config> {
     if config.get_application_name().is_none() {
         config.application_name("postrider");
     }
-    // Of several hosts all but one are standbys, which are of no use here.
+    // Of several hosts all but one are standbys, which take no writes.
     if several_hosts && config.get_target_session_attrs() == TargetSessionAttrs::Any {
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
     }
     Ok(config)
 }
 
-/// A standby that becomes the primary in a moment is worth another try, whatever the other host said.
+/// Unusable only when every host is: a standby may become the primary in a moment.
 fn none_of(mut failures: Vec<(&str, StoreError)>) -> StoreError {
     if failures.len() == 1 {
         return match failures.remove(0) {
@@ -262,7 +263,7 @@ fn none_of(mut failures: Vec<(&str, StoreError)>) -> StoreError {
     if hopeless { StoreError::Unusable(sentence) } else { StoreError::Unavailable(sentence) }
 }
 
-/// The part of a URL that says how much TLS is wanted; the driver knows only half of the words.
+/// The TLS options of a URL; the driver knows only some of them.
 struct TlsAsked {
     url: String,
     mode: SslMode,
@@ -280,7 +281,7 @@ impl TlsAsked {
                 Some(("sslrootcert", value)) => files.root = Some(percent_decoded(value)),
                 Some(("sslcert", value)) => files.certificate = Some(percent_decoded(value)),
                 Some(("sslkey", value)) => files.key = Some(percent_decoded(value)),
-                // The driver's word for it.
+                // The driver calls it read-write.
                 Some(("target_session_attrs", "primary")) => rest.push("target_session_attrs=read-write"),
                 _ => rest.push(pair),
             }
@@ -289,7 +290,7 @@ impl TlsAsked {
             (None | Some("prefer"), _) => (SslMode::Prefer, Trust::Anybody),
             (Some("disable"), _) => (SslMode::Disable, Trust::Anybody),
             (Some("require"), None) => (SslMode::Require, Trust::Anybody),
-            // As libpq does: whoever names a root wants it to be used.
+            // As libpq does: a root that is named is used.
             (Some("require"), Some(_)) | (Some("verify-ca"), _) => (SslMode::Require, Trust::AnyName),
             (Some("verify-full"), _) => (SslMode::Require, Trust::Full),
             (Some(other), _) => {

@@ -1,4 +1,4 @@
-//! Open connections, as many as are needed and not more than allowed.
+//! A pool of connections with a limit.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use scopeguard::ScopeGuard;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_postgres::Row;
 
-use super::connect::{Pool, Server};
+use super::connect::{Server, ServerPool};
 use super::errors::{pool_error, store_error};
 use crate::error::StoreError;
 use crate::store::Result;
 
-/// How long somebody waits while all are lent.
+/// How long a caller waits while all connections are in use.
 const TURN_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Who waits longer than this may not get an answer at all. Shorter than every patience that we have.
+/// A query that takes longer may end with a lock timeout: find out who blocks it. Shorter than every timeout of ours.
 const NAMED_AFTER: Duration = Duration::from_secs(1);
 
 pub(super) struct Connections {
-    pool: Pool,
+    pool: ServerPool,
     server: Server,
-    /// How many of the pool's are lent here at a time.
+    /// How many connections of the pool may be in use here at a time.
     turns: Semaphore,
 }
 
@@ -32,14 +32,14 @@ impl Connections {
         Self { pool: server.pool(count_max), server, turns: Semaphore::new(count_max) }
     }
 
-    /// The same ones, but not all of them at a time: some are always left for the others.
+    /// The same pool, but at most this many at a time: the rest stays free for others.
     pub(super) fn at_most(&self, count_max: usize) -> Self {
         let (pool, server) = (self.pool.clone(), self.server.clone());
         Self { pool, server, turns: Semaphore::new(count_max) }
     }
 
-    /// Lends a connection for a question, or for several in a transaction. Whoever leaves before the answer has come takes
-    /// it along: the next one would wait behind a question that nobody asks any more.
+    /// Lends a connection for one query, or for several in a transaction. When the caller drops this future before the answer, the
+    /// connection is closed: the next borrower would wait behind that query.
     pub(super) async fn with<T>(&self, ask: impl AsyncFnOnce(&mut ClientWrapper) -> Result<T>) -> Result<T> {
         let _turn = self.turn().await?;
         let pooled = self.pool.get().await.map_err(pool_error)?;
@@ -47,7 +47,7 @@ impl Connections {
         let process = pooled.process;
         let answered = self.naming_blockers(process, ask(&mut pooled.client)).await;
         if answered.is_err() {
-            // The server tells of an error before it lets go of what the transaction held.
+            // The server reports an error before it releases the transaction's locks.
             let _ = pooled.client.check_connection().await;
         }
         drop(ScopeGuard::into_inner(pooled));
@@ -72,7 +72,7 @@ impl Connections {
 
     async fn blockers(&self, process: i32) -> Option<String> {
         let ask = async {
-            // Senders come first; and as in `with`, no connection goes back before its answer came.
+            // Only with a free connection: senders come first. As in `with`, none goes back before its answer.
             let _turn = self.turns.try_acquire().ok()?;
             let pooled = self.pool.get().await.ok()?;
             let pooled = scopeguard::guard(pooled, |pooled| self.server.give_up(Object::take(pooled).client));

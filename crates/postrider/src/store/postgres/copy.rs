@@ -9,10 +9,10 @@ use tokio_postgres::Transaction;
 use tokio_postgres::binary_copy::BinaryCopyInWriter;
 
 use super::errors::store_error;
-use super::row::{Anything, Span};
+use super::row::{BoxError, Span};
 use crate::error::{Invalid, StoreError};
 use crate::store::Result;
-use crate::store::moving::{Kind, Section, Value};
+use crate::store::moving::{ColumnKind, MovedValue, Section};
 
 pub(super) struct Copy {
     section: &'static Section,
@@ -22,7 +22,7 @@ pub(super) struct Copy {
 impl Copy {
     pub(super) async fn begin(transaction: &Transaction<'_>, section: &'static Section) -> Result<Self> {
         let (table, columns) = (table(section), section.column_list());
-        // The server knows best how wide its numbers are.
+        // The server tells the widths of its numbers.
         let select = format!("SELECT {columns} FROM postrider.{table}");
         let statement = transaction.prepare(&select).await.map_err(store_error)?;
         let types: Vec<Type> = statement.columns().iter().map(|column| column.type_().clone()).collect();
@@ -35,12 +35,12 @@ impl Copy {
         std::ptr::eq(self.section, section)
     }
 
-    pub(super) async fn write(&mut self, rows: Vec<Vec<Value>>) -> Result<()> {
+    pub(super) async fn write(&mut self, rows: Vec<Vec<MovedValue>>) -> Result<()> {
         for mut row in rows {
             make_keepable(self.section, &mut row)?;
             let written = self.writer.as_mut().write_raw(row).await;
             if let Err(error) = written {
-                // Why the server hung up is what it says at the end.
+                // The reason comes with the end of the COPY.
                 let said = self.writer.as_mut().finish().await.err();
                 return Err(refused(self.section, said.unwrap_or(error)));
             }
@@ -53,7 +53,7 @@ impl Copy {
     }
 }
 
-/// A value that SQLite keeps and PostgreSQL does not: trying again would not help.
+/// SQLite stores values that PostgreSQL refuses; a retry would not help.
 fn refused(section: &Section, error: tokio_postgres::Error) -> StoreError {
     match error.as_db_error() {
         Some(said) if matches!(&said.code().code()[..2], "22" | "23") => StoreError::Conflict(format!(
@@ -87,15 +87,15 @@ fn table(section: &Section) -> &'static str {
     }
 }
 
-/// PostgreSQL has no text with U+0000 in it. What was sent is never changed, what is told to people may be.
-fn make_keepable(section: &Section, row: &mut [Value]) -> Result<()> {
+/// PostgreSQL has no text with U+0000 in it. What was sent is never changed; notes for people are.
+fn make_keepable(section: &Section, row: &mut [MovedValue]) -> Result<()> {
     for (at, (column, kind)) in section.columns.iter().enumerate() {
         let changed = match &mut row[at] {
-            Value::Text(text) => replace_zeros(text),
-            Value::Json(json) => replace_zeros_within(json),
+            MovedValue::Text(text) => replace_zeros(text),
+            MovedValue::Json(json) => replace_zeros_within(json),
             _ => false,
         };
-        if changed && !matches!(kind, Kind::Note | Kind::Notes) {
+        if changed && !matches!(kind, ColumnKind::Note | ColumnKind::Notes) {
             let field = format!("{} {}: {column}", section.name, first(row));
             let rule = "must not contain U+0000, which PostgreSQL cannot keep; reopen the old store, cancel or \
                         erase the message, and export again";
@@ -105,16 +105,16 @@ fn make_keepable(section: &Section, row: &mut [Value]) -> Result<()> {
     Ok(())
 }
 
-/// What people call the row by.
-fn first(row: &[Value]) -> String {
+/// The id or name of a row, for an error.
+fn first(row: &[MovedValue]) -> String {
     match row.first() {
-        Some(Value::Whole(id)) => id.to_string(),
-        Some(Value::Text(name)) => name.clone(),
+        Some(MovedValue::Whole(id)) => id.to_string(),
+        Some(MovedValue::Text(name)) => name.clone(),
         _ => String::new(),
     }
 }
 
-/// Text for people, with what cannot be kept replaced.
+/// Text for people, with U+0000 replaced.
 pub(super) fn readable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
@@ -146,8 +146,8 @@ fn replace_zeros_within(json: &mut serde_json::Value) -> bool {
     }
 }
 
-impl ToSql for Value {
-    fn to_sql(&self, kind: &Type, out: &mut BytesMut) -> Result<IsNull, Anything> {
+impl ToSql for MovedValue {
+    fn to_sql(&self, kind: &Type, out: &mut BytesMut) -> Result<IsNull, BoxError> {
         match (self, kind) {
             (Self::Null, _) => Ok(IsNull::Yes),
             (Self::Whole(number), &Type::INT2) => i16::try_from(*number)?.to_sql(kind, out),
@@ -158,7 +158,7 @@ impl ToSql for Value {
             (Self::Whole(number), _) => number.to_sql_checked(kind, out),
             (Self::Flag(flag), _) => flag.to_sql_checked(kind, out),
             (Self::Text(text), &Type::JSONB) => {
-                // How jsonb is sent: the version of its form, then its text.
+                // The wire format of jsonb: a version byte, then the text.
                 out.put_u8(1);
                 out.put_slice(text.as_bytes());
                 Ok(IsNull::No)

@@ -1,6 +1,6 @@
-//! Where the last claim of each endpoint ended. While a backlog lasts the next one starts there, because
-//! everything before it was deleted, and while some old transaction is open anywhere, PostgreSQL cannot
-//! forget what was deleted: every claim would walk over all of it again.
+//! Where the last claim of each endpoint ended. While a backlog lasts, the next claim starts there: everything before it was
+//! deleted, and while any old transaction is open PostgreSQL cannot remove deleted rows, so every claim would walk over them
+//! again.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -11,11 +11,11 @@ use jiff::Timestamp;
 
 use crate::endpoint::EndpointId;
 
-/// Messages can appear before a cursor, when a sender took its time to commit or another node gave one back.
-/// So every so often a claim looks from the beginning.
+/// Messages can appear before a cursor, when a sender commits late or another node gives one back. So after this long a claim
+/// starts from the beginning.
 const FOLLOWED_MAX: Duration = Duration::from_secs(2);
 
-/// Behind this one the next claim starts.
+/// A message in claim order; the next claim starts after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) priority: i16,
@@ -36,14 +36,13 @@ pub(super) struct Cursors(Mutex<HashMap<EndpointId, Cursor>>);
 #[derive(Default)]
 struct Cursor {
     after: Option<Position>,
-    /// When a claim last looked from the beginning.
+    /// When a claim last started from the beginning.
     began: Option<Instant>,
-    /// The first of those that may be claimed since the last claim was asked for, which may not have seen them.
+    /// The first message that became claimable after the last claim was requested, which may not have seen it.
     appeared: Option<Position>,
     /// The last claim used up its room.
     has_more: bool,
-    /// Goes up whenever something may have come back before the cursor: a claim that was under way then does
-    /// not know of it.
+    /// Goes up whenever a message may have come back before the cursor, so that a claim that was running then is not trusted.
     returns: u64,
 }
 
@@ -53,7 +52,7 @@ impl Cursor {
     }
 }
 
-/// What a claim goes by, and what it has to show when it is back.
+/// Where a claim starts; handed back to [`Cursors::ended`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Start {
     pub(super) after: Option<Position>,
@@ -84,8 +83,8 @@ impl Cursors {
         cursor.after = at.filter(passed_none).filter(|_| cursor.returns == start.returns);
     }
 
-    /// The next ones of ordering keys may be claimed; this is the first of them. They stand in their old places, most often
-    /// behind the cursor, sometimes before it.
+    /// Messages that waited behind their ordering keys became claimable; this is the first of them. They are mostly after the
+    /// cursor, sometimes before it.
     pub(super) fn appeared(&self, endpoint: EndpointId, first: Position) {
         let mut cursors = self.lock();
         let cursor = cursors.entry(endpoint).or_default();
@@ -93,7 +92,7 @@ impl Cursors {
         cursor.appeared = Some(cursor.appeared.filter(|earlier| earlier.is_before(&first)).unwrap_or(first));
     }
 
-    /// Something of this endpoint may have come back to its old place.
+    /// A message of this endpoint may have come back before the cursor.
     pub(super) fn returned(&self, endpoint: EndpointId) {
         let mut cursors = self.lock();
         let cursor = cursors.entry(endpoint).or_default();
@@ -101,7 +100,7 @@ impl Cursors {
         cursor.returns += 1;
     }
 
-    /// Of any endpoint.
+    /// The same, for any endpoint.
     pub(super) fn all_returned(&self) {
         for cursor in self.lock().values_mut() {
             cursor.after = None;
@@ -110,7 +109,7 @@ impl Cursors {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<EndpointId, Cursor>> {
-        self.0.lock().expect("nobody panics while holding the cursors")
+        self.0.lock().expect("no panic while holding the cursors")
     }
 }
 
@@ -152,7 +151,7 @@ mod tests {
         assert_eq!(cursors.start(ENDPOINT).after, Some(at(0, 10)));
         cursors.appeared(ENDPOINT, at(0, 9));
         assert_eq!(cursors.start(ENDPOINT).after, None);
-        // A claim that was asked for since then saw it.
+        // A claim that was requested after that saw it.
         follow();
         assert_eq!(cursors.start(ENDPOINT).after, Some(at(0, 10)));
     }

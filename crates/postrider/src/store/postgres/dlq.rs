@@ -8,24 +8,28 @@ use postgres_types::{Json, ToSql};
 use serde_json::{Value, json};
 use tokio_postgres::Row;
 
-use super::Shared;
+use super::SharedState;
 use super::errors::store_error;
-use super::row::{big_count, count, headers, object, optional_text, optional_time, payload, text, time};
+use super::row::{
+    big_count, count, headers, named, object, optional_text, optional_time, payload, text, time,
+};
 use crate::clock::truncated;
 use crate::error::StoreError;
 use crate::message::MessageId;
-use crate::store::{AttemptError, DeadLetter, DlqFilter, DlqStatus, DlqSummary, Redrive, Result};
+use crate::store::{
+    AttemptError, DeadLetter, DlqFilter, DlqStatus, DlqSummary, ListedDeadLetter, Redrive, Result,
+};
 use crate::verdict::Class;
 
 const LIST_DEFAULT: usize = 100;
-/// Letters in one step, unless a single key has more. So few that their keys are locked one by one (`sql/keys.sql`): whole
-/// stripes of them would keep senders of others waiting.
+/// Letters in one step, unless a single key has more. Few enough that keys are locked one by one (`sql/keys.sql`): locking whole
+/// stripes would block senders of other keys.
 pub(super) const STEP_LETTERS: usize = 64;
-/// What can be put back at all; `d` is the letter.
+/// Condition for a letter `d` that can be redriven.
 pub(super) const REDRIVABLE: &str = "d.status = 'failed' AND d.payload IS NOT NULL
   AND EXISTS (SELECT FROM postrider.endpoints e WHERE e.id = d.endpoint_id AND e.dropped_at IS NULL)";
 
-pub(super) async fn list(shared: &Shared, filter: &DlqFilter) -> Result<Vec<DeadLetter>> {
+pub(super) async fn list(shared: &SharedState, filter: &DlqFilter) -> Result<Vec<DeadLetter>> {
     let mut matching = Matching::new(shared, filter).await?;
     let limit = matching.parameter(if filter.limit == 0 { LIST_DEFAULT } else { filter.limit } as i64);
     let list = format!(
@@ -36,17 +40,17 @@ pub(super) async fn list(shared: &Shared, filter: &DlqFilter) -> Result<Vec<Dead
          WHERE {} ORDER BY d.id LIMIT {limit}",
         matching.conditions
     );
-    Ok(shared.prompt.query(&list, &matching.parameters()).await?.iter().map(dead_letter).collect())
+    shared.prompt.query(&list, &matching.parameters()).await?.iter().map(dead_letter).collect()
 }
 
-/// What a filter says of the letter `d`. Only what it names, so that there is an index for it.
+/// A filter as SQL conditions on the letter `d`. Only the fields that are set, so that an index fits.
 pub(super) struct Matching {
     pub(super) conditions: String,
     values: Vec<Box<dyn ToSql + Sync + Send>>,
 }
 
 impl Matching {
-    pub(super) async fn new(shared: &Shared, filter: &DlqFilter) -> Result<Self> {
+    pub(super) async fn new(shared: &SharedState, filter: &DlqFilter) -> Result<Self> {
         let mut matching = Self { conditions: "true".to_owned(), values: Vec::new() };
         if let Some(name) = &filter.endpoint {
             let ids = every_id_of(shared, name).await?;
@@ -75,7 +79,7 @@ impl Matching {
         self.conditions.push_str(&format!(" AND {condition}"));
     }
 
-    /// Its name in the statement.
+    /// Returns the placeholder, `$1`.
     pub(super) fn parameter(&mut self, value: impl ToSql + Sync + Send + 'static) -> String {
         self.values.push(Box::new(value));
         format!("${}", self.values.len())
@@ -86,8 +90,8 @@ impl Matching {
     }
 }
 
-/// Dead letters outlive their endpoint, and another one may have its name.
-async fn every_id_of(shared: &Shared, name: &str) -> Result<Vec<i64>> {
+/// Dead letters outlive their endpoint, and a new endpoint may have the same name.
+async fn every_id_of(shared: &SharedState, name: &str) -> Result<Vec<i64>> {
     let ids = shared.prompt.query("SELECT id FROM postrider.endpoints WHERE name = $1", &[&name]).await?;
     if ids.is_empty() {
         return Err(StoreError::unknown_endpoint(name));
@@ -95,37 +99,35 @@ async fn every_id_of(shared: &Shared, name: &str) -> Result<Vec<i64>> {
     Ok(ids.iter().map(|row| row.get(0)).collect())
 }
 
-fn dead_letter(row: &Row) -> DeadLetter {
-    DeadLetter {
-        id: row.get(0),
-        message: MessageId(row.get(1)),
-        endpoint: row.get(2),
-        status: match row.get(3) {
-            "redriven" => DlqStatus::Redriven,
-            "discarded" => DlqStatus::Discarded,
-            _ => DlqStatus::Failed,
+fn dead_letter(row: &Row) -> Result<DeadLetter> {
+    Ok(DeadLetter {
+        listed: ListedDeadLetter {
+            id: row.get(0),
+            message: MessageId(row.get(1)),
+            endpoint: row.get(2),
+            status: named(row, 3)?,
+            reason: row.get(4),
+            died_at: time(row, 5),
+            attempt_count: count(row, 6),
+            last_error: optional_text(row, 7),
+            content_type: text(row, 10),
+            ordering_key: optional_text(row, 12),
+            event_type: optional_text(row, 13),
+            created_at: time(row, 14),
+            priority: row.get::<_, i16>(15) as u8,
+            idempotency_key: optional_text(row, 17),
+            correlation_id: row.get(18),
+            scheduled_at: optional_time(row, 19),
+            expires_at: optional_time(row, 20),
         },
-        reason: row.get(4),
-        died_at: time(row, 5),
-        attempt_count: count(row, 6),
-        last_error: optional_text(row, 7),
         errors: row.try_get::<_, Json<Vec<AttemptError>>>(8).map(|errors| errors.0).unwrap_or_default(),
         payload: payload(row, 9),
-        content_type: text(row, 10),
         headers: headers(row, 11),
-        ordering_key: optional_text(row, 12),
-        event_type: optional_text(row, 13),
-        created_at: time(row, 14),
-        priority: row.get::<_, i16>(15) as u8,
         options: object(row, 16),
-        idempotency_key: optional_text(row, 17),
-        correlation_id: row.get(18),
-        scheduled_at: optional_time(row, 19),
-        expires_at: optional_time(row, 20),
-    }
+    })
 }
 
-pub(super) async fn summary(shared: &Shared) -> Result<Vec<DlqSummary>> {
+pub(super) async fn summary(shared: &SharedState) -> Result<Vec<DlqSummary>> {
     let summary = "SELECT endpoint, failed, redriven, discarded, oldest_failed, newest_failed, reasons
                    FROM postrider.dlq_summary()";
     let rows = shared.prompt.query(summary, &[]).await?;
@@ -141,36 +143,36 @@ pub(super) async fn summary(shared: &Shared) -> Result<Vec<DlqSummary>> {
     Ok(rows.iter().map(of_endpoint).collect())
 }
 
-/// What a redrive is going to put back, fixed from the beginning; those of one ordering key have one group.
-struct Plan {
+/// The letters of a redrive, fixed at its start: ids, each with the group of its ordering key.
+struct RedriveSelection {
     letters: Vec<(i64, i64)>,
     selection: Value,
     due_at: Timestamp,
 }
 
-/// How far it has come. It is logged once, from the first step on.
+/// How far a redrive has come. Its one log entry is written with the first step and amended.
 #[derive(Default)]
-struct Progress {
+struct RedriveDone {
     looked_at: usize,
     redriven: u64,
     event: Option<i64>,
 }
 
-pub(super) async fn redrive(shared: &Shared, selection: Redrive) -> Result<u64> {
-    let plan = Plan::new(shared, selection).await?;
-    let mut progress = Progress::default();
+pub(super) async fn redrive(shared: &SharedState, selection: Redrive) -> Result<u64> {
+    let plan = RedriveSelection::new(shared, selection).await?;
+    let mut progress = RedriveDone::default();
     while progress.looked_at < plan.letters.len() {
         plan.step(shared, &mut progress).await?;
     }
     Ok(progress.redriven)
 }
 
-impl Plan {
-    async fn new(shared: &Shared, selection: Redrive) -> Result<Self> {
+impl RedriveSelection {
+    async fn new(shared: &SharedState, selection: Redrive) -> Result<Self> {
         let words = json!(selection);
         let filter = match selection {
             Redrive::One(id) => {
-                // It is said why it cannot be put back.
+                // For the error that says why this one cannot be redriven.
                 shared.pool.call("SELECT postrider._check_redrivable($1)", &[&id]).await?;
                 DlqFilter { id: Some(id), ..DlqFilter::default() }
             }
@@ -194,7 +196,7 @@ impl Plan {
         Ok(Self { letters, selection: words, due_at })
     }
 
-    /// Whole keys: one whose letters came back by halves would go on with what was sent later.
+    /// Whole keys: if half of a key's letters were put back, messages that were sent later would overtake the other half.
     fn next_step(&self, looked_at: usize) -> Vec<i64> {
         let left = &self.letters[looked_at..];
         let is_end = |at: &usize| *at >= STEP_LETTERS && left[*at].1 != left[at - 1].1;
@@ -202,7 +204,7 @@ impl Plan {
         left[..end].iter().map(|(id, _)| *id).collect()
     }
 
-    async fn step(&self, shared: &Shared, progress: &mut Progress) -> Result<()> {
+    async fn step(&self, shared: &SharedState, progress: &mut RedriveDone) -> Result<()> {
         let ids = self.next_step(progress.looked_at);
         let redrive_them = async |client: &mut ClientWrapper| {
             let transaction = client.transaction().await.map_err(store_error)?;
@@ -216,7 +218,7 @@ impl Plan {
             let redriven = progress.redriven + u64::from(count(&row, 0));
             let event = self.log(&transaction, progress.event, redriven).await?;
             transaction.commit().await.map_err(store_error)?;
-            *progress = Progress { looked_at: progress.looked_at + ids.len(), redriven, event };
+            *progress = RedriveDone { looked_at: progress.looked_at + ids.len(), redriven, event };
             Ok(())
         };
         shared.pool.with(redrive_them).await

@@ -6,13 +6,13 @@ use postgres_types::Json;
 use serde_json::{Map, Value, json};
 use tokio_postgres::Row;
 
-use super::row::object;
-use super::{Connections, Shared};
-use crate::breaker::{Circuit, CircuitState, Probe};
-use crate::endpoint::{DisabledBy, Endpoint, EndpointChange, EndpointId, EndpointOptions, NewEndpoint};
+use super::row::{named, object, optional_named};
+use super::{Connections, SharedState};
+use crate::breaker::{Circuit, CircuitName, CircuitState, Probe};
+use crate::endpoint::{Endpoint, EndpointChange, EndpointId, EndpointOptions, NewEndpoint};
 use crate::error::{Invalid, StoreError};
 use crate::message::NodeId;
-use crate::protocol::Protocol;
+use crate::protocol::{EndpointConfig, Protocol};
 use crate::retry::RetryOverrides;
 use crate::settings::Settings;
 use crate::store::{Result, Snapshot};
@@ -31,8 +31,8 @@ macro_rules! select {
     };
 }
 
-/// The version first: what changes while the rest is read is read again.
-pub(super) async fn snapshot(shared: &Shared, known: Option<i64>) -> Result<Option<Arc<Snapshot>>> {
+/// Reads the version first: a change during the rest leads to another snapshot.
+pub(super) async fn snapshot(shared: &SharedState, known: Option<i64>) -> Result<Option<Arc<Snapshot>>> {
     let version =
         "SELECT version + (SELECT coalesce(sum(epoch), 0)::bigint FROM postrider._circuits), paused_because
                    FROM postrider._store";
@@ -53,14 +53,14 @@ pub(super) async fn settings(connections: &Connections) -> Result<Settings> {
     let rows = connections.query("SELECT name, value FROM postrider.settings", &[]).await?;
     let mut settings = Settings::default();
     for row in rows {
-        // Of a newer version, when it is not known.
+        // An unknown setting was written by a newer version.
         let _ = settings.apply(row.get(0), row.get(1));
     }
     Ok(settings)
 }
 
 /// All or none.
-pub(super) async fn configure(shared: &Shared, changes: &[(String, String)]) -> Result<()> {
+pub(super) async fn configure(shared: &SharedState, changes: &[(String, String)]) -> Result<()> {
     let mut checked = settings(&shared.prompt).await?;
     for (name, value) in changes {
         checked.apply(name, value)?;
@@ -70,61 +70,61 @@ pub(super) async fn configure(shared: &Shared, changes: &[(String, String)]) -> 
     shared.pool.call("SELECT postrider._configure($1)", &[&Json(changes)]).await
 }
 
-pub(super) async fn by_name(shared: &Shared, name: &str) -> Result<Endpoint> {
+pub(super) async fn by_name(shared: &SharedState, name: &str) -> Result<Endpoint> {
     let rows = shared.prompt.query(select!("AND name = $1"), &[&name]).await?;
     endpoint(rows.first().ok_or_else(|| StoreError::unknown_endpoint(name))?)
 }
 
-pub(super) async fn list(shared: &Shared, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {
+pub(super) async fn list(shared: &SharedState, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {
     let page = select!("AND name COLLATE \"C\" > $1 ORDER BY name COLLATE \"C\" LIMIT $2");
     let rows = shared.prompt.query(page, &[&after.unwrap_or(""), &(limit as i64)]).await?;
     rows.iter().map(endpoint).collect()
 }
 
-/// One that a newer version made is left to nodes that know it.
+/// An endpoint that a newer version made is left to newer nodes.
 fn readable(endpoint: Result<Endpoint>) -> Option<Endpoint> {
-    endpoint.inspect_err(|error| tracing::warn!(%error, "this node leaves an endpoint to newer ones")).ok()
+    endpoint
+        .inspect_err(|error| tracing::warn!(%error, "ignoring an endpoint that this version cannot read"))
+        .ok()
 }
 
 fn endpoint(row: &Row) -> Result<Endpoint> {
     let broken =
         |error: Invalid| StoreError::Unusable(format!("endpoint {}: {error}", row.get::<_, &str>(1)));
     let json = |column: usize| Value::Object(object(row, column));
+    let protocol = Protocol::from_name(row.get(2)).map_err(broken)?;
     Ok(Endpoint {
         id: EndpointId(row.get(0)),
         name: row.get::<_, &str>(1).into(),
-        protocol: Protocol::from_name(row.get(2)).map_err(broken)?,
-        config: object(row, 3),
+        protocol,
+        config: EndpointConfig::new(protocol, object(row, 3)),
         retry: RetryOverrides::check(Some(&json(4))).map_err(broken)?,
         options: EndpointOptions::check(Some(&json(5))).map_err(broken)?,
-        disabled: row.get::<_, Option<&str>>(6).map(|by| match by {
-            "gone" => DisabledBy::Gone,
-            _ => DisabledBy::Operator,
-        }),
+        disabled: optional_named(row, 6)?,
         paused: row.get(7),
-        circuit: circuit(row),
+        circuit: circuit(row)?,
         held_until: row.get(12),
         revision: row.get(13),
         created_at: row.get(14),
     })
 }
 
-fn circuit(row: &Row) -> Circuit {
+fn circuit(row: &Row) -> Result<Circuit> {
     let until = row.get(10);
-    let state = match (row.get(8), until) {
-        ("open", Some(until)) => CircuitState::Open { until },
-        ("half_open", _) => {
+    let state = match (named(row, 8)?, until) {
+        (CircuitName::Open, Some(until)) => CircuitState::Open { until },
+        (CircuitName::HalfOpen, _) => {
             let node: Option<i64> = row.get(11);
             let probe = node.zip(until).map(|(node, lease_until)| Probe { node: NodeId(node), lease_until });
             CircuitState::HalfOpen { probe }
         }
-        _ => CircuitState::Closed,
+        (CircuitName::Closed, _) | (CircuitName::Open, None) => CircuitState::Closed,
     };
-    Circuit { epoch: row.get(9), state }
+    Ok(Circuit { epoch: row.get(9), state })
 }
 
-/// Checked here too: the program knows URLs and certificates better than SQL does.
-pub(super) async fn create(shared: &Shared, new: NewEndpoint) -> Result<Endpoint> {
+/// Checked here too: the program checks URLs and certificates more strictly than SQL does.
+pub(super) async fn create(shared: &SharedState, new: NewEndpoint) -> Result<Endpoint> {
     let checked = new.check(&settings(&shared.prompt).await?)?;
     let create = "SELECT postrider.create_endpoint($1, $2, $3, $4, $5)";
     let (config, retry, options) = (Json(&checked.config), Json(&checked.retry), Json(&checked.options));
@@ -135,13 +135,13 @@ pub(super) async fn create(shared: &Shared, new: NewEndpoint) -> Result<Endpoint
     by_name(shared, &checked.name).await
 }
 
-pub(super) async fn alter(shared: &Shared, name: &str, change: EndpointChange) -> Result<Endpoint> {
+pub(super) async fn alter(shared: &SharedState, name: &str, change: EndpointChange) -> Result<Endpoint> {
     let current = by_name(shared, name).await?;
     let given = (change.touches_config(), change.retry_policy.is_some(), change.options.is_some());
     let checked = NewEndpoint {
         name: name.to_owned(),
         protocol: current.protocol.as_str().to_owned(),
-        config: change.config_over(current.config),
+        config: change.config_over(current.config.into_map()),
         retry_policy: Some(change.retry_policy.unwrap_or_else(|| json!(current.retry))),
         options: Some(change.options.unwrap_or_else(|| json!(current.options))),
     }
@@ -156,14 +156,14 @@ pub(super) async fn alter(shared: &Shared, name: &str, change: EndpointChange) -
     by_name(shared, name).await
 }
 
-pub(super) async fn drop(shared: &Shared, name: &str, force: bool) -> Result<()> {
+pub(super) async fn drop(shared: &SharedState, name: &str, force: bool) -> Result<()> {
     let step = "SELECT postrider._drop_endpoint($1, $2, $3)";
     while !shared.pool.query_one(step, &[&name, &force, &DROP_BATCH]).await?.get::<_, bool>(0) {}
     Ok(())
 }
 
 pub(super) async fn move_circuit(
-    shared: &Shared,
+    shared: &SharedState,
     id: EndpointId,
     from_epoch: i64,
     to: Circuit,

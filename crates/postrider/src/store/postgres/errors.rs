@@ -1,5 +1,5 @@
-//! What PostgreSQL says, as a store error. The functions of `sql/errors.sql` put field and name into the
-//! error's own fields, so nothing is read out of sentences.
+//! The server's errors as store errors. The functions of `sql/errors.sql` put field and name into fields of the error, so no
+//! message is parsed.
 
 use deadpool::managed::PoolError;
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use crate::message::MessageId;
 
 pub(super) fn store_error(error: tokio_postgres::Error) -> StoreError {
     match error.as_db_error() {
-        Some(said) => Said::from(said).refusal(),
+        Some(said) => ServerError::from(said).refusal(),
         None => match tls::advice(&error) {
             Some(advice) => StoreError::Unusable(advice),
             None => StoreError::Unavailable(sentence(&error)),
@@ -26,7 +26,7 @@ pub(super) fn pool_error(error: PoolError<StoreError>) -> StoreError {
     }
 }
 
-/// The library's own errors say little without their cause.
+/// The driver's errors say little without their cause.
 fn sentence(error: &tokio_postgres::Error) -> String {
     match std::error::Error::source(error) {
         Some(cause) => format!("{error}: {cause}"),
@@ -34,8 +34,8 @@ fn sentence(error: &tokio_postgres::Error) -> String {
     }
 }
 
-/// An error of the server, whichever driver brought it.
-pub(super) struct Said<'a> {
+/// An error of the server, from either driver.
+pub(super) struct ServerError<'a> {
     pub(super) code: &'a str,
     pub(super) message: &'a str,
     pub(super) detail: Option<&'a str>,
@@ -43,7 +43,7 @@ pub(super) struct Said<'a> {
     pub(super) constraint: Option<&'a str>,
 }
 
-impl<'a> From<&'a DbError> for Said<'a> {
+impl<'a> From<&'a DbError> for ServerError<'a> {
     fn from(said: &'a DbError) -> Self {
         Self {
             code: said.code().code(),
@@ -55,7 +55,7 @@ impl<'a> From<&'a DbError> for Said<'a> {
     }
 }
 
-impl Said<'_> {
+impl ServerError<'_> {
     pub(super) fn refusal(&self) -> StoreError {
         let Self { column, constraint, .. } = *self;
         let name = || constraint.unwrap_or_default().to_owned();
@@ -83,7 +83,7 @@ impl Said<'_> {
         }
     }
 
-    /// Not ours: the server's own errors.
+    /// An error that our functions do not raise.
     fn unexpected(&self) -> StoreError {
         let code = self.code;
         let message = format!("{} ({code})", self.message);
@@ -97,7 +97,7 @@ impl Said<'_> {
             (_, "42501") => StoreError::Unusable(format!(
                 "{message}; nodes and commands connect as the role that migrated the store"
             )),
-            // Who may connect.
+            // Authentication and authorization.
             ("28", _) => StoreError::Unusable(message),
             (_, "55P03") => {
                 StoreError::Unavailable(format!("{message}; another transaction holds what this waits for"))
@@ -113,20 +113,20 @@ impl Said<'_> {
         Invalid::new(field, rule.unwrap_or(self.message))
     }
 
-    fn figures(&self) -> Figures {
+    fn figures(&self) -> ErrorDetail {
         self.detail.and_then(|detail| serde_json::from_str(detail).ok()).unwrap_or_default()
     }
 
     fn too_large(&self) -> StoreError {
-        let Figures { size, limit, .. } = self.figures();
-        // `events[3].payload`: the place is in the sentence only.
+        let ErrorDetail { size, limit, .. } = self.figures();
+        // `events[3].payload`: the error names the field, its message the index.
         let field = self.column.and_then(|field| field.rsplit('.').next());
         let (field, setting) = (known_word(&FIELDS, field), known_word(&LIMITS, self.constraint));
         StoreError::TooLarge { field, bytes: size, limit, setting }
     }
 
     fn queue_full(&self) -> StoreError {
-        let Figures { queued, limit, .. } = self.figures();
+        let ErrorDetail { queued, limit, .. } = self.figures();
         let endpoint = self.constraint.filter(|name| !name.is_empty()).map(str::to_owned);
         StoreError::QueueFull { queued, limit, endpoint }
     }
@@ -134,7 +134,7 @@ impl Said<'_> {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Figures {
+struct ErrorDetail {
     size: u64,
     queued: u64,
     limit: u64,

@@ -3,31 +3,31 @@
 use postgres_types::Json;
 use tokio_postgres::Row;
 
-use super::Shared;
+use super::SharedState;
 use super::row::json;
 use crate::error::StoreError;
 use crate::event::{EventType, NewEventType};
 use crate::store::Result;
 
-pub(super) async fn create(shared: &Shared, new: NewEventType) -> Result<EventType> {
+pub(super) async fn create(shared: &SharedState, new: NewEventType) -> Result<EventType> {
     new.check()?;
     let create = "SELECT postrider.create_event_type($1, $2, $3)";
     shared.pool.call(create, &[&new.name, &new.description, &new.schema.as_ref().map(Json)]).await?;
     by_name(shared, &new.name).await
 }
 
-pub(super) async fn drop(shared: &Shared, name: &str) -> Result<()> {
+pub(super) async fn drop(shared: &SharedState, name: &str) -> Result<()> {
     check_name(name)?;
     shared.pool.call("SELECT postrider.drop_event_type($1)", &[&name]).await
 }
 
-pub(super) async fn by_name(shared: &Shared, name: &str) -> Result<EventType> {
+pub(super) async fn by_name(shared: &SharedState, name: &str) -> Result<EventType> {
     check_name(name)?;
     let one = "SELECT name, description, schema, created_at FROM postrider.event_types WHERE name = $1";
     shared.prompt.query(one, &[&name]).await?.first().map(event_type).ok_or_else(|| unknown(name))
 }
 
-pub(super) async fn list(shared: &Shared, after: Option<&str>, limit: usize) -> Result<Vec<EventType>> {
+pub(super) async fn list(shared: &SharedState, after: Option<&str>, limit: usize) -> Result<Vec<EventType>> {
     let page = "SELECT name, description, schema, created_at FROM postrider.event_types
                 WHERE name COLLATE \"C\" > $1 ORDER BY name COLLATE \"C\" LIMIT $2";
     let after = after.unwrap_or_default().split('\0').next();

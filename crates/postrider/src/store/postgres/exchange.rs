@@ -1,7 +1,6 @@
-//! The connections that claims and settles go over. They have their own for two reasons: what is asked in one
-//! breath is sent in one, so that settling and claiming anew cost one round trip; and they commit
-//! asynchronously, because a claim or settlement that a crash of the database forgets means a message
-//! delivered twice, never one lost.
+//! The connections for claims and settlements. They are separate for two reasons: a settle and the next claim are pipelined, so
+//! both cost one round trip; and they commit asynchronously, because a claim or settlement that a crash of the database loses
+//! means a message delivered twice, never a lost one.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,72 +13,72 @@ use crate::store::Result;
 const CLAIM: &str = "SELECT want, id, attempt, attempts_before, losses, endpoint_id, priority, due_at, created_at,
     expires_at, correlation_id, content_type, ordering_key, event_type, headers, options, payload, next, next_at
   FROM postrider._claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
-/// Plans are kept, and one that was made while the queue was short goes on when it is long: reading all of it, for each
-/// claim, until the server's statistics notice. So no plan may read all of it. An operator's transaction may stay open for
-/// hours: what it holds is settled later (`settle_apart.rs`), and everything else goes on.
+/// Plans are cached, and a plan that was made for a short queue would read all of a long one at every claim. So no plan may use a
+/// sequential or bitmap scan. `lock_timeout`: an operator's transaction may stay open for hours; what it holds is settled later
+/// (`settle_apart.rs`).
 const SESSION: &str = "SET synchronous_commit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;
     SET lock_timeout = '300ms'";
-const SETTLE: &str = "SELECT id, effect, state, unblocked, at_priority, at_due, at_id
-  FROM postrider._settle($1, $2, $3, $4, $5, $6)";
+const SETTLE: &str = "SELECT completed, settled, unblocked FROM postrider._settle($1, $2, $3, $4, $5, $6)";
 
 pub(super) struct Exchange {
     server: Server,
-    lines: Mutex<Option<Arc<Lines>>>,
+    connections: Mutex<Option<Arc<ExchangeConnections>>>,
     opening: tokio::sync::Mutex<()>,
 }
 
-pub(super) struct Lines {
-    /// One after the other.
-    pub(super) in_turn: Line,
-    /// Of `in_turn`: all settle there.
+pub(super) struct ExchangeConnections {
+    /// Settlements and claims, one after the other.
+    pub(super) in_turn: ExchangeConnection,
+    /// Prepared on `in_turn`.
     pub(super) settle: Statement,
-    /// For claims that do not depend on what is being settled, while a backlog lasts.
-    pub(super) aside: Line,
+    /// For claims beside running settlements, while a backlog lasts.
+    pub(super) aside: ExchangeConnection,
 }
 
-/// An open connection over which one can claim.
-pub(super) struct Line {
+/// An open connection with the prepared claim.
+pub(super) struct ExchangeConnection {
     pub(super) client: Client,
     pub(super) claim: Statement,
 }
 
 impl Exchange {
     pub(super) fn new(server: Server) -> Self {
-        Self { server, lines: Mutex::default(), opening: tokio::sync::Mutex::default() }
+        Self { server, connections: Mutex::default(), opening: tokio::sync::Mutex::default() }
     }
 
-    /// Without waiting when they are open: who asks first is sent first.
-    pub(super) async fn lines(&self) -> Result<Arc<Lines>> {
-        if let Some(lines) = self.open_lines() {
-            return Ok(lines);
+    /// Does not wait while they are open, so that requests are sent in the order of the calls.
+    pub(super) async fn connections(&self) -> Result<Arc<ExchangeConnections>> {
+        if let Some(connections) = self.open_connections() {
+            return Ok(connections);
         }
         let _only_one = self.opening.lock().await;
-        if let Some(lines) = self.open_lines() {
-            return Ok(lines);
+        if let Some(connections) = self.open_connections() {
+            return Ok(connections);
         }
-        let (in_turn, aside) = tokio::try_join!(Line::open(&self.server), Line::open(&self.server))?;
+        let (in_turn, aside) =
+            tokio::try_join!(ExchangeConnection::open(&self.server), ExchangeConnection::open(&self.server))?;
         let settle = in_turn.client.prepare(SETTLE).await.map_err(store_error)?;
-        let lines = Arc::new(Lines { in_turn, settle, aside });
-        *self.slot() = Some(lines.clone());
-        Ok(lines)
+        let connections = Arc::new(ExchangeConnections { in_turn, settle, aside });
+        *self.slot() = Some(connections.clone());
+        Ok(connections)
     }
 
-    fn open_lines(&self) -> Option<Arc<Lines>> {
-        self.slot().as_ref().filter(|lines| lines.are_open()).cloned()
+    fn open_connections(&self) -> Option<Arc<ExchangeConnections>> {
+        self.slot().as_ref().filter(|connections| connections.are_open()).cloned()
     }
 
-    fn slot(&self) -> std::sync::MutexGuard<'_, Option<Arc<Lines>>> {
-        self.lines.lock().expect("nobody panics while holding the lines")
+    fn slot(&self) -> std::sync::MutexGuard<'_, Option<Arc<ExchangeConnections>>> {
+        self.connections.lock().expect("no panic while holding the connections")
     }
 }
 
-impl Lines {
+impl ExchangeConnections {
     fn are_open(&self) -> bool {
         !self.in_turn.client.is_closed() && !self.aside.client.is_closed()
     }
 }
 
-impl Line {
+impl ExchangeConnection {
     async fn open(server: &Server) -> Result<Self> {
         let client = server.client().await?;
         client.batch_execute(SESSION).await.map_err(store_error)?;

@@ -1,4 +1,4 @@
-//! The store's figures: what SQL calls `metrics()`.
+//! The store's figures, from `postrider.metrics()`.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use postgres_types::Json;
 use tokio_postgres::Row;
 
-use super::{PostgresStore, Shared};
+use super::{PostgresStore, SharedState};
 use crate::store::{Figure, Figures, Result};
 
 #[async_trait]
@@ -18,8 +18,8 @@ impl Figures for PostgresStore {
     }
 }
 
-pub(super) async fn figures(shared: &Shared) -> Result<Vec<Figure>> {
-    // Of attempts every node has its own figures, under the same name.
+pub(super) async fn figures(shared: &SharedState) -> Result<Vec<Figure>> {
+    // Every node has its own attempt figures under that name.
     let figures =
         "SELECT name, labels, value FROM postrider.metrics() WHERE name <> 'postrider_attempts_total'";
     let rows = shared.prompt.query(figures, &[]).await?;

@@ -1,4 +1,4 @@
-//! Who holds a lock that nodes or senders need, for longer than anybody should.
+//! Sessions that hold a lock which nodes or senders need for too long.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -9,17 +9,17 @@ use postgres_types::Json;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::Shared;
+use super::SharedState;
 use super::row::Span;
 use crate::store::Result;
 
-/// What was held at the last look, and since when as far as this process knows.
+/// The locks that were held at the last look, and since when this process has seen them.
 #[derive(Default)]
-pub(super) struct Holders(Mutex<HashMap<Held, Sight>>);
+pub(super) struct LockHolders(Mutex<HashMap<HeldLock, Sight>>);
 
 /// One session's hold on one lock. A session that ends its transaction and takes the lock again holds it anew.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
-struct Held {
+struct HeldLock {
     lock: String,
     session: String,
     #[serde(skip)]
@@ -39,12 +39,12 @@ struct Sight {
 #[derive(Serialize)]
 struct Noted<'a> {
     #[serde(flatten)]
-    held: &'a Held,
+    held: &'a HeldLock,
     since: Timestamp,
 }
 
-impl Holders {
-    /// In the way, and for how long already.
+impl LockHolders {
+    /// One sentence per session that blocks nodes or senders.
     pub(super) fn sentences(&self) -> Vec<String> {
         let seen = self.lock();
         let told = seen.iter().filter(|(_, sight)| sight.is_told);
@@ -54,13 +54,13 @@ impl Holders {
         .collect()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Held, Sight>> {
-        self.0.lock().expect("nobody panics while looking at locks")
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<HeldLock, Sight>> {
+        self.0.lock().expect("no panic while looking at locks")
     }
 }
 
-/// Once a second. Logs each holder once, and lets everybody else read of those that are still there.
-pub(super) async fn look(shared: &Shared) -> Result<()> {
+/// Runs once a second. Logs each holder once, and stores the current ones for others to read.
+pub(super) async fn look(shared: &SharedState) -> Result<()> {
     let holders = "SELECT lock, session, transaction, endpoint_id, stops_delivery, patience FROM postrider._lock_holders()";
     let found = shared.own.query(holders, &[]).await?.iter().map(held).collect();
     let noted = {
@@ -82,8 +82,8 @@ pub(super) async fn look(shared: &Shared) -> Result<()> {
     }
 }
 
-fn held(row: &Row) -> Held {
-    Held {
+fn held(row: &Row) -> HeldLock {
+    HeldLock {
         lock: row.get(0),
         session: row.get(1),
         transaction: row.get(2),
@@ -93,8 +93,12 @@ fn held(row: &Row) -> Held {
     }
 }
 
-/// What is seen for longer than its patience is in the way.
-fn judge(before: &HashMap<Held, Sight>, found: Vec<Held>, now: Timestamp) -> HashMap<Held, Sight> {
+/// A lock that is seen for longer than its patience is reported.
+fn judge(
+    before: &HashMap<HeldLock, Sight>,
+    found: Vec<HeldLock>,
+    now: Timestamp,
+) -> HashMap<HeldLock, Sight> {
     found
         .into_iter()
         .map(|held| {
@@ -105,14 +109,14 @@ fn judge(before: &HashMap<Held, Sight>, found: Vec<Held>, now: Timestamp) -> Has
         .collect()
 }
 
-fn log(before: &HashMap<Held, Sight>, seen: &HashMap<Held, Sight>) {
-    let is_told = |seen: &HashMap<Held, Sight>, held| seen.get(held).is_some_and(|sight| sight.is_told);
-    for (Held { session, lock, .. }, Sight { since, .. }) in
+fn log(before: &HashMap<HeldLock, Sight>, seen: &HashMap<HeldLock, Sight>) {
+    let is_told = |seen: &HashMap<HeldLock, Sight>, held| seen.get(held).is_some_and(|sight| sight.is_told);
+    for (HeldLock { session, lock, .. }, Sight { since, .. }) in
         seen.iter().filter(|(held, _)| is_told(seen, held) && !is_told(before, held))
     {
         tracing::warn!(holder = session, lock, %since, "a session holds a lock that nodes or senders wait for");
     }
-    for (Held { session, lock, .. }, _) in
+    for (HeldLock { session, lock, .. }, _) in
         before.iter().filter(|(held, _)| is_told(before, held) && !is_told(seen, held))
     {
         tracing::info!(
@@ -127,8 +131,8 @@ fn log(before: &HashMap<Held, Sight>, seen: &HashMap<Held, Sight>) {
 mod tests {
     use super::*;
 
-    fn held(transaction: &str) -> Held {
-        Held {
+    fn held(transaction: &str) -> HeldLock {
+        HeldLock {
             lock: "all claims".into(),
             session: "role \"stranger\" (process 7)".into(),
             transaction: Some(transaction.into()),
@@ -141,7 +145,7 @@ mod tests {
     #[test]
     fn only_what_one_transaction_holds_for_longer_than_a_moment_is_in_the_way() {
         let at = |seconds: i64| Timestamp::from_second(seconds).expect("a time");
-        let told = |seen: &HashMap<Held, Sight>| seen.values().filter(|sight| sight.is_told).count();
+        let told = |seen: &HashMap<HeldLock, Sight>| seen.values().filter(|sight| sight.is_told).count();
         let first = judge(&HashMap::new(), vec![held("3/1")], at(0));
         assert_eq!(told(&first), 0, "for a moment");
         let another = judge(&first, vec![held("3/2")], at(1));

@@ -1,4 +1,4 @@
-//! A whole store from a stream, in one transaction: all of it is there, or none.
+//! Imports a whole store from a stream, in one transaction.
 
 use std::io::Read;
 
@@ -9,7 +9,7 @@ use super::copy::{self, Copy};
 use super::errors::store_error;
 use super::migrate;
 use crate::store::Result;
-use crate::store::moving::{Feed, Header, MoveError, Moved, Next};
+use crate::store::moving::{Feed, MoveError, Moved, Next, StreamHeader};
 
 pub(super) async fn import(
     client: &mut Client,
@@ -21,7 +21,7 @@ pub(super) async fn import(
     begin(&transaction, &header).await?;
     let moved = match copy_all(&transaction, &mut feed).await {
         Ok(moved) => moved,
-        // Behind what the database cannot take there may be a stream that was changed on its way.
+        // A refused value may be the symptom of a damaged stream.
         Err(error) => return Err(feed.damage().await.unwrap_or(error)),
     };
     end(&transaction, &header, &moved).await?;
@@ -29,7 +29,7 @@ pub(super) async fn import(
     Ok(moved)
 }
 
-async fn begin(transaction: &Transaction<'_>, header: &Header) -> Result<()> {
+async fn begin(transaction: &Transaction<'_>, header: &StreamHeader) -> Result<()> {
     let begin = "SELECT postrider._begin_import($1, $2)";
     let months: [&(dyn ToSql + Sync); 2] = [&header.archive_months, &header.attempt_months];
     transaction.execute(begin, &months).await.map(drop).map_err(store_error)
@@ -62,12 +62,12 @@ async fn finish(copy: Option<Copy>) -> Result<(), MoveError> {
     }
 }
 
-async fn end(transaction: &Transaction<'_>, header: &Header, moved: &Moved) -> Result<()> {
+async fn end(transaction: &Transaction<'_>, header: &StreamHeader, moved: &Moved) -> Result<()> {
     let end = "SELECT postrider._end_import($1, $2, $3, $4)";
     let paused = header.paused.as_deref().map(copy::readable);
     let (last_ids, rows) = (Json(header.last_ids), Json(moved.rows));
     transaction.execute(end, &[&header.store, &paused, &last_ids, &rows]).await.map_err(store_error)?;
-    // A node starts at once, and should not have to guess how much there is.
+    // Nodes start right after this, and the planner needs statistics.
     let analyze = "ANALYZE postrider.queue, postrider.dlq, postrider.archive, postrider.attempts";
     transaction.batch_execute(analyze).await.map_err(store_error)
 }

@@ -1,5 +1,5 @@
-//! What the database tells nodes without being asked: `LISTEN postrider` on a connection of its own. A payload
-//! is the id of an endpoint that has new work, or `config`. An idle node asks nothing.
+//! Notifications: `LISTEN postrider` on a separate connection. A payload is the id of an endpoint that has new work, `back:` and
+//! the id when the work may be before a cursor, or `config`. An idle node sends no queries.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -11,10 +11,10 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_postgres::{AsyncMessage, Client};
 
-use super::Shared;
+use super::SharedState;
 use super::connect::{Server, ServerConnection};
 use super::errors::store_error;
-use super::stragglers::{Snapshot, Stragglers};
+use super::late_commits::{LateCommits, TransactionSnapshot};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::store::{Arrival, Result};
@@ -22,29 +22,29 @@ use crate::store::{Arrival, Result};
 const RECONNECT_MIN: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_secs(2);
 
-/// Ends with the value.
-pub(super) struct Ear(JoinHandle<()>);
+/// The task that listens; dropping it ends the task.
+pub(super) struct ListenTask(JoinHandle<()>);
 
-impl Drop for Ear {
+impl Drop for ListenTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// Returns once the database tells everything that is committed from now on.
-pub(super) async fn begin(shared: &Arc<Shared>) -> Result<Ear> {
+/// Returns once the database notifies of everything that is committed from now on.
+pub(super) async fn begin(shared: &Arc<SharedState>) -> Result<ListenTask> {
     let (client, connection) = shared.server.connect().await?;
     let (ready, listening) = oneshot::channel();
     let run = run(Arc::downgrade(shared), shared.server.clone(), client, connection, ready);
-    let ear = Ear(tokio::spawn(run));
+    let listener = ListenTask(tokio::spawn(run));
     let ended = || Err(StoreError::Unavailable("the connection that listens ended".to_owned()));
     listening.await.unwrap_or_else(|_| ended())?;
-    Ok(ear)
+    Ok(listener)
 }
 
-/// Listens, and connects again by itself whenever the connection ends.
+/// Listens, and reconnects whenever the connection ends.
 async fn run(
-    shared: Weak<Shared>,
+    shared: Weak<SharedState>,
     server: Server,
     client: Client,
     connection: ServerConnection,
@@ -58,7 +58,7 @@ async fn run(
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(RECONNECT_MAX);
         let Ok((client, connection)) = server.connect().await else { continue };
-        // Nobody knows what was told meanwhile.
+        // Notifications were missed meanwhile.
         let look_everywhere = |listening: Result<()>| {
             if let (Ok(()), Some(shared)) = (listening, shared.upgrade()) {
                 shared.listeners.tell(|| Arrival::Reconfigured);
@@ -79,7 +79,7 @@ async fn until_silent(server: &Server, listening: impl Future<Output = ()>) {
 
 /// Until the connection ends.
 async fn listen(
-    shared: &Weak<Shared>,
+    shared: &Weak<SharedState>,
     session: &str,
     client: Client,
     mut connection: ServerConnection,
@@ -114,17 +114,17 @@ async fn listen(
     }
 }
 
-/// Tells nodes of the endpoints whose bell was rung, and again as long as there are stragglers.
+/// Tells nodes of the endpoints that were notified, and again until the late commits have ended.
 async fn attend(
-    shared: &Weak<Shared>,
+    shared: &Weak<SharedState>,
     client: &Client,
     mut bells: mpsc::UnboundedReceiver<EndpointId>,
 ) -> Result<()> {
     let look = "SELECT pg_current_snapshot()::text, CASE WHEN $1 THEN pg_current_xact_id()::text END";
     let look = client.prepare(look).await.map_err(store_error)?;
-    let mut awaited: HashMap<EndpointId, Stragglers> = HashMap::new();
+    let mut awaited: HashMap<EndpointId, LateCommits> = HashMap::new();
     loop {
-        let look_at = awaited.values().map(|stragglers| stragglers.look_at).min();
+        let look_at = awaited.values().map(|late_commits| late_commits.look_at).min();
         let mut rung = Vec::new();
         tokio::select! {
             biased;
@@ -132,18 +132,18 @@ async fn attend(
             () = sleep_until(look_at) => {}
         }
         let row = client.query_one(&look, &[&!rung.is_empty()]).await.map_err(store_error)?;
-        let Some(snapshot) = Snapshot::parse(row.get(0)) else { continue };
+        let Some(snapshot) = TransactionSnapshot::parse(row.get(0)) else { continue };
         if let Some(next) = row.get::<_, Option<&str>>(1).and_then(|next| next.parse().ok()) {
             let since = Instant::now();
-            awaited.extend(rung.into_iter().map(|endpoint| (endpoint, Stragglers::since(since, next))));
+            awaited.extend(rung.into_iter().map(|endpoint| (endpoint, LateCommits::since(since, next))));
         }
         let Some(shared) = shared.upgrade() else { return Ok(()) };
         let now = Instant::now();
-        awaited.retain(|endpoint, stragglers| {
-            if stragglers.look_at > now {
+        awaited.retain(|endpoint, late_commits| {
+            if late_commits.look_at > now {
                 return true;
             }
-            let look = stragglers.look(&snapshot, now);
+            let look = late_commits.look(&snapshot, now);
             if look.tell {
                 shared.listeners.tell(|| Arrival::Pending(*endpoint));
             }

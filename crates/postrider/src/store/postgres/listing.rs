@@ -1,16 +1,15 @@
-//! Messages wherever they are, by id, and nodes.
+//! Lists of messages, wherever they are, and of nodes.
 
 use std::ops::Range;
 
 use async_trait::async_trait;
 use tokio_postgres::Row;
 
-use super::row::{count, optional_text, optional_time, text, time};
-use super::settle::state_named;
-use super::{PostgresStore, Shared};
+use super::row::{count, named, optional_text, optional_time, text, time};
+use super::{PostgresStore, SharedState};
 use crate::message::{MessageId, NodeId, State};
 use crate::store::listing::{DISORDER_MAX, Pager, WINDOW_ROWS_MAX, Window};
-use crate::store::{ListedMessage, Listing, MessageFilter, MessagePage, NodeRecord, NodeState, Result};
+use crate::store::{ListedMessage, Listing, MessageFilter, MessagePage, NodeRecord, Result};
 
 #[async_trait]
 impl Listing for PostgresStore {
@@ -23,7 +22,7 @@ impl Listing for PostgresStore {
     }
 }
 
-pub(super) async fn messages(shared: &Shared, filter: &MessageFilter) -> Result<MessagePage> {
+pub(super) async fn messages(shared: &SharedState, filter: &MessageFilter) -> Result<MessagePage> {
     let begin = "SELECT postrider._begin_list($1, $2, $3, $4)";
     let too_new = filter.created_before.and_then(|before| before.checked_add(DISORDER_MAX).ok());
     let state = filter.state.map(State::as_str);
@@ -39,7 +38,12 @@ pub(super) async fn messages(shared: &Shared, filter: &MessageFilter) -> Result<
     Ok(pager.page())
 }
 
-async fn window(shared: &Shared, filter: &MessageFilter, ids: Range<i64>, room: usize) -> Result<Window> {
+async fn window(
+    shared: &SharedState,
+    filter: &MessageFilter,
+    ids: Range<i64>,
+    room: usize,
+) -> Result<Window> {
     let look = "SELECT rows, newest, from_id, id, endpoint, state, priority, due_at, attempts, last_error, content_type,
                   idempotency_key, correlation_id, ordering_key, event_type, created_at, scheduled_at, expires_at,
                   finished_at, dlq_id
@@ -63,20 +67,21 @@ async fn window(shared: &Shared, filter: &MessageFilter, ids: Range<i64>, room: 
             ],
         )
         .await?;
+    let found = rows.iter().filter(|row| row.get::<_, Option<i64>>(3).is_some()).map(listed);
     let first = rows.first();
     Ok(Window {
         from: first.and_then(|row| row.get(2)),
         rows: first.map_or(0, |row| row.get::<_, i64>(0) as usize),
         newest: first.and_then(|row| optional_time(row, 1)),
-        found: rows.iter().filter(|row| row.get::<_, Option<i64>>(3).is_some()).map(listed).collect(),
+        found: found.collect::<Result<_>>()?,
     })
 }
 
-fn listed(row: &Row) -> ListedMessage {
-    ListedMessage {
+fn listed(row: &Row) -> Result<ListedMessage> {
+    Ok(ListedMessage {
         id: MessageId(row.get(3)),
         endpoint: row.get(4),
-        state: state_named(row.get(5)),
+        state: named(row, 5)?,
         priority: row.get::<_, i16>(6) as u8,
         due_at: optional_time(row, 7),
         attempt_count: count(row, 8),
@@ -91,21 +96,27 @@ fn listed(row: &Row) -> ListedMessage {
         expires_at: optional_time(row, 17),
         finished_at: optional_time(row, 18),
         dlq_id: row.get(19),
-    }
+    })
 }
 
-pub(super) async fn nodes(shared: &Shared, before: Option<NodeId>, limit: usize) -> Result<Vec<NodeRecord>> {
+pub(super) async fn nodes(
+    shared: &SharedState,
+    before: Option<NodeId>,
+    limit: usize,
+) -> Result<Vec<NodeRecord>> {
     let list = "SELECT id, name, state, joined_at, heartbeat_at, lease_until FROM postrider.nodes
                 WHERE id < $1 ORDER BY id DESC LIMIT $2";
     let before = before.map_or(i64::MAX, |node| node.0);
     let rows = shared.prompt.query(list, &[&before, &(limit as i64)]).await?;
-    let node = |row: &Row| NodeRecord {
-        id: NodeId(row.get(0)),
-        name: row.get(1),
-        state: NodeState::named(row.get(2)),
-        joined_at: row.get(3),
-        heartbeat_at: row.get(4),
-        lease_until: row.get(5),
+    let node = |row: &Row| {
+        Ok(NodeRecord {
+            id: NodeId(row.get(0)),
+            name: row.get(1),
+            state: named(row, 2)?,
+            joined_at: row.get(3),
+            heartbeat_at: row.get(4),
+            lease_until: row.get(5),
+        })
     };
-    Ok(rows.iter().map(node).collect())
+    rows.iter().map(node).collect()
 }

@@ -3,33 +3,41 @@
 use rand::RngExt;
 use tokio_postgres::{Client, GenericClient, Transaction};
 
+use super::constants::with_constants;
 use super::errors::store_error;
 use super::known_keys;
 use crate::error::StoreError;
-use crate::settings::{self, Kind};
+use crate::settings::{self, SettingKind};
 use crate::store::Result;
 
-/// Each version is a list of files, in order: what a file uses in signatures is made before it.
+/// Each version is a list of files, in order: types and tables come before the signatures that use them.
 const MIGRATIONS: &[&[&str]] = &[&[
     include_str!("sql/tables.sql"),
     include_str!("sql/bounds.sql"),
     include_str!("sql/errors.sql"),
     include_str!("sql/json.sql"),
+    include_str!("sql/json_schema.sql"),
     include_str!("sql/events.sql"),
     include_str!("sql/settings.sql"),
     include_str!("sql/identity.sql"),
     include_str!("sql/protocol.sql"),
+    include_str!("sql/endpoint_options.sql"),
     include_str!("sql/keys.sql"),
     include_str!("sql/endpoints.sql"),
+    include_str!("sql/circuits.sql"),
     include_str!("sql/nodes.sql"),
     include_str!("sql/holders.sql"),
     include_str!("sql/send.sql"),
+    include_str!("sql/queue_size.sql"),
+    include_str!("sql/notify.sql"),
     include_str!("sql/claim.sql"),
     include_str!("sql/settle.sql"),
     include_str!("sql/dlq.sql"),
     include_str!("sql/messages.sql"),
     include_str!("sql/archive.sql"),
+    include_str!("sql/upkeep.sql"),
     include_str!("sql/inspect.sql"),
+    include_str!("sql/metrics.sql"),
     include_str!("sql/listing.sql"),
     include_str!("sql/tokens.sql"),
     include_str!("sql/api.sql"),
@@ -43,34 +51,35 @@ const MIGRATIONS: &[&[&str]] = &[&[
 ]];
 pub(super) const CURRENT: i32 = MIGRATIONS.len() as i32;
 
-/// Whoever migrates a database holds this lock until it has committed.
+/// A migration holds this advisory lock until it commits.
 const LOCK: i64 = 0x706f_7374_7269_6465;
 
 const STORE_NAME_LENGTH: usize = 8;
 
 /// Everything that a migrated database depends on, as text.
 pub(super) fn recipe() -> String {
-    format!("{MIGRATIONS:?} {:?} {}", settings::TABLE, known_keys::recipe())
+    let files = with_constants(&format!("{MIGRATIONS:?}"));
+    format!("{files} {:?} {}", settings::TABLE, known_keys::recipe())
 }
 
-/// The statements that are left for somebody who may make roles; none when all is done.
+/// Returns the statements that need a role with more rights; none when all is done.
 pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
     check_encoding(client).await?;
     let transaction = client.transaction().await.map_err(store_error)?;
     lock(&transaction).await?;
     let from = version(&transaction).await?;
     if from > CURRENT {
-        // A newer build's schema, which is never marked as an older one.
+        // A newer build's schema keeps its version.
         return Ok(Vec::new());
     }
-    // Functions name each other before they are made.
+    // Functions call functions of later files.
     execute(&transaction, "SET LOCAL check_function_bodies = off; SET LOCAL client_min_messages = warning")
         .await?;
     if from == 0 {
         make_schema(&transaction).await?;
     }
     for file in MIGRATIONS.iter().skip(from as usize).flat_map(|files| files.iter()) {
-        execute(&transaction, file).await?;
+        execute(&transaction, &with_constants(file)).await?;
     }
     if from == 0 {
         let begin = "INSERT INTO postrider._store (name, schema_version) VALUES ($1, $2)";
@@ -83,14 +92,14 @@ pub(super) async fn migrate(client: &mut Client) -> Result<Vec<String>> {
     fill_known_settings(&transaction).await?;
     known_keys::fill(&transaction).await?;
     execute(&transaction, "SELECT postrider._refresh_limits()").await?;
-    // Before anybody settles: a month that is made under the feet of one that archives makes it try again.
+    // Before any node settles: creating a month while a settle archives makes the settle retry.
     execute(&transaction, "SELECT postrider.maintain_archive_partitions()").await?;
     let left = transaction.query("SELECT postrider._install_roles()", &[]).await.map_err(store_error)?;
     transaction.commit().await.map_err(store_error)?;
     Ok(left.iter().map(|row| row.get(0)).collect())
 }
 
-/// Says for whom it waits: a migration takes a moment, but any role can hold the lock for as long as it likes.
+/// Names the session that it waits for: a migration is short, but any role can hold the lock.
 async fn lock(transaction: &Transaction<'_>) -> Result<()> {
     let at_once = transaction.query_one("SELECT pg_try_advisory_xact_lock($1)", &[&LOCK]).await;
     if at_once.map_err(store_error)?.get(0) {
@@ -107,7 +116,7 @@ async fn lock(transaction: &Transaction<'_>) -> Result<()> {
     transaction.execute(wait, &[&LOCK]).await.map(drop).map_err(store_error)
 }
 
-/// Every text of ours is UTF-8, and messages may hold any of it.
+/// Messages may contain any UTF-8.
 async fn check_encoding(client: &Client) -> Result<()> {
     let asked = "SELECT getdatabaseencoding()::text, current_database()::text, format('%I', current_database() || '_utf8')";
     let row = client.query_one(asked, &[]).await.map_err(store_error)?;
@@ -122,8 +131,8 @@ async fn check_encoding(client: &Client) -> Result<()> {
     }
 }
 
-/// Says what to do when the schema is not one that this build works with. The next version is one, so that
-/// nodes can be upgraded one after the other.
+/// Refuses a schema that this build does not work with, and says what to do. The next version is accepted, so that nodes can be
+/// upgraded one after the other.
 pub(super) async fn check(client: &Client) -> Result<()> {
     let found = version(client).await?;
     if found == 0 {
@@ -144,7 +153,7 @@ pub(super) async fn check(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// For what writes into tables directly: the version of this build, and no other.
+/// For code that writes into tables directly: exactly this build's version.
 pub(super) async fn check_current(client: &Client) -> Result<()> {
     check(client).await?;
     match version(client).await? {
@@ -155,7 +164,7 @@ pub(super) async fn check_current(client: &Client) -> Result<()> {
     }
 }
 
-/// 0 for a database without our schema.
+/// 0 for a database without the schema.
 pub(super) async fn version(client: &impl GenericClient) -> Result<i32> {
     let exists = "SELECT to_regclass('postrider._store') IS NOT NULL";
     if !client.query_one(exists, &[]).await.map_err(store_error)?.get::<_, bool>(0) {
@@ -165,7 +174,7 @@ pub(super) async fn version(client: &impl GenericClient) -> Result<i32> {
     Ok(version.map_err(store_error)?.map_or(0, |row| row.get(0)))
 }
 
-/// An administrator may have made it for a role that may not.
+/// An administrator may have created the schema for a role that may not.
 async fn make_schema(transaction: &Transaction<'_>) -> Result<()> {
     let exists = "SELECT to_regnamespace('postrider') IS NOT NULL";
     if transaction.query_one(exists, &[]).await.map_err(store_error)?.get(0) {
@@ -174,7 +183,7 @@ async fn make_schema(transaction: &Transaction<'_>) -> Result<()> {
     execute(transaction, "CREATE SCHEMA postrider").await
 }
 
-/// SQL checks settings by the program's own table.
+/// SQL checks settings by the program's table.
 async fn fill_known_settings(transaction: &Transaction<'_>) -> Result<()> {
     let fill = "INSERT INTO postrider._known_settings (name, default_value, min, max, choices, unit, meaning,
                   position)
@@ -185,8 +194,8 @@ async fn fill_known_settings(transaction: &Transaction<'_>) -> Result<()> {
                   unit = excluded.unit, meaning = excluded.meaning";
     for (setting, position) in settings::TABLE.iter().zip(1i32..) {
         let (min, max, choices) = match &setting.kind {
-            Kind::Whole { min, max } => (Some(*min as i64), Some(*max as i64), None),
-            Kind::Choice(choices) => (None, None, Some(*choices)),
+            SettingKind::Whole { min, max } => (Some(*min as i64), Some(*max as i64), None),
+            SettingKind::Choice(choices) => (None, None, Some(*choices)),
         };
         transaction
             .execute(
@@ -218,7 +227,7 @@ pub(super) async fn name(client: &Client) -> Result<String> {
 }
 
 pub(super) async fn renew_name(client: &Client) -> Result<String> {
-    // They know it by heart, and every attempt of a message carries the same id.
+    // Running nodes keep the old name, and every attempt of a message carries the same id.
     client.execute("SELECT postrider._refuse_beside_nodes('try again')", &[]).await.map_err(store_error)?;
     let renew = "UPDATE postrider._store SET name = $1 RETURNING name";
     let row = client.query_one(renew, &[&new_store_name()]).await.map_err(store_error)?;
@@ -226,7 +235,7 @@ pub(super) async fn renew_name(client: &Client) -> Result<String> {
     Ok(row.get(0))
 }
 
-/// A copy of a database may be all that is left of a store, so a node works there; but it says so.
+/// A copy may be all that is left of a store, so a node works on it, with a warning.
 pub(super) async fn warn_of_copy(client: &Client) -> Result<()> {
     let copied = client.query_one("SELECT postrider._copied()", &[]).await.map_err(store_error)?;
     if let Some(sentence) = copied.get::<_, Option<&str>>(0) {

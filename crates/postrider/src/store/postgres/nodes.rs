@@ -1,4 +1,4 @@
-//! Nodes: registry, leases, and whom the store tells about work.
+//! Nodes: registry, leases, and the channels to the nodes of this process.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -7,16 +7,16 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio_postgres::Row;
 
 use super::row::{Span, count, object, optional_time};
-use super::{Shared, claim};
+use super::{SharedState, claim};
 use crate::endpoint::EndpointId;
 use crate::message::{Fence, LostClaim, MessageId, NodeId};
 use crate::store::{Arrival, Joined, Result};
 
 /// The nodes of this process.
 #[derive(Default)]
-pub(super) struct Listeners(Mutex<Vec<(NodeId, UnboundedSender<Arrival>)>>);
+pub(super) struct LocalNodes(Mutex<Vec<(NodeId, UnboundedSender<Arrival>)>>);
 
-impl Listeners {
+impl LocalNodes {
     pub(super) fn add(&self, node: NodeId, arrivals: UnboundedSender<Arrival>) {
         self.lock().push((node, arrivals));
     }
@@ -27,37 +27,37 @@ impl Listeners {
 
     pub(super) fn tell(&self, arrival: impl Fn() -> Arrival) {
         for (_, arrivals) in self.lock().iter() {
-            // Who does not listen any more is about to leave.
+            // A closed channel: that node is about to leave.
             let _ = arrivals.send(arrival());
         }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(NodeId, UnboundedSender<Arrival>)>> {
-        self.0.lock().expect("nobody panics while telling")
+        self.0.lock().expect("no panic while telling")
     }
 }
 
-pub(super) async fn join(shared: &Shared, name: &str) -> Result<Joined> {
+pub(super) async fn join(shared: &SharedState, name: &str) -> Result<Joined> {
     let joined = shared.own.query_one("SELECT node, lease FROM postrider._join($1)", &[&name]).await?;
     Ok(Joined { node: NodeId(joined.get(0)), lease: joined.get::<_, Span>(1).0 })
 }
 
 /// For how long the lease is granted.
-pub(super) async fn heartbeat(shared: &Shared, node: NodeId) -> Result<Duration> {
+pub(super) async fn heartbeat(shared: &SharedState, node: NodeId) -> Result<Duration> {
     let lease: Span = shared.own.query_one("SELECT postrider._heartbeat($1)", &[&node.0]).await?.get(0);
     shared.own.with(async |client| shared.clock.set(client).await).await?;
     claim::give_back_forgotten(shared, node).await?;
     Ok(lease.0)
 }
 
-pub(super) async fn leave(shared: &Shared, node: NodeId) -> Result<()> {
+pub(super) async fn leave(shared: &SharedState, node: NodeId) -> Result<()> {
     shared.own.query("SELECT postrider._leave_node($1)", &[&node.0]).await?;
     shared.batches.forget(node);
     shared.cursors.all_returned();
     Ok(())
 }
 
-pub(super) async fn lost_claims(shared: &Shared, limit: usize) -> Result<Vec<LostClaim>> {
+pub(super) async fn lost_claims(shared: &SharedState, limit: usize) -> Result<Vec<LostClaim>> {
     let lost = "SELECT id, endpoint_id, node_id, batch, attempt, attempts_before, losses, alone, started_at,
                   expires_at, options
                 FROM postrider._lost_claims($1)";

@@ -1,4 +1,4 @@
-//! Publish: through the store, or inside the caller's own transaction. Who gets what is decided in SQL.
+//! Publish: through the store, or inside the caller's own transaction. SQL decides which endpoints get what.
 
 use async_trait::async_trait;
 use postgres_types::{ToSql, Type};
@@ -8,7 +8,7 @@ use super::errors::store_error;
 use super::event_types::check_name;
 use super::row::big_count;
 use super::send::Columns;
-use super::{PostgresStore, Shared, event_types, subscriptions};
+use super::{PostgresStore, SharedState, event_types, subscriptions};
 use crate::event::{EventType, NewEvent, NewEventType, NewSubscription, Subscribed, Subscription, within};
 use crate::message::NewMessage;
 use crate::store::{PubSub, Result};
@@ -79,36 +79,36 @@ fn has_key(event: &NewEvent) -> bool {
 pub(super) const PUBLISH: &str =
     "SELECT postrider._program_publish($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 
-/// Publishes within the caller's own transaction: the messages commit, or roll back, with the caller's data. How many
-/// there are.
+/// Publishes within the caller's own transaction: the messages commit, or roll back, with the caller's data. Returns how many
+/// messages that made.
 pub async fn publish_in<C: GenericClient>(transaction: &C, event: &NewEvent) -> Result<u64> {
-    publish(transaction, &Publication::of_one(event)?).await
+    publish(transaction, &EventBatch::of_one(event)?).await
 }
 
 /// Several, all or nothing, within the caller's own transaction.
 pub async fn publish_batch_in<C: GenericClient>(transaction: &C, events: &[NewEvent]) -> Result<u64> {
-    publish(transaction, &Publication::of(events)?).await
+    publish(transaction, &EventBatch::of(events)?).await
 }
 
-async fn publish<C: GenericClient>(transaction: &C, publication: &Publication) -> Result<u64> {
+async fn publish<C: GenericClient>(transaction: &C, publication: &EventBatch) -> Result<u64> {
     let columns = publication.columns()?;
     let made = transaction.query_typed_one(PUBLISH, &columns.typed()).await.map_err(store_error)?;
     Ok(u64::try_from(made.get::<_, i32>(0)).unwrap_or_default())
 }
 
-pub(super) async fn skipped(shared: &Shared) -> Result<u64> {
+pub(super) async fn skipped(shared: &SharedState) -> Result<u64> {
     let counted = "SELECT coalesce(sum(value), 0)::bigint FROM postrider.metrics()
                    WHERE name = 'postrider_publish_skipped_total'";
     Ok(big_count(&shared.prompt.query_one(counted, &[]).await?, 0))
 }
 
-/// Events that are JSON, as messages without a destination.
-pub(super) struct Publication {
+/// Checked events, as messages without a destination.
+pub(super) struct EventBatch {
     single: bool,
     messages: Vec<NewMessage>,
 }
 
-impl Publication {
+impl EventBatch {
     pub(super) fn of_one(event: &NewEvent) -> Result<Self> {
         Self::check(true, std::slice::from_ref(event))
     }
@@ -125,18 +125,18 @@ impl Publication {
         Ok(Self { single, messages: events.iter().map(|event| event.message_to("")).collect() })
     }
 
-    pub(super) fn columns(&self) -> Result<PublicationColumns<'_>> {
-        Ok(PublicationColumns { single: &self.single, columns: Columns::of(&self.messages)? })
+    pub(super) fn columns(&self) -> Result<EventColumns<'_>> {
+        Ok(EventColumns { single: &self.single, columns: Columns::of(&self.messages)? })
     }
 }
 
 /// The arguments of `postrider._program_publish`.
-pub(super) struct PublicationColumns<'a> {
+pub(super) struct EventColumns<'a> {
     single: &'a bool,
     columns: Columns<'a>,
 }
 
-impl PublicationColumns<'_> {
+impl EventColumns<'_> {
     pub(super) fn typed(&self) -> Vec<(&(dyn ToSql + Sync), Type)> {
         let [_, payloads, _, rest @ ..] = self.columns.typed();
         [(self.single as &(dyn ToSql + Sync), Type::BOOL), payloads].into_iter().chain(rest).collect()

@@ -1,26 +1,28 @@
-//! Replays: started, looked at and switched by people, advanced by nodes in `sql/replaying.sql`.
+//! Replays: started, looked at and switched by people, advanced by nodes.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use async_trait::async_trait;
+use deadpool_postgres::{ClientWrapper, Transaction};
+use jiff::Timestamp;
 use postgres_types::{Json, ToSql};
 use serde_json::json;
 use tokio_postgres::Row;
 
-use super::row::{Span, big_count, optional_text, time};
-use super::{PostgresStore, Shared};
+use super::errors::store_error;
+use super::row::{big_count, count, named, optional_named, optional_text, time};
+use super::{PostgresStore, SharedState};
+use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::MessageId;
 use crate::rate::RateLimit;
-use crate::store::{
-    NewReplay, PATIENCE_SECONDS, Replay, ReplayPreview, ReplaySample, ReplaySelection, ReplayState,
-    ReplayStatus, ReplayTurn, Replays, Result, SAMPLE_MAX, STEP_BYTES_MAX, Skip, UNFINISHED_MAX,
-    too_many_replays,
+use crate::store::replaying::{
+    FoundMessage, NextReplay, ReplayProgress, ReplayStep, ReplaySteps, RunningReplay,
 };
-
-/// Messages in one step: some ten milliseconds.
-const STEP_MESSAGES: usize = 250;
+use crate::store::{
+    NewReplay, Replay, ReplayPreview, ReplaySample, ReplaySelection, ReplayState, ReplayStatus, Replays,
+    Result, SAMPLE_MAX, Skip, UNFINISHED_MAX, too_many_replays,
+};
 
 /// The replay of [`Asked`], as SQL.
 const NEW: &str = "postrider._new_replay($1, $2, $3, $4, $5, $6, $7, $8)";
@@ -93,7 +95,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-async fn start(shared: &Shared, replay: &NewReplay) -> Result<Replay> {
+async fn start(shared: &SharedState, replay: &NewReplay) -> Result<Replay> {
     let asked = Asked::of(replay);
     let (whole, max, too_many) = (Json(json!(replay)), UNFINISHED_MAX as i64, too_many_replays());
     let mut values = asked.values();
@@ -103,7 +105,7 @@ async fn start(shared: &Shared, replay: &NewReplay) -> Result<Replay> {
     load(shared, id).await
 }
 
-async fn preview(shared: &Shared, replay: &NewReplay) -> Result<ReplayPreview> {
+async fn preview(shared: &SharedState, replay: &NewReplay) -> Result<ReplayPreview> {
     let asked = Asked::of(replay);
     let count = format!(
         "SELECT c.messages, c.no_payload, c.endpoint_dropped, c.invalid_event
@@ -129,41 +131,42 @@ async fn preview(shared: &Shared, replay: &NewReplay) -> Result<ReplayPreview> {
     let mut values = asked.values();
     values.push(&max);
     let rows = shared.prompt.query(&sample, &values).await?;
-    Ok(ReplayPreview { count, skipped, sample: rows.iter().map(sampled).collect() })
+    let sample = rows.iter().map(sampled).collect::<Result<_>>()?;
+    Ok(ReplayPreview { count, skipped, sample })
 }
 
-fn sampled(row: &Row) -> ReplaySample {
-    ReplaySample {
+fn sampled(row: &Row) -> Result<ReplaySample> {
+    Ok(ReplaySample {
         id: MessageId(row.get(0)),
         endpoint: row.get(1),
-        status: ReplayStatus::named(row.get(2)).unwrap_or(ReplayStatus::Failed),
+        status: named(row, 2)?,
         event_type: optional_text(row, 3),
         ordering_key: optional_text(row, 4),
         created_at: time(row, 5),
-    }
+    })
 }
 
-async fn load(shared: &Shared, id: i64) -> Result<Replay> {
+async fn load(shared: &SharedState, id: i64) -> Result<Replay> {
     let rows = shared.prompt.query(&format!("{SELECT} WHERE r.id = $1"), &[&id]).await?;
     let unknown = || StoreError::Unknown { what: "replay", name: id.to_string() };
-    rows.first().map(told).ok_or_else(unknown)
+    told(rows.first().ok_or_else(unknown)?)
 }
 
-async fn list(shared: &Shared, before: Option<i64>, limit: usize) -> Result<Vec<Replay>> {
+async fn list(shared: &SharedState, before: Option<i64>, limit: usize) -> Result<Vec<Replay>> {
     let list = format!("{SELECT} WHERE r.id < $1 ORDER BY r.id DESC LIMIT $2");
     let rows = shared.prompt.query(&list, &[&before.unwrap_or(i64::MAX), &(limit as i64)]).await?;
-    Ok(rows.iter().map(told).collect())
+    rows.iter().map(told).collect()
 }
 
-fn told(row: &Row) -> Replay {
-    Replay {
+fn told(row: &Row) -> Result<Replay> {
+    Ok(Replay {
         id: row.get(0),
-        state: ReplayState::named(row.get(1)),
+        state: named(row, 1)?,
         selection: ReplaySelection {
             endpoint: row.get(2),
             event_type: row.get(3),
             ordering_key: row.get(4),
-            status: row.get::<_, Option<&str>>(5).and_then(ReplayStatus::named),
+            status: optional_named(row, 5)?,
             from: row.get(6),
             until: row.get(7),
         },
@@ -175,22 +178,144 @@ fn told(row: &Row) -> Replay {
         waiting: row.get(13),
         started_at: row.get(14),
         ended_at: row.get(15),
-    }
+    })
 }
 
-async fn switch(shared: &Shared, id: i64, to: ReplayState) -> Result<Replay> {
+async fn switch(shared: &SharedState, id: i64, to: ReplayState) -> Result<Replay> {
     shared.pool.call("SELECT postrider._switch_replay($1, $2)", &[&id, &to.as_str()]).await?;
     load(shared, id).await
 }
 
-/// Whichever node is first has the turn: the others find the replay's row locked, and leave it.
-pub(super) async fn advance(shared: &Shared, limit: usize) -> Result<ReplayTurn> {
-    let advance = "SELECT worked, next_at FROM postrider._advance_replay($1, $2, $3)";
-    let patience = Span(Duration::from_secs(PATIENCE_SECONDS));
-    let limit = limit.min(STEP_MESSAGES) as i32;
-    let row = shared.own.query_one(advance, &[&limit, &STEP_BYTES_MAX, &patience]).await?;
-    Ok(match row.get(0) {
-        true => ReplayTurn::Worked,
-        false => ReplayTurn::Idle(row.get(1)),
-    })
+#[async_trait]
+impl ReplaySteps for PostgresStore {
+    /// Some ten milliseconds.
+    const STEP_MESSAGES: usize = 250;
+    type Table = ();
+
+    /// A replay whose row is locked has its turn on another node.
+    async fn next_replay(&self) -> Result<NextReplay> {
+        let due = "SELECT r.id, postrider._now(), r.to_endpoint_id, r.rate_limit, r.rate_position, r.last_id,
+                     r.counted_to, r.position, r.done, r.skipped
+                   FROM postrider.replays r WHERE r.state = 'running' AND r.next_at <= postrider._now()
+                   ORDER BY r.next_at, r.id LIMIT 1 FOR UPDATE SKIP LOCKED";
+        if let Some(row) = self.shared.own.query(due, &[]).await?.first() {
+            return Ok(NextReplay::Due(running(row)));
+        }
+        let next = "SELECT min(next_at) FROM postrider.replays WHERE state = 'running' AND next_at > postrider._now()";
+        Ok(NextReplay::NotBefore(self.shared.own.query_one(next, &[]).await?.get(0)))
+    }
+
+    async fn count_selected(&self, replay: i64, after: i64, to: i64) -> Result<u64> {
+        let count = "SELECT c.messages FROM postrider.replays r, postrider._replay_count(r, $2, $3) c WHERE r.id = $1";
+        Ok(big_count(&self.shared.own.query_one(count, &[&replay, &after, &to]).await?, 0))
+    }
+
+    async fn find_selected(
+        &self,
+        replay: i64,
+        after: i64,
+        to: i64,
+        limit: usize,
+    ) -> Result<Vec<FoundMessage<()>>> {
+        let find = "SELECT o.id, coalesce(octet_length(o.payload), 0)::bigint
+                    FROM postrider.replays r, postrider._replay_window(r, $2, $3, $4) o WHERE r.id = $1 ORDER BY o.id";
+        let rows = self.shared.own.query(find, &[&replay, &after, &to, &(limit as i64)]).await?;
+        let found = |row: &Row| FoundMessage { id: MessageId(row.get(0)), bytes: row.get(1), table: () };
+        Ok(rows.iter().map(found).collect())
+    }
+
+    async fn keep_count(&self, replay: RunningReplay, count: u64, counted_to: i64) -> Result<()> {
+        let keep = "UPDATE postrider.replays SET counted = counted + $3, counted_to = $4, waiting = NULL,
+                      next_at = postrider._now()
+                    WHERE id = (SELECT id FROM postrider.replays WHERE id = $1 AND counted_to = $2 AND state = 'running'
+                                FOR UPDATE SKIP LOCKED)";
+        self.shared.own.call(keep, &[&replay.id, &replay.counted_to, &(count as i64), &counted_to]).await
+    }
+
+    async fn send_again(
+        &self,
+        replay: RunningReplay,
+        found: Vec<FoundMessage<()>>,
+        reached: i64,
+    ) -> Result<()> {
+        let ids: Vec<i64> = found.iter().map(|message| message.id.0).collect();
+        let take_step = async |client: &mut ClientWrapper| {
+            let transaction = client.transaction().await.map_err(store_error)?;
+            if let Some(step) = send(&transaction, &replay, &ids, reached).await? {
+                keep(&transaction, &replay, step).await?;
+            }
+            transaction.commit().await.map_err(store_error)
+        };
+        self.shared.own.with(take_step).await
+    }
+
+    async fn postpone(&self, replay: i64, until: Timestamp, waiting: Option<String>) -> Result<()> {
+        let wait = "UPDATE postrider.replays SET next_at = $2, waiting = $3
+                    WHERE id = (SELECT id FROM postrider.replays WHERE id = $1 AND state = 'running'
+                                FOR UPDATE SKIP LOCKED)";
+        self.shared.own.call(wait, &[&replay, &until, &waiting]).await
+    }
+}
+
+fn running(row: &Row) -> RunningReplay {
+    RunningReplay {
+        id: row.get(0),
+        now: row.get(1),
+        to: row.get::<_, Option<i64>>(2).map(EndpointId),
+        rate_limit: row.get::<_, Option<Json<RateLimit>>>(3).map(|limit| limit.0),
+        rate_position: row.get(4),
+        last_id: row.get(5),
+        counted_to: row.get(6),
+        position: row.get(7),
+        done: big_count(row, 8),
+        skipped: row.get::<_, Json<BTreeMap<String, u64>>>(9).0,
+    }
+}
+
+/// Locks the replay's row and sends; None when another node has it, or took this step, or the replay was stopped.
+async fn send(
+    transaction: &Transaction<'_>,
+    replay: &RunningReplay,
+    ids: &[i64],
+    reached: i64,
+) -> Result<Option<ReplayStep>> {
+    let lock = "SELECT FROM postrider.replays WHERE id = $1 AND position = $2 AND state = 'running'
+                FOR UPDATE SKIP LOCKED";
+    let lock = transaction.prepare_cached(lock).await.map_err(store_error)?;
+    let locked = transaction.query_opt(&lock, &[&replay.id, &replay.position]).await.map_err(store_error)?;
+    if locked.is_none() {
+        return Ok(None);
+    }
+    if ids.is_empty() {
+        return Ok(Some(ReplayStep { position: reached, sent: 0, skipped: BTreeMap::new(), waiting: None }));
+    }
+    let send = "SELECT s.reached, s.sent, s.skipped, s.waiting
+                FROM postrider.replays r, postrider._replay_messages(r, $2) s WHERE r.id = $1";
+    let send = transaction.prepare_cached(send).await.map_err(store_error)?;
+    let row = transaction.query_one(&send, &[&replay.id, &ids]).await.map_err(store_error)?;
+    Ok(Some(ReplayStep {
+        position: row.get::<_, Option<i64>>(0).unwrap_or(reached),
+        sent: u64::from(count(&row, 1)),
+        skipped: row.get::<_, Json<BTreeMap<String, u64>>>(2).0,
+        waiting: row.get(3),
+    }))
+}
+
+async fn keep(transaction: &Transaction<'_>, replay: &RunningReplay, step: ReplayStep) -> Result<()> {
+    let ReplayProgress { position, done, skipped, waiting, rate_position, next_at, completed } =
+        replay.after(step);
+    let keep = "UPDATE postrider.replays SET position = $2, done = $3, skipped = $4, waiting = $5, rate_position = $6,
+                  next_at = $7 WHERE id = $1";
+    let keep = transaction.prepare_cached(keep).await.map_err(store_error)?;
+    let values: [&(dyn ToSql + Sync); 7] =
+        [&replay.id, &position, &(done as i64), &Json(&skipped), &waiting, &rate_position, &next_at];
+    transaction.execute(&keep, &values).await.map_err(store_error)?;
+    let Some(selected) = completed else { return Ok(()) };
+    let complete =
+        "UPDATE postrider.replays SET state = 'completed', ended_at = postrider._now(), counted = $2,
+                      waiting = NULL WHERE id = $1";
+    transaction.execute(complete, &[&replay.id, &(selected as i64)]).await.map_err(store_error)?;
+    let detail = Json(json!({ "messages": done, "skipped": skipped }));
+    let log = "SELECT postrider._log_event('replay.completed', $1::bigint::text, $2)";
+    transaction.execute(log, &[&replay.id, &detail]).await.map(drop).map_err(store_error)
 }

@@ -1,16 +1,16 @@
-//! What attempts came to, as nodes tell it about once a second.
+//! Attempt results by endpoint, which nodes report about once a second.
 
 use jiff::Timestamp;
 use tokio_postgres::Row;
 
-use super::Shared;
+use super::SharedState;
 use super::row::big_count;
 use super::settle::without_nul;
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::store::{EndpointHealth, Result, Results};
 
-pub(super) async fn note(shared: &Shared, results: &[(EndpointId, Results)]) -> Result<Vec<EndpointId>> {
+pub(super) async fn note(shared: &SharedState, results: &[(EndpointId, Results)]) -> Result<Vec<EndpointId>> {
     let counts = |count: fn(&Results) -> u64| -> Vec<i64> {
         results.iter().map(|(_, results)| count(results) as i64).collect()
     };
@@ -41,7 +41,7 @@ pub(super) async fn note(shared: &Shared, results: &[(EndpointId, Results)]) -> 
     Ok(noted.iter().map(|row| EndpointId(row.get(0))).collect())
 }
 
-pub(super) async fn health(shared: &Shared, name: &str) -> Result<EndpointHealth> {
+pub(super) async fn health(shared: &SharedState, name: &str) -> Result<EndpointHealth> {
     let health = "SELECT r.delivered, r.retryable + r.permanent + r.gone + r.lost, r.consecutive_failures,
                     r.last_success_at, r.last_failure_at, r.last_error
                   FROM postrider.endpoints e JOIN postrider._results r ON r.endpoint_id = e.id
@@ -50,7 +50,7 @@ pub(super) async fn health(shared: &Shared, name: &str) -> Result<EndpointHealth
     Ok(told(rows.first().ok_or_else(|| StoreError::unknown_endpoint(name))?, 0))
 }
 
-/// From this column on.
+/// Reads six columns, from `first` on.
 pub(super) fn told(row: &Row, first: usize) -> EndpointHealth {
     EndpointHealth {
         delivered: big_count(row, first),

@@ -1,4 +1,4 @@
-//! Between columns and values.
+//! Reading and writing columns.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -7,22 +7,23 @@ use std::time::Duration;
 use bytes::{BufMut, Bytes, BytesMut};
 use jiff::Timestamp;
 use postgres_types::{FromSql, IsNull, Json, ToSql, Type, accepts, to_sql_checked};
-use serde::de::DeserializeOwned;
+use serde::de::value::{Error as UnknownName, StrDeserializer};
+use serde::de::{Deserialize, DeserializeOwned};
 use serde_json::{Map, Value};
 use tokio_postgres::Row;
 use tokio_postgres::row::RowIndex;
 
-use crate::error::Invalid;
+use crate::error::{Invalid, StoreError};
 use crate::store::UNREADABLE_FIELD;
 
-pub(super) type Anything = Box<dyn std::error::Error + Sync + Send>;
+pub(super) type BoxError = Box<dyn std::error::Error + Sync + Send>;
 
-/// A span without days or months.
+/// An interval without days or months.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span(pub(super) Duration);
 
 impl ToSql for Span {
-    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Anything> {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, BoxError> {
         out.put_i64(i64::try_from(self.0.as_micros())?);
         // Days and months.
         out.put_i64(0);
@@ -34,7 +35,7 @@ impl ToSql for Span {
 }
 
 impl<'a> FromSql<'a> for Span {
-    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Anything> {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, BoxError> {
         let micros = i64::from_be_bytes(raw.get(..8).ok_or("a short interval")?.try_into()?);
         Ok(Self(Duration::from_micros(u64::try_from(micros)?)))
     }
@@ -42,14 +43,51 @@ impl<'a> FromSql<'a> for Span {
     accepts!(INTERVAL);
 }
 
-/// Reads a row to its end, whatever another program wrote into it. What cannot be read is left out, and the first such
+/// A state, outcome or other name that the program writes, read back. An unknown name is an error: a newer version or another
+/// program wrote it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KnownName<T>(pub(super) T);
+
+impl<'a, T: Deserialize<'a>> FromSql<'a> for KnownName<T> {
+    fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, BoxError> {
+        let name = <&str>::from_sql(ty, raw)?;
+        let known = T::deserialize(StrDeserializer::<UnknownName>::new(name));
+        Ok(Self(known?))
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        <&str as FromSql>::accepts(ty)
+    }
+}
+
+/// For what must be understood: an error says which column could not be read, and why.
+pub(super) fn value<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, StoreError> {
+    row.try_get(column).map_err(|error| {
+        let name = row.columns().get(column).map_or("column", |column| column.name());
+        StoreError::Unusable(format!("the store's answer cannot be read: {name}: {}", cause(&error)))
+    })
+}
+
+pub(super) fn named<T: DeserializeOwned>(row: &Row, column: usize) -> Result<T, StoreError> {
+    value::<KnownName<T>>(row, column).map(|named| named.0)
+}
+
+pub(super) fn optional_named<T: DeserializeOwned>(row: &Row, column: usize) -> Result<Option<T>, StoreError> {
+    Ok(value::<Option<KnownName<T>>>(row, column)?.map(|named| named.0))
+}
+
+fn cause(error: &tokio_postgres::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// Reads a whole row, whatever another program wrote into it. A column that cannot be read gets its default, and the first such
 /// column is remembered.
-pub(super) struct Reading<'r> {
+pub(super) struct LenientRow<'r> {
     row: &'r Row,
     unreadable: Option<Invalid>,
 }
 
-impl<'r> Reading<'r> {
+impl<'r> LenientRow<'r> {
     pub(super) fn of(row: &'r Row) -> Self {
         Self { row, unreadable: None }
     }
@@ -58,7 +96,7 @@ impl<'r> Reading<'r> {
         self.row.try_get(column).unwrap_or_else(|error| self.leave_out(column, &error))
     }
 
-    /// Of an object of JSON; most messages have none: NULL, and nothing to parse.
+    /// A JSON object; NULL, as for most messages, is the default.
     pub(super) fn json<T: DeserializeOwned + Default>(&mut self, column: usize) -> T {
         match self.row.try_get::<_, Option<Json<T>>>(column) {
             Ok(json) => json.map(|json| json.0).unwrap_or_default(),
@@ -69,7 +107,7 @@ impl<'r> Reading<'r> {
     #[cold]
     fn leave_out<T: Default>(&mut self, column: usize, error: &tokio_postgres::Error) -> T {
         let name = self.row.columns().get(column).map_or("column", |column| column.name());
-        let why = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
+        let why = cause(error);
         self.unreadable.get_or_insert_with(|| Invalid::new(name, format!("cannot be read: {why}")));
         T::default()
     }
@@ -80,11 +118,12 @@ impl<'r> Reading<'r> {
     }
 }
 
-/// A time for people to see. One that no calendar of nodes has is the first or the last one that it has.
-struct Moment(Timestamp);
+/// A time, cut to the range that nodes can represent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment(pub(super) Timestamp);
 
 impl<'a> FromSql<'a> for Moment {
-    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Anything> {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, BoxError> {
         let since_2000 = i64::from_be_bytes(raw.try_into()?);
         Ok(Self(crate::clock::micros(since_2000.saturating_add(MICROS_TO_2000))))
     }
@@ -103,11 +142,11 @@ pub(super) fn optional_time<I: RowIndex + Display>(row: &Row, column: I) -> Opti
     row.get::<_, Option<Moment>>(column).map(|moment| moment.0)
 }
 
-/// A text for people to see. Bytes that are no UTF-8 become U+FFFD: damage, since the server takes none.
+/// A text for people. Bytes that are not UTF-8 become U+FFFD: the server refuses them, so they are damage.
 struct Lossy(String);
 
 impl<'a> FromSql<'a> for Lossy {
-    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Anything> {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, BoxError> {
         Ok(Self(String::from_utf8_lossy(raw).into_owned()))
     }
 
@@ -124,12 +163,12 @@ pub(super) fn optional_text<I: RowIndex + Display>(row: &Row, column: I) -> Opti
     row.get::<_, Option<Lossy>>(column).map(|text| text.0)
 }
 
-/// JSON for people to see: the value, or else its text.
+/// JSON for people: the value, or its text when it cannot be read.
 struct Readable<T>(Result<T, String>);
 
 impl<'a, T: DeserializeOwned> FromSql<'a> for Readable<T> {
-    fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, Anything> {
-        // A version stands before the text of a jsonb.
+    fn from_sql(ty: &Type, raw: &'a [u8]) -> Result<Self, BoxError> {
+        // The wire format of jsonb: a version byte, then the text.
         let text = if *ty == Type::JSONB { raw.get(1..).unwrap_or_default() } else { raw };
         Ok(Self(serde_json::from_slice(text).map_err(|_| String::from_utf8_lossy(text).into_owned())))
     }
@@ -149,7 +188,7 @@ fn shown<T: DeserializeOwned + Default, I: RowIndex + Display>(
     }
 }
 
-/// Most messages have none: NULL, and nothing to parse.
+/// NULL, as for most messages, is empty.
 pub(super) fn headers<I: RowIndex + Display>(row: &Row, column: I) -> BTreeMap<String, String> {
     shown(row, column, |name, text| BTreeMap::from([(name, text)]))
 }
@@ -171,7 +210,21 @@ pub(super) fn big_count<I: RowIndex + Display>(row: &Row, column: I) -> u64 {
     u64::try_from(row.get::<_, i64>(column)).unwrap_or_default()
 }
 
-/// As the rules of events see it, with all digits of its numbers.
+/// JSON with all digits of its numbers, as event rules need it.
 pub(super) fn json<I: RowIndex + Display>(row: &Row, column: I) -> Option<crate::json::Json> {
     row.get::<_, Option<Json<crate::json::Json>>>(column).map(|json| json.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::State;
+
+    #[test]
+    fn an_unknown_name_is_an_error() {
+        let read = |name: &'static str| KnownName::<State>::from_sql(&Type::TEXT, name.as_bytes());
+        assert_eq!(read("dead").unwrap().0, State::Dead);
+        let error = read("asleep").unwrap_err().to_string();
+        assert!(error.contains("asleep") && error.contains("pending"), "{error}");
+    }
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use tokio_postgres::{GenericClient, Row};
 use uuid::Uuid;
 
-use super::Shared;
+use super::SharedState;
 use super::errors::store_error;
 use crate::clock::truncated;
 use crate::error::{Invalid, StoreError};
@@ -41,17 +41,17 @@ const TYPES: [Type; 12] = [
 
 /// How a send commits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Commit {
-    /// As the server says.
+pub(super) enum SendCommit {
+    /// As `synchronous_commit` says.
     Durable,
     Fast,
 }
 
-pub(super) async fn send(shared: &Shared, commit: Commit, message: &NewMessage) -> Result<Sent> {
+pub(super) async fn send(shared: &SharedState, commit: SendCommit, message: &NewMessage) -> Result<Sent> {
     let arguments = Arguments::of(message)?;
     let sql = match commit {
-        Commit::Durable => SEND,
-        Commit::Fast => SEND_FAST,
+        SendCommit::Durable => SEND,
+        SendCommit::Fast => SEND_FAST,
     };
     let ask = async |client: &mut ClientWrapper| {
         let statement = client.prepare_typed_cached(sql, &TYPES).await.map_err(store_error)?;
@@ -62,13 +62,13 @@ pub(super) async fn send(shared: &Shared, commit: Commit, message: &NewMessage) 
 
 /// All or nothing.
 pub(super) async fn send_batch(
-    shared: &Shared,
-    commit: Commit,
+    shared: &SharedState,
+    commit: SendCommit,
     messages: &[NewMessage],
 ) -> Result<Vec<Sent>> {
     let ask = async |client: &mut ClientWrapper| {
         let transaction = client.transaction().await.map_err(store_error)?;
-        if commit == Commit::Fast {
+        if commit == SendCommit::Fast {
             transaction.batch_execute("SET LOCAL synchronous_commit = off").await.map_err(store_error)?;
         }
         let sent = send_batch_in(&*transaction, messages).await?;
@@ -99,7 +99,7 @@ pub async fn send_batch_in<C: GenericClient>(transaction: &C, messages: &[NewMes
     Ok(rows.iter().map(sent).collect())
 }
 
-/// Messages as the arguments of `postrider._program_send_batch`: an array for each column, none where nobody has any.
+/// Messages as the arguments of `postrider._program_send_batch`: one array per column, none where no message has a value.
 pub(super) struct Columns<'a> {
     endpoints: Vec<&'a str>,
     payloads: Vec<&'a [u8]>,
@@ -123,7 +123,7 @@ impl<'a> Columns<'a> {
         Self::of(messages)
     }
 
-    /// Their payloads were read before.
+    /// For payloads that were checked before.
     pub(super) fn of(messages: &'a [NewMessage]) -> Result<Self> {
         messages.iter().try_for_each(check_text)?;
         Ok(Self {

@@ -1,24 +1,25 @@
-//! Settle: one statement for many settlements, and what it says about the rows of their claims.
+//! Settle: one statement for many settlements, which also deletes or shortens the rows of their claims.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use jiff::Timestamp;
-use postgres_types::{Json, ToSql};
+use postgres_types::{FromSql, Json, ToSql};
+use serde::Deserialize;
 use tokio_postgres::{Error, Row};
 
 use super::cursors::{Cursors, Position};
 use super::errors::store_error;
-use super::row::Span;
-use super::{Shared, settle_apart};
+use super::row::{KnownName, Moment, Span, value};
+use super::{SharedState, settle_apart};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
-use crate::message::{MessageId, NodeId, State};
+use crate::message::{NodeId, State};
 use crate::store::{AttemptRecord, Effect, End, Result, Settled, Settlement};
 use crate::verdict::{Class, Verdict};
 
-/// What somebody's open transaction holds, or the server cannot take, is left for later.
-pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Result<Vec<Settled>> {
+/// What another transaction has locked, or the server refuses, is left for later.
+pub(super) async fn settle(shared: &SharedState, settlements: Vec<Settlement>) -> Result<Vec<Settled>> {
     if settlements.is_empty() {
         return Ok(Vec::new());
     }
@@ -26,40 +27,40 @@ pub(super) async fn settle(shared: &Shared, settlements: Vec<Settlement>) -> Res
         let back = settlements.iter().filter(|settlement| may_come_back(settlement));
         back.for_each(|settlement| shared.cursors.returned(settlement.endpoint));
     };
-    // Before a claim that is asked for in the same breath.
+    // For a claim that is pipelined behind this settle.
     note_returns();
     let all: Vec<&Settlement> = settlements.iter().collect();
-    let wary = shared.in_the_way.anybody();
+    let wary = shared.last_blocked.is_recent();
     let mut asked = ask(shared, &all, wary).await;
-    if matches!(asked, Err(Refusal::Held)) {
-        shared.in_the_way.met();
+    if matches!(asked, Err(SettleRefusal::Held)) {
+        shared.last_blocked.note();
         if !wary {
             asked = ask(shared, &all, true).await;
         }
     }
     let settled = match asked {
         Ok(settled) => settled,
-        // By somebody who has locked a whole table, which not all of them may need.
-        Err(Refusal::Held) => settle_apart::by_kind(shared, &all).await?,
-        Err(Refusal::Content(_)) => settle_apart::in_halves(shared, &all).await?,
-        Err(Refusal::Store(error)) => return Err(error),
+        // A whole table may be locked, which not all settlements need.
+        Err(SettleRefusal::Held) => settle_apart::by_kind(shared, &all).await?,
+        Err(SettleRefusal::Content(_)) => settle_apart::in_halves(shared, &all).await?,
+        Err(SettleRefusal::Store(error)) => return Err(error),
     };
-    // And for one that was under way and did not see them.
+    // And for a claim that ran beside it and did not see them.
     note_returns();
     Ok(settled)
 }
 
-/// Why the server settled nothing of what it was asked to settle together.
-pub(super) enum Refusal {
-    /// Somebody's transaction is in the way of one of them.
+/// Why the server settled none of a batch.
+pub(super) enum SettleRefusal {
+    /// Another transaction has locked something that one of them needs.
     Held,
-    /// It cannot take one of them.
+    /// The server refuses one of them.
     Content(StoreError),
-    /// It is not the question.
+    /// The error is not about the settlements.
     Store(StoreError),
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for SettleRefusal {
     fn from(error: Error) -> Self {
         let class = error.code().and_then(|code| code.code().get(..2));
         match class {
@@ -70,27 +71,33 @@ impl From<Error> for Refusal {
     }
 }
 
-/// In one transaction; all of them, unless one is wary: then what somebody else holds is left for later, and nobody is waited
-/// for.
+/// Settles in one transaction. All of them, unless `wary`: then nothing is waited for, and what another transaction has locked is
+/// left for later.
 pub(super) async fn ask(
-    shared: &Shared,
+    shared: &SharedState,
     settlements: &[&Settlement],
     wary: bool,
-) -> Result<Vec<Settled>, Refusal> {
+) -> Result<Vec<Settled>, SettleRefusal> {
     let node = settlements.first().map_or(NodeId(0), |first| first.fence.node);
     let closing = shared.batches.settling(node, settlements);
-    let mut sorted = Sorted::default();
+    let mut sorted = SortedSettlements::default();
     settlements.iter().enumerate().for_each(|(n, settlement)| sorted.put(node, n, settlement));
     let asked = async {
-        let lines = shared.exchange.lines().await.map_err(Refusal::Store)?;
+        let connections = shared.exchange.connections().await.map_err(SettleRefusal::Store)?;
         let left = closing.left.as_ref().map(Json);
         let with: [&(dyn ToSql + Sync); 6] =
             [&node.0, &sorted.delivered, &sorted.others, &closing.finished, &left, &wary];
-        lines.in_turn.client.query(&lines.settle, &with).await.map_err(Refusal::from)
+        let row = connections
+            .in_turn
+            .client
+            .query_one(&connections.settle, &with)
+            .await
+            .map_err(SettleRefusal::from)?;
+        SettleAnswer::of(&row).map_err(SettleRefusal::Store)
     };
-    let rows = asked.await.inspect_err(|_| shared.batches.reopen(settlements))?;
-    rows.iter().for_each(|row| note_unblocked(&shared.cursors, row));
-    let settled = sorted.understand(settlements, &rows);
+    let answer = asked.await.inspect_err(|_| shared.batches.reopen(settlements))?;
+    answer.note_unblocked(&shared.cursors);
+    let settled = sorted.understand(settlements, &answer);
     let (mut done, mut left) = (Vec::with_capacity(settlements.len()), Vec::new());
     for (settlement, settled) in settlements.iter().zip(&settled) {
         let list = if settled.effect == Effect::Later { &mut left } else { &mut done };
@@ -101,32 +108,78 @@ pub(super) async fn ask(
     Ok(settled)
 }
 
-/// The next one of a key stands in its old place, which is told where many were let go at once.
-fn note_unblocked(cursors: &Cursors, row: &Row) {
-    let Some(endpoint) = row.get::<_, Option<i64>>(3).map(EndpointId) else { return };
-    // One whose due time cannot be read is looked for like one that came back.
-    match (row.get(4), row.try_get(5).unwrap_or(None), row.get(6)) {
-        (Some(priority), Some(due_at), Some(id)) => {
-            cursors.appeared(endpoint, Position { priority, due_at, id });
+/// What `postrider._settle` returns.
+struct SettleAnswer {
+    /// Those that were simply delivered and are completed now. The bulk, so nothing but their ids is sent.
+    completed: Vec<i64>,
+    /// One for each of the others, in their order, then one for each delivered message that is not in `completed`.
+    settled: Vec<SqlSettled>,
+    /// For each endpoint the first message that completed ones made ready.
+    unblocked: Vec<SqlUnblocked>,
+}
+
+impl SettleAnswer {
+    fn of(row: &Row) -> Result<Self> {
+        Ok(Self { completed: value(row, 0)?, settled: value(row, 1)?, unblocked: value(row, 2)? })
+    }
+
+    /// Unblocked messages keep their place in the queue, which may be before a cursor.
+    fn note_unblocked(&self, cursors: &Cursors) {
+        for first in &self.unblocked {
+            let SqlUnblocked { endpoint_id, priority, due_at: Moment(due_at), id, .. } = *first;
+            cursors.appeared(EndpointId(endpoint_id), Position { priority, due_at, id });
         }
-        _ => cursors.returned(endpoint),
+        let unblocked = self.settled.iter().filter_map(|settled| settled.unblocked);
+        unblocked.for_each(|endpoint| cursors.returned(EndpointId(endpoint)));
     }
 }
 
-/// What was simply delivered, and everything else. Each knows where its settlement stands.
+/// `postrider._settled`.
+#[derive(Debug, FromSql)]
+#[postgres(name = "_settled")]
+struct SqlSettled {
+    id: i64,
+    effect: KnownName<EffectName>,
+    state: Option<KnownName<State>>,
+    unblocked: Option<i64>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum EffectName {
+    Applied,
+    /// The message had left the queue before.
+    Recorded,
+    Noted,
+    Fenced,
+    Later,
+}
+
+/// `postrider._unblocked`.
+#[derive(Clone, Copy, Debug, FromSql)]
+#[postgres(name = "_unblocked")]
+struct SqlUnblocked {
+    completed_id: i64,
+    endpoint_id: i64,
+    priority: i16,
+    due_at: Moment,
+    id: i64,
+}
+
+/// Simple deliveries and all others, each with the index of its settlement.
 #[derive(Default)]
-struct Sorted<'a> {
-    delivered: Delivered,
+struct SortedSettlements<'a> {
+    delivered: SqlDelivered,
     delivered_at: HashMap<i64, usize>,
-    others: Vec<EndedClaim<'a>>,
+    others: Vec<SqlSettlement<'a>>,
     others_at: Vec<usize>,
 }
 
-impl<'a> Sorted<'a> {
+impl<'a> SortedSettlements<'a> {
     fn put(&mut self, node: NodeId, n: usize, settlement: &'a Settlement) {
         match &settlement.end {
             End::Attempted { verdict: Verdict::Complete, record }
-                if record.body.is_none()
+                if record.response_body.is_none()
                     && settlement.hold_endpoint_until.is_none()
                     && settlement.fence.node == node
                     && !self.delivered_at.contains_key(&settlement.id.0) =>
@@ -136,28 +189,29 @@ impl<'a> Sorted<'a> {
             }
             _ => {
                 self.others_at.push(n);
-                self.others.push(EndedClaim::of(settlement));
+                self.others.push(SqlSettlement::of(settlement));
             }
         }
     }
 
-    /// Of what was delivered the answer says only what is worth saying.
-    fn understand(&self, settlements: &[&Settlement], answered: &[Row]) -> Vec<Settled> {
-        let completed = |settlement: &&Settlement| Settled {
-            id: settlement.id,
-            endpoint: settlement.endpoint,
-            effect: Effect::Applied(State::Completed),
-            unblocked: None,
-        };
-        let mut all: Vec<Settled> = settlements.iter().map(completed).collect();
-        let (others, delivered) = answered.split_at(self.others_at.len().min(answered.len()));
-        for (row, n) in others.iter().zip(&self.others_at) {
-            all[*n] = settled(settlements[*n], row);
+    /// A settlement that the answer does not name is made again.
+    fn understand(&self, settlements: &[&Settlement], answer: &SettleAnswer) -> Vec<Settled> {
+        let mut all: Vec<Settled> = settlements.iter().map(|settlement| later(settlement)).collect();
+        for n in answer.completed.iter().filter_map(|id| self.delivered_at.get(id)) {
+            all[*n].effect = Effect::Applied(State::Completed);
         }
-        for row in delivered {
-            if let Some(n) = self.delivered_at.get(&row.get::<_, i64>(0)) {
-                all[*n] = settled(settlements[*n], row);
+        for first in &answer.unblocked {
+            if let Some(n) = self.delivered_at.get(&first.completed_id) {
+                all[*n].unblocked = Some(EndpointId(first.endpoint_id));
             }
+        }
+        let (others, delivered) = answer.settled.split_at(self.others_at.len().min(answer.settled.len()));
+        let others = others.iter().zip(&self.others_at);
+        let delivered =
+            delivered.iter().filter_map(|settled| Some((settled, self.delivered_at.get(&settled.id)?)));
+        for (settled, n) in others.chain(delivered) {
+            all[*n].effect = settled.effect();
+            all[*n].unblocked = settled.unblocked.map(EndpointId);
         }
         all
     }
@@ -175,29 +229,21 @@ fn may_come_back(settlement: &Settlement) -> bool {
     !is_delivered(settlement)
 }
 
-fn settled(settlement: &Settlement, row: &Row) -> Settled {
-    let effect = match (row.get::<_, &str>(1), row.get::<_, Option<&str>>(2)) {
-        ("applied" | "recorded", Some(state)) => Effect::Applied(state_named(state)),
-        ("noted", _) => Effect::Noted,
-        ("later", _) => Effect::Later,
-        _ => Effect::Fenced,
-    };
-    Settled {
-        id: MessageId(row.get(0)),
-        endpoint: settlement.endpoint,
-        effect,
-        unblocked: row.get::<_, Option<i64>>(3).map(EndpointId),
+impl SqlSettled {
+    fn effect(&self) -> Effect {
+        match (self.effect.0, &self.state) {
+            (EffectName::Applied | EffectName::Recorded, Some(KnownName(state))) => Effect::Applied(*state),
+            (EffectName::Noted, _) => Effect::Noted,
+            (EffectName::Fenced, _) => Effect::Fenced,
+            (EffectName::Applied | EffectName::Recorded, None) | (EffectName::Later, _) => Effect::Later,
+        }
     }
-}
-
-pub(super) fn state_named(name: &str) -> State {
-    State::from_name(name).unwrap_or(State::Pending)
 }
 
 /// `postrider._delivered`.
 #[derive(Debug, Default, ToSql)]
 #[postgres(name = "_delivered")]
-struct Delivered {
+struct SqlDelivered {
     /// Their batches, each once.
     claims: Vec<i64>,
     ids: Vec<i64>,
@@ -205,12 +251,12 @@ struct Delivered {
     numbers: Vec<i32>,
     started_at: Vec<Timestamp>,
     durations: Vec<Span>,
-    statuses: Vec<Option<i32>>,
+    response_statuses: Vec<Option<i32>>,
 }
 
-impl Delivered {
+impl SqlDelivered {
     fn push(&mut self, settlement: &Settlement, record: &AttemptRecord) {
-        // There are few, and the one looked for is mostly the last.
+        // There are few batches, and the one looked for is mostly the last.
         if !self.claims.iter().rev().any(|batch| *batch == settlement.fence.batch) {
             self.claims.push(settlement.fence.batch);
         }
@@ -219,14 +265,14 @@ impl Delivered {
         self.numbers.push(record.number as i32);
         self.started_at.push(record.started_at);
         self.durations.push(Span(record.duration));
-        self.statuses.push(record.status.map(i32::from));
+        self.response_statuses.push(record.response_status.map(i32::from));
     }
 }
 
 /// `postrider._settlement`.
 #[derive(Debug, ToSql)]
 #[postgres(name = "_settlement")]
-struct EndedClaim<'a> {
+struct SqlSettlement<'a> {
     id: i64,
     endpoint_id: i64,
     node_id: i64,
@@ -236,13 +282,13 @@ struct EndedClaim<'a> {
     reason: Option<&'a str>,
     disable_endpoint: bool,
     hold_until: Option<Timestamp>,
-    attempt: Option<Attempt<'a>>,
+    attempt: Option<SqlAttempt<'a>>,
 }
 
 /// `postrider._attempt`.
 #[derive(Debug, ToSql)]
 #[postgres(name = "_attempt")]
-struct Attempt<'a> {
+struct SqlAttempt<'a> {
     number: i32,
     node_id: i64,
     started_at: Timestamp,
@@ -250,11 +296,11 @@ struct Attempt<'a> {
     outcome: &'static str,
     class: Option<&'static str>,
     error: Option<Cow<'a, str>>,
-    status: Option<i32>,
-    body: Option<&'a [u8]>,
+    response_status: Option<i32>,
+    response_body: Option<&'a [u8]>,
 }
 
-impl<'a> EndedClaim<'a> {
+impl<'a> SqlSettlement<'a> {
     fn of(settlement: &'a Settlement) -> Self {
         let mut ended = Self {
             id: settlement.id.0,
@@ -273,7 +319,7 @@ impl<'a> EndedClaim<'a> {
             End::ExpiredUnstarted => ended.ended = "expired_unstarted",
             End::Unreadable { error } => (ended.ended, ended.reason) = ("unreadable", Some(error.as_str())),
             End::Attempted { verdict, record } => {
-                ended.attempt = Some(Attempt::of(record));
+                ended.attempt = Some(SqlAttempt::of(record));
                 ended.decide(verdict);
             }
         }
@@ -284,7 +330,7 @@ impl<'a> EndedClaim<'a> {
         match verdict {
             Verdict::Complete => self.ended = "complete",
             Verdict::Expire => self.ended = "expire",
-            Verdict::Retry { due_at } => (self.ended, self.due_at) = ("retry", Some(*due_at)),
+            Verdict::Retry { due_at, .. } => (self.ended, self.due_at) = ("retry", Some(*due_at)),
             Verdict::Spare { due_at } => (self.ended, self.due_at) = ("spare", Some(*due_at)),
             Verdict::Dead { reason, disable_endpoint } => {
                 (self.ended, self.reason) = ("dead", Some(reason.as_str()));
@@ -294,7 +340,7 @@ impl<'a> EndedClaim<'a> {
     }
 }
 
-impl<'a> Attempt<'a> {
+impl<'a> SqlAttempt<'a> {
     fn of(record: &'a AttemptRecord) -> Self {
         Self {
             number: record.number as i32,
@@ -304,13 +350,54 @@ impl<'a> Attempt<'a> {
             outcome: record.outcome.as_str(),
             class: record.class.map(Class::as_str),
             error: record.error.as_deref().map(without_nul),
-            status: record.status.map(i32::from),
-            body: record.body.as_deref(),
+            response_status: record.response_status.map(i32::from),
+            response_body: record.response_body.as_deref(),
         }
     }
 }
 
-/// PostgreSQL keeps every character but U+0000. What a receiver says must never keep a message from being settled.
+/// PostgreSQL stores every character but U+0000. A receiver's answer must never keep a message from being settled.
 pub(super) fn without_nul(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { text.replace('\0', "\u{fffd}").into() } else { text.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::message::{Fence, MessageId};
+    use crate::store::AttemptOutcome;
+
+    fn delivered(id: i64) -> Settlement {
+        let record = AttemptRecord {
+            number: 1,
+            node: NodeId(1),
+            started_at: Timestamp::UNIX_EPOCH,
+            duration: Duration::ZERO,
+            outcome: AttemptOutcome::Delivered,
+            class: None,
+            error: None,
+            response_status: None,
+            response_body: None,
+        };
+        Settlement {
+            id: MessageId(id),
+            endpoint: EndpointId(1),
+            fence: Fence { node: NodeId(1), batch: 1 },
+            end: End::Attempted { verdict: Verdict::Complete, record },
+            hold_endpoint_until: None,
+        }
+    }
+
+    #[test]
+    fn a_settlement_that_the_answer_does_not_name_is_made_again() {
+        let settlements = [delivered(1), delivered(2)];
+        let all: Vec<&Settlement> = settlements.iter().collect();
+        let mut sorted = SortedSettlements::default();
+        all.iter().enumerate().for_each(|(n, settlement)| sorted.put(NodeId(1), n, settlement));
+        let answer = SettleAnswer { completed: vec![2], settled: Vec::new(), unblocked: Vec::new() };
+        let effects = sorted.understand(&all, &answer).into_iter().map(|settled| settled.effect);
+        assert_eq!(effects.collect::<Vec<_>>(), [Effect::Later, Effect::Applied(State::Completed)]);
+    }
 }

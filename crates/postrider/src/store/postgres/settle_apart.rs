@@ -1,49 +1,49 @@
-//! When not all can be settled together: because of somebody's open transaction, which is met once and not waited for again,
-//! or because the server cannot take one of them.
+//! Settling in parts, when the server refuses to settle all together: another transaction holds a lock that is not waited for
+//! again, or one settlement is refused.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Shared;
-use super::settle::{Refusal, ask, is_delivered, later};
+use super::SharedState;
+use super::settle::{SettleRefusal, ask, is_delivered, later};
 use crate::store::{Effect, Result, Settled, Settlement};
 
-/// For all parts: a node's lease waits for this, too.
+/// For all parts together: a node's heartbeat settles too, and its lease depends on it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Who was in the way a moment ago may still be.
+/// A lock that was held a moment ago may still be held.
 const WARY_FOR: Duration = Duration::from_secs(10);
 
-/// When a settlement last waited in vain for somebody's transaction. For a while nobody is waited for again.
+/// When a settlement last timed out on a lock. For a while settlements wait for no lock.
 #[derive(Default)]
-pub(super) struct InTheWay(Mutex<Option<Instant>>);
+pub(super) struct LastBlocked(Mutex<Option<Instant>>);
 
-impl InTheWay {
-    pub(super) fn anybody(&self) -> bool {
+impl LastBlocked {
+    pub(super) fn is_recent(&self) -> bool {
         self.lock().is_some_and(|at| at.elapsed() < WARY_FOR)
     }
 
-    pub(super) fn met(&self) {
+    pub(super) fn note(&self) {
         *self.lock() = Some(Instant::now());
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
-        self.0.lock().expect("nobody panics while looking at the time")
+        self.0.lock().expect("no panic while looking at the time")
     }
 }
 
-/// After all of them together were refused because of one of them.
-pub(super) async fn in_halves(shared: &Shared, settlements: &[&Settlement]) -> Result<Vec<Settled>> {
+/// After all of them together were refused because of one.
+pub(super) async fn in_halves(shared: &SharedState, settlements: &[&Settlement]) -> Result<Vec<Settled>> {
     let mut places: Vec<usize> = (0..settlements.len()).collect();
-    // Not always the same ones are asked about at last, when there is no time left.
+    // Start at random: the last ones get no turn when time runs out, and should not always be the same.
     places.rotate_left(rand::random_range(0..=settlements.len()));
     let half = places.split_off(places.len() / 2);
     in_parts(shared, settlements, vec![places, half]).await
 }
 
-/// After all of them together waited in vain: those that were delivered, and then the others.
-pub(super) async fn by_kind(shared: &Shared, settlements: &[&Settlement]) -> Result<Vec<Settled>> {
+/// After all of them together timed out on a lock: delivered ones first, then the others.
+pub(super) async fn by_kind(shared: &SharedState, settlements: &[&Settlement]) -> Result<Vec<Settled>> {
     let (delivered, others): (Vec<usize>, Vec<usize>) =
         (0..settlements.len()).partition(|place| is_delivered(settlements[*place]));
     if delivered.is_empty() || others.is_empty() {
@@ -52,9 +52,9 @@ pub(super) async fn by_kind(shared: &Shared, settlements: &[&Settlement]) -> Res
     in_parts(shared, settlements, vec![others, delivered]).await
 }
 
-/// The last part first, and what the server does not like about one in halves. What it cannot take now is left for later.
+/// Settles the last part first, and halves a part that is refused. The rest is left for later.
 async fn in_parts(
-    shared: &Shared,
+    shared: &SharedState,
     settlements: &[&Settlement],
     mut parts: Vec<Vec<usize>>,
 ) -> Result<Vec<Settled>> {
@@ -73,21 +73,21 @@ async fn in_parts(
             Err(refusal) => refusal,
         };
         match refusal {
-            Refusal::Held => shared.in_the_way.met(),
-            Refusal::Content(error) if places.len() == 1 => {
+            SettleRefusal::Held => shared.last_blocked.note(),
+            SettleRefusal::Content(error) if places.len() == 1 => {
                 let message_id = some[0].id.0;
-                tracing::warn!(%error, message_id, "this message cannot be settled now; trying again later");
+                tracing::warn!(%error, message_id, "could not settle this message; retrying");
             }
-            Refusal::Content(_) => {
+            SettleRefusal::Content(_) => {
                 let half = places.split_off(places.len() / 2);
                 parts.extend([places, half]);
             }
-            Refusal::Store(error) if all.iter().all(|settled| settled.effect == Effect::Later) => {
+            SettleRefusal::Store(error) if all.iter().all(|settled| settled.effect == Effect::Later) => {
                 return Err(error);
             }
-            // Those that are settled are not asked about again.
-            Refusal::Store(error) => {
-                tracing::warn!(%error, "could not settle all that ended; trying again later");
+            // Some are settled, and their answers must not be lost.
+            SettleRefusal::Store(error) => {
+                tracing::warn!(%error, "could not settle everything; retrying");
                 break;
             }
         }

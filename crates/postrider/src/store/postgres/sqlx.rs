@@ -9,8 +9,8 @@ use ::sqlx::{Arguments as _, Postgres, Row};
 use bytes::BytesMut;
 use postgres_types::{ToSql, Type};
 
-use super::errors::Said;
-use super::publish::{PUBLISH, Publication};
+use super::errors::ServerError;
+use super::publish::{EventBatch, PUBLISH};
 use super::send::{Arguments, Columns, SEND, SEND_BATCH};
 use crate::error::StoreError;
 use crate::event::NewEvent;
@@ -31,21 +31,21 @@ pub async fn send_batch_in(transaction: &mut PgConnection, messages: &[NewMessag
 
 /// Publishes within the caller's own transaction, as [`publish_in`](super::publish_in) does.
 pub async fn publish_in(transaction: &mut PgConnection, event: &NewEvent) -> Result<u64> {
-    publish(transaction, &Publication::of_one(event)?).await
+    publish(transaction, &EventBatch::of_one(event)?).await
 }
 
 /// Several, all or nothing, within the caller's own transaction.
 pub async fn publish_batch_in(transaction: &mut PgConnection, events: &[NewEvent]) -> Result<u64> {
-    publish(transaction, &Publication::of(events)?).await
+    publish(transaction, &EventBatch::of(events)?).await
 }
 
-async fn publish(transaction: &mut PgConnection, publication: &Publication) -> Result<u64> {
+async fn publish(transaction: &mut PgConnection, publication: &EventBatch) -> Result<u64> {
     let rows = ask(transaction, PUBLISH, &publication.columns()?.typed()).await?;
     let made: i32 = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(store_error)?;
     Ok(u64::try_from(made).unwrap_or_default())
 }
 
-/// Nothing is prepared for later: behind PgBouncer the next transaction may be on another connection.
+/// Unnamed statements only: behind PgBouncer the next transaction may be on another connection.
 async fn ask(
     transaction: &mut PgConnection,
     statement: &'static str,
@@ -54,7 +54,7 @@ async fn ask(
     let mut arguments = PgArguments::default();
     for (value, kind) in values {
         arguments
-            .add(Value(*value, kind))
+            .add(SqlxValue(*value, kind))
             .map_err(|error| StoreError::Unavailable(format!("a value cannot be sent: {error}")))?;
     }
     let query = ::sqlx::query_with(statement, arguments).persistent(false);
@@ -69,7 +69,7 @@ fn sent(row: &PgRow) -> Result<Sent> {
 fn store_error(error: ::sqlx::Error) -> StoreError {
     let said = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
     match said {
-        Some(said) => Said {
+        Some(said) => ServerError {
             code: said.code(),
             message: said.message(),
             detail: said.detail(),
@@ -81,10 +81,10 @@ fn store_error(error: ::sqlx::Error) -> StoreError {
     }
 }
 
-/// A value of the other driver: both write what the server reads.
-struct Value<'a>(&'a (dyn ToSql + Sync), &'a Type);
+/// A value of the other driver; both write the server's binary format.
+struct SqlxValue<'a>(&'a (dyn ToSql + Sync), &'a Type);
 
-impl Encode<'_, Postgres> for Value<'_> {
+impl Encode<'_, Postgres> for SqlxValue<'_> {
     fn encode_by_ref(&self, buffer: &mut PgArgumentBuffer) -> std::result::Result<IsNull, BoxDynError> {
         let mut written = BytesMut::new();
         match self.0.to_sql_checked(self.1, &mut written)? {
@@ -101,8 +101,8 @@ impl Encode<'_, Postgres> for Value<'_> {
     }
 }
 
-/// Each value says what it is.
-impl ::sqlx::Type<Postgres> for Value<'_> {
+/// `produces` tells the real type.
+impl ::sqlx::Type<Postgres> for SqlxValue<'_> {
     fn type_info() -> PgTypeInfo {
         PgTypeInfo::with_oid(Oid(Type::UNKNOWN.oid()))
     }

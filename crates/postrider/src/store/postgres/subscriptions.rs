@@ -3,13 +3,13 @@
 use postgres_types::Json;
 use tokio_postgres::Row;
 
-use super::Shared;
+use super::SharedState;
 use super::row::json;
 use crate::error::StoreError;
 use crate::event::{NewSubscription, Subscribed, Subscription};
 use crate::store::Result;
 
-pub(super) async fn create(shared: &Shared, new: NewSubscription) -> Result<Subscribed> {
+pub(super) async fn create(shared: &SharedState, new: NewSubscription) -> Result<Subscribed> {
     new.check()?;
     if new.endpoint.contains('\0') {
         return Err(StoreError::unknown_endpoint(new.endpoint));
@@ -20,14 +20,18 @@ pub(super) async fn create(shared: &Shared, new: NewSubscription) -> Result<Subs
     Ok(Subscribed { subscription: by_id(shared, made.get(0)).await?, existed: made.get(1) })
 }
 
-pub(super) async fn by_id(shared: &Shared, id: i64) -> Result<Subscription> {
+pub(super) async fn by_id(shared: &SharedState, id: i64) -> Result<Subscription> {
     let one = "SELECT s.id, s.pattern, e.name, s.filter, s.template, s.enabled, s.created_at
                FROM postrider.subscriptions s JOIN postrider.endpoints e ON e.id = s.endpoint_id WHERE s.id = $1";
     let unknown = || StoreError::Unknown { what: "subscription", name: id.to_string() };
     shared.prompt.query(one, &[&id]).await?.first().map(subscription).ok_or_else(unknown)
 }
 
-pub(super) async fn list(shared: &Shared, after: Option<i64>, limit: usize) -> Result<Vec<Subscription>> {
+pub(super) async fn list(
+    shared: &SharedState,
+    after: Option<i64>,
+    limit: usize,
+) -> Result<Vec<Subscription>> {
     let page = "SELECT s.id, s.pattern, e.name, s.filter, s.template, s.enabled, s.created_at
                 FROM postrider.subscriptions s JOIN postrider.endpoints e ON e.id = s.endpoint_id
                 WHERE s.id > $1 ORDER BY s.id LIMIT $2";

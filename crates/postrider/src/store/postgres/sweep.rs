@@ -11,19 +11,19 @@ use tokio_postgres::Row;
 use super::dlq::{Matching, REDRIVABLE, STEP_LETTERS};
 use super::errors::store_error;
 use super::row::{big_count, count};
-use super::{PostgresStore, Shared};
+use super::{PostgresStore, SharedState};
 use crate::endpoint::EndpointId;
 use crate::store::{
     DlqFilter, Result, Room, Sweep, SweepAction, SweepCursor, Sweeps, check_sweep, never_fits,
 };
 
-/// What can be discarded: also what was erased, or has no endpoint any more.
+/// Condition for a letter `d` that can be discarded: erased ones and those of dropped endpoints too.
 const DISCARDABLE: &str = "d.status = 'failed'";
 
-struct Letter {
+struct SelectedLetter {
     id: i64,
     endpoint: EndpointId,
-    /// The first message of its key, or its own.
+    /// The first message of its ordering key, or the letter's own message.
     group: i64,
 }
 
@@ -42,7 +42,7 @@ impl Sweeps for PostgresStore {
 }
 
 async fn step(
-    shared: &Shared,
+    shared: &SharedState,
     action: SweepAction,
     filter: &DlqFilter,
     from: Option<SweepCursor>,
@@ -63,7 +63,7 @@ async fn step(
             SweepAction::Discard => (letters, None),
         };
         let taken = take(&transaction, action, &letters).await?;
-        // A cursor comes from outside, with whatever is in it.
+        // A cursor comes from the caller, so its numbers can be anything.
         let done = cursor.done.saturating_add(u64::from(taken));
         let event = log(&transaction, action, filter, cursor.event, done).await?;
         transaction.commit().await.map_err(store_error)?;
@@ -79,7 +79,7 @@ fn possible(action: SweepAction) -> &'static str {
     }
 }
 
-async fn begin(shared: &Shared, action: SweepAction, filter: &DlqFilter) -> Result<SweepCursor> {
+async fn begin(shared: &SharedState, action: SweepAction, filter: &DlqFilter) -> Result<SweepCursor> {
     let matching = Matching::new(shared, filter).await?;
     let (possible, conditions) = (possible(action), &matching.conditions);
     let sql = format!(
@@ -90,14 +90,14 @@ async fn begin(shared: &Shared, action: SweepAction, filter: &DlqFilter) -> Resu
     Ok(SweepCursor::begin(row.get(0), big_count(&row, 1)))
 }
 
-/// In the order of their messages, and up to which message that is; None when there are no more. A key whose letters came
-/// back by halves would go on with what was sent later, so all that there is of a key goes along.
+/// The next letters in the order of their messages, and the last message of the step; None when there are no more. All letters of
+/// a key go together: if half of them were put back, messages that were sent later would overtake the other half.
 async fn next(
-    shared: &Shared,
+    shared: &SharedState,
     action: SweepAction,
     filter: &DlqFilter,
     from: SweepCursor,
-) -> Result<(Vec<Letter>, Option<i64>)> {
+) -> Result<(Vec<SelectedLetter>, Option<i64>)> {
     let mut matching = Matching::new(shared, filter).await?;
     let newest = matching.parameter(from.newest);
     let position = matching.parameter(from.position);
@@ -123,12 +123,16 @@ async fn next(
          ORDER BY l.message_id, l.id"
     );
     let rows = shared.prompt.query(&sql, &matching.parameters()).await?;
-    let letter = |row: &Row| Letter { id: row.get(0), endpoint: EndpointId(row.get(1)), group: row.get(2) };
+    let letter =
+        |row: &Row| SelectedLetter { id: row.get(0), endpoint: EndpointId(row.get(1)), group: row.get(2) };
     Ok((rows.iter().map(letter).collect(), rows.first().and_then(|row| row.get(3))))
 }
 
-/// Those that there is room for, and up to which message that is when not for all.
-async fn fitting(transaction: &Transaction<'_>, letters: Vec<Letter>) -> Result<(Vec<Letter>, Option<i64>)> {
+/// The letters that the queue has room for, and the last message of the step when that is not all.
+async fn fitting(
+    transaction: &Transaction<'_>,
+    letters: Vec<SelectedLetter>,
+) -> Result<(Vec<SelectedLetter>, Option<i64>)> {
     let endpoints: BTreeSet<i64> = letters.iter().map(|letter| letter.endpoint.0).collect();
     let (endpoints, more) = (Vec::from_iter(endpoints), letters.len() as i64);
     let left = "SELECT endpoint_id, room FROM postrider._room_left($1, $2)";
@@ -142,18 +146,18 @@ async fn fitting(transaction: &Transaction<'_>, letters: Vec<Letter>) -> Result<
     Ok((letters, cut))
 }
 
-fn ids(letters: &[Letter]) -> Vec<i64> {
+fn ids(letters: &[SelectedLetter]) -> Vec<i64> {
     letters.iter().map(|letter| letter.id).collect()
 }
 
-/// As far as they are still `failed`: whoever is first has a letter.
-async fn take(transaction: &Transaction<'_>, action: SweepAction, letters: &[Letter]) -> Result<u32> {
+/// Takes those that are still `failed`.
+async fn take(transaction: &Transaction<'_>, action: SweepAction, letters: &[SelectedLetter]) -> Result<u32> {
     let take = "SELECT postrider._take_letters($1, $2, postrider._now())";
     let row = transaction.query_one(take, &[&action.as_str(), &ids(letters)]).await.map_err(store_error)?;
     Ok(count(&row, 0))
 }
 
-/// One line for all steps; the one that a cursor names may be gone, or another's.
+/// One entry for all steps. The entry that a cursor names may be deleted, or belong to something else.
 async fn log(
     transaction: &Transaction<'_>,
     action: SweepAction,

@@ -10,18 +10,18 @@ use super::errors::store_error;
 use crate::clock::{Clock, truncated};
 use crate::store::Result;
 
-/// What the database's clock said at some moment of our own; asked again with every heartbeat. The monotonic
-/// clock carries it on, so a step of this machine's wall clock changes nothing.
+/// The database's clock at one moment of the monotonic clock, read again with every heartbeat. Steps of this machine's wall clock
+/// change nothing.
 #[derive(Debug)]
-pub(super) struct Reading {
+pub(super) struct ClockReading {
     at: Instant,
     said: Timestamp,
 }
 
-/// In the database every judgement is made by its own clock; this one only says when to ask.
+/// The database judges by its own clock; this copy only decides when to ask.
 pub(super) enum StoreClock {
-    Database(Mutex<Reading>),
-    /// A test's, moved together with the database's.
+    Database(Mutex<ClockReading>),
+    /// A test's clock, which is moved together with the database's.
     Given(Arc<dyn Clock>),
 }
 
@@ -37,7 +37,7 @@ impl StoreClock {
         match self {
             Self::Given(clock) => truncated(clock.now()),
             Self::Database(reading) => {
-                let reading = reading.lock().expect("nobody panics while reading the clock");
+                let reading = reading.lock().expect("no panic while reading the clock");
                 truncated(reading.said + reading.at.elapsed())
             }
         }
@@ -46,16 +46,16 @@ impl StoreClock {
     pub(super) async fn set(&self, client: &Client) -> Result<()> {
         if let Self::Database(reading) = self {
             let new = read(client).await?;
-            *reading.lock().expect("nobody panics while reading the clock") = new;
+            *reading.lock().expect("no panic while reading the clock") = new;
         }
         Ok(())
     }
 }
 
-/// The answer stands for the middle of the round trip.
-async fn read(client: &Client) -> Result<Reading> {
+/// The answer is taken for the middle of the round trip.
+async fn read(client: &Client) -> Result<ClockReading> {
     let asked = Instant::now();
     let row = client.query_one("SELECT postrider._now()", &[]).await.map_err(store_error)?;
     let at = asked + asked.elapsed() / 2;
-    Ok(Reading { at, said: row.get(0) })
+    Ok(ClockReading { at, said: row.get(0) })
 }

@@ -14,9 +14,9 @@ use crate::error::StoreError;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
-    /// Encrypted, whoever is at the other end.
+    /// Encrypted; any certificate will do.
     Anybody,
-    /// Signed by a known authority, for whatever name.
+    /// Signed by a known authority, for any name.
     AnyName,
     Full,
 }
@@ -26,7 +26,7 @@ pub(super) enum Trust {
 pub(super) struct Files {
     /// `sslrootcert`: authorities that are trusted instead of the system's.
     pub(super) root: Option<String>,
-    /// `sslcert` and `sslkey`: what this client proves itself with.
+    /// `sslcert` and `sslkey`: this client's certificate.
     pub(super) certificate: Option<String>,
     pub(super) key: Option<String>,
 }
@@ -50,7 +50,7 @@ pub(super) fn client_config(trust: Trust, files: &Files) -> Result<ClientConfig,
             let secret = PrivateKeyDer::from_pem_file(key).map_err(unreadable("sslkey", key))?;
             builder.with_client_auth_cert(chain, secret).map_err(unreadable("sslcert", certificate))
         }
-        _ => Err(StoreError::Unusable("sslcert and sslkey go together: one is missing".to_owned())),
+        _ => Err(StoreError::Unusable("sslcert and sslkey must be given together".to_owned())),
     }
 }
 
@@ -78,7 +78,7 @@ fn certificates(option: &str, path: &str) -> Result<Vec<CertificateDer<'static>>
     let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
     let found: Vec<_> = found.map_err(unreadable(option, path))?;
     if found.is_empty() {
-        return Err(StoreError::Unusable(format!("{option} {path}: there is no certificate in it")));
+        return Err(StoreError::Unusable(format!("{option} {path}: the file has no certificate")));
     }
     Ok(found)
 }

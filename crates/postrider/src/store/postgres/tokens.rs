@@ -3,11 +3,10 @@
 use async_trait::async_trait;
 use tokio_postgres::Row;
 
-use super::{PostgresStore, Shared};
+use super::row::named;
+use super::{PostgresStore, SharedState};
 use crate::store::tokens::Minted;
-use crate::store::{
-    IssuedToken, Keyring, NewToken, Result, Scope, TOKENS_MAX, TokenKey, TokenRecord, Tokens,
-};
+use crate::store::{IssuedToken, Keyring, NewToken, Result, TOKENS_MAX, TokenKey, TokenRecord, Tokens};
 
 #[async_trait]
 impl Tokens for PostgresStore {
@@ -31,7 +30,7 @@ impl Keyring for PostgresStore {
     }
 }
 
-pub(super) async fn create(shared: &Shared, new: NewToken) -> Result<IssuedToken> {
+pub(super) async fn create(shared: &SharedState, new: NewToken) -> Result<IssuedToken> {
     new.check()?;
     let minted = Minted::new();
     let create = "SELECT postrider._create_token($1, $2, $3, $4, $5)";
@@ -40,25 +39,23 @@ pub(super) async fn create(shared: &Shared, new: NewToken) -> Result<IssuedToken
     Ok(minted.issued(new, row.get(0)))
 }
 
-pub(super) async fn list(shared: &Shared) -> Result<Vec<TokenRecord>> {
+pub(super) async fn list(shared: &SharedState) -> Result<Vec<TokenRecord>> {
     let list = "SELECT prefix, name, scope, created_at FROM postrider._tokens ORDER BY created_at, prefix";
     let rows = shared.prompt.query(list, &[]).await?;
-    let token = |row: &Row| TokenRecord {
-        prefix: row.get(0),
-        name: row.get(1),
-        scope: scope(row.get(2)),
-        created_at: row.get(3),
+    let token = |row: &Row| {
+        Ok(TokenRecord {
+            prefix: row.get(0),
+            name: row.get(1),
+            scope: named(row, 2)?,
+            created_at: row.get(3),
+        })
     };
-    Ok(rows.iter().map(token).collect())
+    rows.iter().map(token).collect()
 }
 
-pub(super) async fn keys(shared: &Shared) -> Result<Vec<TokenKey>> {
-    // Asked for by a node's API, whoever else waits for a connection.
+pub(super) async fn keys(shared: &SharedState) -> Result<Vec<TokenKey>> {
+    // On the node's own connections: its API must not wait behind senders.
     let rows = shared.own.query("SELECT prefix, scope, digest FROM postrider._tokens", &[]).await?;
-    Ok(rows.iter().filter_map(|row| TokenKey::new(row.get(0), scope(row.get(1)), row.get(2))).collect())
-}
-
-/// The table has a CHECK; what it did not let in may do least.
-fn scope(text: &str) -> Scope {
-    text.parse().unwrap_or(Scope::Monitor)
+    let key = |row: &Row| Ok(TokenKey::new(row.get(0), named(row, 1)?, row.get(2)));
+    rows.iter().map(key).filter_map(Result::transpose).collect()
 }

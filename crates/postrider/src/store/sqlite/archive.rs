@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, HashMap};
 use jiff::Timestamp;
 use jiff::tz::Offset;
 use rusqlite::types::Null;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 
-use super::keys::{self, Key, Place};
-use super::row::{Raw, at, id_list, micros_of};
-use super::shown::Shown;
+use super::keys::{self, OrderingKey, QueuePlace};
+use super::query::Query;
+use super::row::{at, id_list, micros_of};
+use super::surface;
 use super::writer::Write;
-use super::{send, storage_error, surface};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::{MessageId, State};
@@ -20,7 +20,7 @@ use crate::settings::{ArchiveMode, AttemptLog};
 use crate::store::Result;
 
 const MONTHS_AHEAD: i32 = 3;
-/// 9998-12-31: every month has a next one.
+/// 9998-12-31, so that every month has a next one.
 const LAST_MONTH: Timestamp = Timestamp::constant(253_370_678_400, 0);
 const TABLE_PREFIX: &str = "_postrider_archive_";
 /// Claimed, without keys, made between ?5 and ?6.
@@ -39,7 +39,7 @@ impl Month {
         Self::at(at(micros))
     }
 
-    /// No month is named before 1970 or after 9998: the name of a table has room for no other.
+    /// Between 1970 and 9998: other years do not fit into the name of a table.
     fn at(at: Timestamp) -> Self {
         let date = Offset::UTC.to_datetime(at.clamp(Timestamp::UNIX_EPOCH, LAST_MONTH));
         Self { year: date.year(), month: date.month() }
@@ -65,20 +65,19 @@ impl Month {
     }
 
     /// Newest first: most questions are about what just happened.
-    pub(super) fn existing(conn: &Connection) -> rusqlite::Result<Vec<Self>> {
-        let mut months = conn
-            .prepare_cached(
-                "SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB '_postrider_archive_[0-9]*'",
-            )?
-            .query_map([], |row| row.get::<_, String>(0))?
-            .map(|name| name.map(|name| Self::parse(&name)))
-            .collect::<rusqlite::Result<Vec<_>>>()?;
+    pub(super) fn existing(conn: &Connection) -> Result<Vec<Self>> {
+        let mut months = conn.rows(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB '_postrider_archive_[0-9]*'",
+            [],
+            |row| Ok(Self::parse(row.get_ref(0)?.as_str()?)),
+        )?;
         months.sort_unstable_by(|a, b| b.cmp(a));
         Ok(months.into_iter().flatten().collect())
     }
 
-    pub(super) fn begin(self, conn: &Connection) -> rusqlite::Result<()> {
-        conn.execute_batch(&include_str!("sql/archive_month.sql").replace("{table}", &self.table()))
+    pub(super) fn begin(self, conn: &Connection) -> Result<()> {
+        let sql = include_str!("sql/archive_month.sql").replace("{table}", &self.table());
+        Ok(conn.execute_batch(&sql)?)
     }
 
     fn parse(table: &str) -> Option<Self> {
@@ -117,8 +116,8 @@ impl Months {
         match self.made.entry(month) {
             Entry::Occupied(made) => Ok(made.into_mut()),
             Entry::Vacant(place) => {
-                if !Month::existing(conn).map_err(storage_error)?.contains(&month) {
-                    month.begin(conn).and_then(|()| surface::refresh_archive(conn)).map_err(storage_error)?;
+                if !Month::existing(conn)?.contains(&month) {
+                    month.begin(conn).and_then(|()| surface::refresh_archive(conn))?;
                 }
                 Ok(place.insert(Statements::into_table(&month.table())))
             }
@@ -131,15 +130,16 @@ impl Statements {
         const ONE: &str = "= ?1";
         const MANY: &str = "IN (SELECT value FROM json_each(?1))";
         let simple = format!("{MANY} {SIMPLE}");
-        // FAIL, not ABORT: a row needs no journal to undo the rows before it, the transaction ends anyway.
+        // FAIL, not ABORT: SQLite then keeps no journal to undo single rows; an error ends the transaction anyway.
         let insert = |headers: &str, payload: &str, which: &str| {
             format!(
                 "INSERT OR FAIL INTO {table} (id, endpoint_id, status, finished_at, priority, attempts,
-                   place, delivered_late, ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type,
+                   place, delivered_late, ordering_key, created_at, scheduled_at, expires_at,
+                     idempotency_key, correlation_id, event_type,
                    last_error, content_type, headers, options, payload)
                  SELECT id, endpoint_id, ?2, ?3, priority, attempts - ?4, place, delivered_late, ordering_key,
-                   created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type, last_error,
-                   content_type, {headers}, options, {payload}
+                   created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type,
+                     last_error, content_type, {headers}, options, {payload}
                  FROM _postrider_queue WHERE id {which}"
             )
         };
@@ -163,16 +163,16 @@ pub(super) fn make_months_ahead(write: &mut Write<'_>) -> Result<()> {
 }
 
 /// A message on its way out of the queue.
-pub(super) struct Leaving {
+pub(super) struct LeavingMessage {
     pub(super) id: MessageId,
     pub(super) endpoint: EndpointId,
     pub(super) created_at: Timestamp,
     pub(super) has_idempotency_key: bool,
-    pub(super) place: Place,
-    pub(super) key: Option<Key>,
+    pub(super) place: QueuePlace,
+    pub(super) key: Option<OrderingKey>,
 }
 
-/// Finishes a pending message found on the way, and tells whom that lets go.
+/// Finishes a pending message that a claim or expiry found, and tells nodes which endpoint that unblocks.
 pub(super) fn finish(write: &mut Write<'_>, id: MessageId, state: State) -> Result<()> {
     let leaving = super::settle::pending(write, id)?;
     let unblocked = leave(write, &leaving, state, None)?;
@@ -180,28 +180,22 @@ pub(super) fn finish(write: &mut Write<'_>, id: MessageId, state: State) -> Resu
 }
 
 /// Queue to archive. `uncounted` attempts were claimed and never begun. Returns the endpoint whose next
-/// message of the same key may go now.
+/// message of the same key is claimable now.
 pub(super) fn leave(
     write: &mut Write<'_>,
-    leaving: &Leaving,
+    leaving: &LeavingMessage,
     state: State,
     uncounted: Option<u32>,
 ) -> Result<Option<EndpointId>> {
-    let settings = write.known.settings().clone();
+    let settings = write.config.settings().clone();
     if settings.archive != ArchiveMode::Off {
         let statements = write.months.statements(write.conn, Month::at(leaving.created_at))?;
         let sql = match settings.archive {
             ArchiveMode::On => &statements.whole,
             ArchiveMode::Metadata | ArchiveMode::Off => &statements.metadata,
         };
-        write
-            .conn
-            .prepare_cached(sql)
-            .and_then(|mut statement| {
-                let now = micros_of(write.now);
-                statement.execute(params![leaving.id.0, state.as_str(), now, uncounted.unwrap_or(0)])
-            })
-            .map_err(storage_error)?;
+        let now = micros_of(write.now);
+        write.conn.run(sql, params![leaving.id.0, state.as_str(), now, uncounted.unwrap_or(0)])?;
     }
     if leaving.has_idempotency_key && state == State::Completed && !settings.idempotency_retention.is_zero() {
         reserve_key(write, leaving.id)?;
@@ -212,8 +206,8 @@ pub(super) fn leave(
     remove(write, leaving)
 }
 
-/// Completes those of `delivered` that are claimed, have no keys and were made this month, all at once. Whose claim
-/// it is does not matter: without an ordering key, a late delivery counts as well as one in time.
+/// Completes those of `delivered` that are claimed, have no keys and were made this month, all at once. The
+/// fence does not matter: without an ordering key a late delivery counts as well.
 pub(super) fn complete_in_bulk(
     write: &mut Write<'_>,
     delivered: &HashMap<MessageId, EndpointId>,
@@ -222,7 +216,7 @@ pub(super) fn complete_in_bulk(
     let (from, to) = (month.begins_at(), month.next().begins_at());
     let ids: Vec<MessageId> = delivered.keys().copied().collect();
     let list = id_list(ids.iter().copied());
-    let mode = write.known.settings().archive;
+    let mode = write.config.settings().archive;
     let archived = match mode {
         ArchiveMode::Off => None,
         ArchiveMode::On | ArchiveMode::Metadata => {
@@ -230,21 +224,19 @@ pub(super) fn complete_in_bulk(
             let whole = mode == ArchiveMode::On;
             let sql = if whole { &statements.whole_many } else { &statements.metadata_many };
             let parameters = params![list, State::Completed.as_str(), micros_of(write.now), 0, from, to];
-            let archived = write.conn.prepare_cached(sql).and_then(|mut sql| sql.execute(parameters));
-            Some(archived.map_err(storage_error)?)
+            Some(write.conn.run_counted(sql, parameters)?)
         }
     };
     // Nearly always all of them.
     let done = match archived == Some(ids.len()) {
         true => ids,
-        false => simple_ones(write, &list, from, to).map_err(storage_error)?,
+        false => simple_ones(write, &list, from, to)?,
     };
-    let deleted = write
-        .conn
-        .prepare_cached("DELETE FROM _postrider_queue WHERE id IN (SELECT value FROM json_each(?1))")
-        .and_then(|mut statement| statement.execute([id_list(done.iter().copied())]))
-        .map_err(storage_error)?;
-    // What left the queue without a trace would be lost, so the two have to agree.
+    let deleted = write.conn.run_counted(
+        "DELETE FROM _postrider_queue WHERE id IN (SELECT value FROM json_each(?1))",
+        [id_list(done.iter().copied())],
+    )?;
+    // A message that was deleted and not archived would be lost, so the two counts must agree.
     if archived.is_some_and(|archived| archived != deleted) {
         return Err(StoreError::Unavailable("the queue changed while messages left it".to_owned()));
     }
@@ -252,87 +244,65 @@ pub(super) fn complete_in_bulk(
     Ok(done)
 }
 
-fn simple_ones(write: &Write<'_>, list: &str, from: i64, to: i64) -> rusqlite::Result<Vec<MessageId>> {
-    write
-        .conn
-        .prepare_cached(&format!(
-            "SELECT id FROM _postrider_queue WHERE id IN (SELECT value FROM json_each(?1)) {SIMPLE}"
-        ))?
-        .query_map(params![list, Null, Null, Null, from, to], |row| row.get(0).map(MessageId))?
-        .collect()
+fn simple_ones(write: &Write<'_>, list: &str, from: i64, to: i64) -> Result<Vec<MessageId>> {
+    write.conn.rows(
+        &format!("SELECT id FROM _postrider_queue WHERE id IN (SELECT value FROM json_each(?1)) {SIMPLE}"),
+        params![list, Null, Null, Null, from, to],
+        |row| row.get(0).map(MessageId),
+    )
 }
 
-/// Of a message that was cancelled while an attempt was under way the receiver acknowledged it; false when it was not
-/// cancelled, or is not kept.
+/// The receiver acknowledged a message that was cancelled during the attempt. False when it was not cancelled, or is
+/// not in the archive.
 pub(super) fn complete_cancelled(write: &Write<'_>, id: MessageId) -> Result<bool> {
-    let Some(month) = month_of(write.conn, id).map_err(storage_error)? else { return Ok(false) };
+    let Some(month) = month_of(write.conn, id)? else { return Ok(false) };
     let sql = format!(
         "UPDATE {} SET status = 'completed', delivered_late = 1, finished_at = ?2
          WHERE id = ?1 AND status = 'cancelled'",
         month.table()
     );
-    let completed = write.conn.execute(&sql, params![id.0, micros_of(write.now)]).map_err(storage_error)?;
+    let completed = write.conn.run_counted(&sql, params![id.0, micros_of(write.now)])?;
     Ok(completed > 0)
 }
 
-/// Out of the queue; the next message of its key takes its place.
-pub(super) fn remove(write: &mut Write<'_>, leaving: &Leaving) -> Result<Option<EndpointId>> {
-    write
-        .conn
-        .prepare_cached("DELETE FROM _postrider_queue WHERE id = ?1")
-        .and_then(|mut statement| statement.execute([leaving.id.0]))
-        .map_err(storage_error)?;
+/// Deletes it from the queue; the next message of its key may become claimable.
+pub(super) fn remove(write: &mut Write<'_>, leaving: &LeavingMessage) -> Result<Option<EndpointId>> {
+    write.conn.run("DELETE FROM _postrider_queue WHERE id = ?1", [leaving.id.0])?;
     write.counts.queued(leaving.endpoint, -1);
     match &leaving.key {
-        // Who was behind its key lets nobody go: another one of the key is active, or the key is held.
-        Some(key) if leaving.place != Place::Blocked => keys::advance(write, key),
+        // A message behind its key unblocks no other: one of the key is ready or claimed, or the key is held.
+        Some(key) if leaving.place != QueuePlace::BehindKey => keys::advance(write, key),
         Some(_) | None => Ok(None),
     }
 }
 
 fn reserve_key(write: &Write<'_>, id: MessageId) -> Result<()> {
-    let until = micros_of(write.now + write.known.settings().idempotency_retention);
-    let (endpoint, key, digest): (i64, Raw, _) = write
-        .conn
-        .prepare_cached(
-            "SELECT endpoint_id, idempotency_key, content_type, payload FROM _postrider_queue WHERE id = ?1",
-        )
-        .and_then(|mut statement| {
-            statement.query_row([id.0], |row| {
-                let (content_type, payload) = (Shown(row).text(2), Shown(row).bytes(3));
-                let digest = send::digest(&content_type.unwrap_or_default(), &payload.unwrap_or_default());
-                Ok((row.get(0)?, row.get(1)?, digest))
-            })
-        })
-        .map_err(storage_error)?;
-    write
-        .conn
-        .prepare_cached(
-            "INSERT INTO _postrider_reservations (endpoint_id, idempotency_key, message_id, digest, until)
-             VALUES (?1, ?2, ?3, ?4, ?5)
-             ON CONFLICT (endpoint_id, idempotency_key) DO UPDATE SET
-               message_id = excluded.message_id, digest = excluded.digest, until = excluded.until",
-        )
-        .and_then(|mut statement| statement.execute(params![endpoint, key, id.0, digest, until]))
-        .map(|_| ())
-        .map_err(storage_error)
+    let until = micros_of(write.now + write.config.settings().idempotency_retention);
+    write.conn.run(
+        "INSERT INTO _postrider_reservations (endpoint_id, idempotency_key, message_id, until, content_type,
+           payload)
+         SELECT endpoint_id, idempotency_key, id, ?2, content_type, CAST(payload AS BLOB)
+         FROM _postrider_queue WHERE id = ?1
+         ON CONFLICT (endpoint_id, idempotency_key) DO UPDATE SET message_id = excluded.message_id,
+           until = excluded.until, content_type = excluded.content_type, payload = excluded.payload",
+        params![id.0, until],
+    )
+}
+
+/// Whether a copy of its payload is kept for its idempotency key.
+pub(super) fn has_reservation(conn: &Connection, id: MessageId) -> Result<bool> {
+    conn.value("SELECT EXISTS (SELECT 1 FROM _postrider_reservations WHERE message_id = ?1)", [id.0])
 }
 
 pub(super) fn forget_attempts(write: &Write<'_>, id: MessageId) -> Result<()> {
-    write
-        .conn
-        .prepare_cached("DELETE FROM _postrider_attempts WHERE message_id = ?1")
-        .and_then(|mut statement| statement.execute([id.0]))
-        .map(|_| ())
-        .map_err(storage_error)
+    write.conn.run("DELETE FROM _postrider_attempts WHERE message_id = ?1", [id.0])
 }
 
 /// The month that holds the message.
-pub(super) fn month_of(conn: &Connection, id: MessageId) -> rusqlite::Result<Option<Month>> {
+pub(super) fn month_of(conn: &Connection, id: MessageId) -> Result<Option<Month>> {
     for month in Month::existing(conn)? {
-        let there: bool = conn
-            .prepare_cached(&format!("SELECT EXISTS (SELECT 1 FROM {} WHERE id = ?1)", month.table()))?
-            .query_row([id.0], |row| row.get(0))?;
+        let there: bool =
+            conn.value(&format!("SELECT EXISTS (SELECT 1 FROM {} WHERE id = ?1)", month.table()), [id.0])?;
         if there {
             return Ok(Some(month));
         }
@@ -340,20 +310,18 @@ pub(super) fn month_of(conn: &Connection, id: MessageId) -> rusqlite::Result<Opt
     Ok(None)
 }
 
-/// The state of a message that is not queued any more; None when nothing is known of it.
+/// The state of a message that is not queued any more; None for an unknown one.
 pub(super) fn state_of(conn: &Connection, id: MessageId) -> Result<Option<State>> {
-    let dead: Option<i64> = conn
-        .prepare_cached(
-            "SELECT id FROM _postrider_dlq WHERE message_id = ?1 AND status <> 'redriven' LIMIT 1",
-        )
-        .and_then(|mut statement| statement.query_row([id.0], |row| row.get(0)).optional())
-        .map_err(storage_error)?;
-    let Some(month) = month_of(conn, id).map_err(storage_error)? else {
+    let dead: Option<i64> = conn.find(
+        "SELECT id FROM _postrider_dlq WHERE message_id = ?1 AND status <> 'redriven' LIMIT 1",
+        [id.0],
+        |row| row.get(0),
+    )?;
+    let Some(month) = month_of(conn, id)? else {
         return Ok(dead.map(|_| State::Dead));
     };
-    let status: String = conn
-        .query_row(&format!("SELECT status FROM {} WHERE id = ?1", month.table()), [id.0], |row| row.get(0))
-        .map_err(storage_error)?;
+    let status: String =
+        conn.value(&format!("SELECT status FROM {} WHERE id = ?1", month.table()), [id.0])?;
     Ok(Some(finished_state(&status)))
 }
 
@@ -366,9 +334,9 @@ pub(super) fn finished_state(status: &str) -> State {
 }
 
 pub(super) fn erase(write: &Write<'_>, id: MessageId) -> Result<()> {
-    if let Some(month) = month_of(write.conn, id).map_err(storage_error)? {
+    if let Some(month) = month_of(write.conn, id)? {
         let sql = format!("UPDATE {} SET payload = NULL, headers = NULL WHERE id = ?1", month.table());
-        write.conn.execute(&sql, [id.0]).map_err(storage_error)?;
+        write.conn.run(&sql, [id.0])?;
     }
-    Ok(())
+    write.conn.run("UPDATE _postrider_reservations SET payload = NULL WHERE message_id = ?1", [id.0])
 }

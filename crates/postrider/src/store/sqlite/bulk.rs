@@ -1,19 +1,19 @@
-//! Plain messages of a batch or a fan-out, several in one statement: opening the queue's many indexes once for all of them
-//! is what makes a batch cheap.
+//! Plain messages of a batch or a fan-out, several in one statement: SQLite then opens the queue's many indexes once.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
-use super::publish::Outgoing;
+use super::claim;
+use super::publish::OutgoingMessage;
 use super::row::{headers_text, micros_of, options_text};
 use super::send::make_room_for;
 use super::writer::Write;
-use super::{claim, storage_error};
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::message::{MessageId, NewMessage, Sent};
 use crate::store::{Arrival, Result};
 
-/// Messages in one statement: the rest of a batch goes by the smaller one. More gain little and make the statement long.
+/// Messages in one statement: as many as possible by the larger one, the rest by the smaller one. Larger statements
+/// gain little.
 const CHUNKS: [usize; 2] = [16, 4];
 const SHARED_PARAMETERS: usize = 1;
 const ROW_PARAMETERS: usize = 9;
@@ -21,7 +21,7 @@ const ROW_PARAMETERS: usize = 9;
 static INSERTS: LazyLock<[String; 2]> = LazyLock::new(|| CHUNKS.map(insert_of));
 
 fn insert_of(rows: usize) -> String {
-    // FAIL, not ABORT: no journal to undo the rows before, the transaction ends anyway.
+    // FAIL, not ABORT: SQLite then keeps no journal to undo single rows; an error ends the transaction anyway.
     let mut sql =
         "INSERT OR FAIL INTO _postrider_queue (place, due_at, created_at, endpoint_id, priority, expires_at,
          correlation_id, event_type, content_type, headers, options, payload) VALUES "
@@ -42,30 +42,33 @@ fn next_chunk<T>(rest: &[T], fits: impl Fn(&T) -> bool) -> Option<&[T]> {
 }
 
 /// The next messages from `at` on, when they are plain and wait behind the one just inserted: none of them can
-/// be claimed in the same breath, because that one is due before them.
+/// be claimed by this transaction, because that one is due before them.
 pub(super) fn behind_the_last<'a>(
     write: &Write<'_>,
     messages: &'a [NewMessage],
     at: usize,
 ) -> Option<&'a [NewMessage]> {
     let last = messages.get(at.checked_sub(1)?)?;
-    let endpoint = write.known.by_name(&last.endpoint).ok()?.id;
+    let endpoint = write.config.by_name(&last.endpoint).ok()?.id;
     let waits = matches!(write.news.last(), Some(Arrival::Pending(pending)) if *pending == endpoint);
     let alike = |message: &NewMessage| is_plain(message) && message.endpoint == last.endpoint;
     if waits && is_plain(last) { next_chunk(&messages[at..], alike) } else { None }
 }
 
 /// The next messages of a fan-out, when they are plain and no node would claim one of them as it is inserted.
-pub(super) fn waiting<'a>(write: &Write<'_>, outgoing: &'a [Outgoing]) -> Option<&'a [Outgoing]> {
+pub(super) fn waiting<'a>(
+    write: &Write<'_>,
+    outgoing: &'a [OutgoingMessage],
+) -> Option<&'a [OutgoingMessage]> {
     let waits =
         |endpoint: &Endpoint| write.listeners.is_empty() || claim::not_before(write, endpoint).is_some();
     next_chunk(outgoing, |one| is_plain(&one.message) && waits(&one.endpoint))
 }
 
 /// A chunk that [`waiting`] found; all of it was checked, and has room.
-pub(super) fn queue(write: &mut Write<'_>, chunk: &[Outgoing]) -> Result<()> {
+pub(super) fn queue(write: &mut Write<'_>, chunk: &[OutgoingMessage]) -> Result<()> {
     let rows = chunk.iter().map(|one| (one.endpoint.id, &one.message));
-    write.newest = write.newest.max(insert(write, rows).map_err(storage_error)?);
+    write.newest = write.newest.max(insert(write, rows)?);
     for one in chunk {
         write.counts.queued(one.endpoint.id, 1);
         write.tell_pending(one.endpoint.id);
@@ -79,13 +82,13 @@ fn is_plain(message: &NewMessage) -> bool {
 
 /// A chunk that [`behind_the_last`] found.
 pub(super) fn send(write: &mut Write<'_>, chunk: &[NewMessage]) -> Result<Vec<Sent>> {
-    let endpoint = write.known.by_name(&chunk[0].endpoint)?.clone();
+    let endpoint = write.config.by_name(&chunk[0].endpoint)?.clone();
     for message in chunk {
-        crate::send::check_all_but_payload(message, &endpoint, write.known.settings())?;
+        crate::send::check_all_but_payload(message, &endpoint, write.config.settings())?;
     }
     make_room_for(write, &endpoint, chunk.len() as u64)?;
     let rows = chunk.iter().map(|message| (endpoint.id, message));
-    let last = insert(write, rows).map_err(storage_error)?;
+    let last = insert(write, rows)?;
     write.newest = write.newest.max(last);
     write.counts.queued(endpoint.id, chunk.len() as i64);
     // Ids are given under the write lock, one after the other.
@@ -97,7 +100,7 @@ pub(super) fn send(write: &mut Write<'_>, chunk: &[NewMessage]) -> Result<Vec<Se
 fn insert<'a>(
     write: &Write<'_>,
     rows: impl ExactSizeIterator<Item = (EndpointId, &'a NewMessage)>,
-) -> rusqlite::Result<i64> {
+) -> Result<i64> {
     let size = CHUNKS.iter().position(|size| *size == rows.len()).expect("a chunk has one of the sizes");
     let mut statement = write.conn.prepare_cached(&INSERTS[size])?;
     statement.raw_bind_parameter(1, micros_of(write.now))?;

@@ -1,5 +1,5 @@
-//! Deliberate checkpoints: a thread beside the writer copies the WAL into the file, and the writer
-//! finishes the last frames between two transactions, so that the WAL can start over under any load.
+//! Checkpoints: a thread copies the WAL into the file, and the writer copies the last frames between two transactions,
+//! so that the WAL restarts under any load.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-use super::open_connection;
+use super::opening::open_connection;
 use crate::store::Result;
 
 const CHECKPOINT_INTERVAL: Duration = Duration::from_millis(500);
-/// From here on the WAL should start over: 4096 pages are 16 MiB.
+/// Above this the WAL should restart: 4096 pages are 16 MiB.
 const WAL_PAGES_MAX: i64 = 4096;
 
 /// How the checkpoint thread asks the writer for the last step.

@@ -1,25 +1,26 @@
-//! Claim: find what is due, count the attempt, hand it out. Never scans what is not due.
+//! Claim: find what is due, count the attempt, hand it out. Never scans messages that are not due.
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, Row, params};
 
-use super::keys::Place;
-use super::row::{self, MESSAGE_COLUMNS, Reading, id_list, micros_of};
-use super::shown::Shown;
+use super::keys::QueuePlace;
+use super::query::Query;
+use super::row::{self, CheckedRow, MESSAGE_COLUMNS, id_list, micros_of};
+use super::shown::ShownRow;
 use super::writer::Write;
-use super::{archive, keys, nodes, settle, storage_error};
+use super::{archive, keys, nodes, settle};
 use crate::breaker::CircuitState;
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::error::Invalid;
 use crate::message::{Claim, Fence, MessageId, State};
-use crate::protocol::max_attempts_option;
+use crate::protocol::MessageOptions;
 use crate::store::{
     ClaimRequest, Claimed, Expired, NextDue, Pick, Result, Suspect, Unreadable, Waiting, Want,
 };
 
 /// How far a probe looks for a message with fewer attempts.
 const PROBE_SCAN_MAX: usize = 1000;
-/// Expired and unreadable messages met on the way are taken out of it, but not endlessly in one transaction.
+/// Expired and unreadable messages that one claim takes out of the queue at most: the transaction must end soon.
 const FINISHED_PER_WANT_MAX: usize = 256;
 
 pub(super) fn claim(write: &mut Write<'_>, request: &ClaimRequest) -> Result<Claimed> {
@@ -38,7 +39,7 @@ fn claim_want(
     want: &Want,
     claimed: &mut Claimed,
 ) -> Result<NextDue> {
-    let Some(endpoint) = write.known.by_id(want.endpoint).cloned() else { return Ok(NextDue::Nothing) };
+    let Some(endpoint) = write.config.by_id(want.endpoint).cloned() else { return Ok(NextDue::Nothing) };
     let probing = match (&want.pick, endpoint.circuit.state) {
         (Pick::Probe, CircuitState::HalfOpen { probe: Some(probe) }) => probe.node == request.node,
         _ => false,
@@ -46,7 +47,7 @@ fn claim_want(
     if !probing && let Some(next) = not_before(write, &endpoint) {
         return Ok(next);
     }
-    if write.known.is_paused() || !endpoint.is_open_for_delivery() {
+    if write.config.is_paused() || !endpoint.is_open_for_delivery() {
         return Ok(NextDue::Nothing);
     }
     if let Some(until) = endpoint.held_until.filter(|until| *until > write.now) {
@@ -66,9 +67,9 @@ fn claim_want(
     })
 }
 
-/// When people, the receiver or the circuit forbid claims: until when.
+/// Until when an operator, the receiver or the circuit forbids claims; None while claims are allowed.
 pub(super) fn not_before(write: &Write<'_>, endpoint: &Endpoint) -> Option<NextDue> {
-    if write.known.is_paused() || !endpoint.is_open_for_delivery() {
+    if write.config.is_paused() || !endpoint.is_open_for_delivery() {
         return Some(NextDue::Nothing);
     }
     match endpoint.circuit.state {
@@ -99,7 +100,7 @@ fn claim_due(
         if left == 0 {
             return Ok(NextDue::Now);
         }
-        let rows = due_rows(write, endpoint.id, priority, left).map_err(storage_error)?;
+        let rows = due_rows(write, endpoint.id, priority, left)?;
         let (count, full) = (rows.len(), rows.len() == left);
         let found = sort_out(write, rows, claimed)?;
         finished += count - found.len();
@@ -130,13 +131,13 @@ fn claim_probe(
     for _ in 0..FINISHED_PER_WANT_MAX {
         let mut found = fewest_attempts(write, endpoint.id, claimed)?;
         if found.is_none() {
-            found = suspect_to_probe(write, endpoint.id).map_err(storage_error)?;
+            found = suspect_to_probe(write, endpoint.id)?;
         }
         let Some(id) = found else {
-            let due = earliest_due(write.conn, endpoint.id).map_err(storage_error)?;
+            let due = earliest_due(write.conn, endpoint.id)?;
             return Ok(due.map_or(NextDue::Nothing, NextDue::At));
         };
-        let row = row_by_id(write, id).map_err(storage_error)?;
+        let row = row_by_id(write, id)?;
         let found = sort_out(write, row.into_iter().collect(), claimed)?;
         if !found.is_empty() {
             take(write, request, found, &mut claimed.claims)?;
@@ -153,8 +154,8 @@ fn claim_suspects(
     claimed: &mut Claimed,
 ) -> Result<NextDue> {
     for id in ids {
-        let Some(row) = row_by_id(write, *id).map_err(storage_error)? else { continue };
-        if row.place != Place::Suspect || row.due_at > write.now {
+        let Some(row) = row_by_id(write, *id)? else { continue };
+        if row.place != QueuePlace::OnProbation || row.due_at > write.now {
             continue;
         }
         let found = sort_out(write, vec![row], claimed)?;
@@ -163,8 +164,12 @@ fn claim_suspects(
     Ok(NextDue::Nothing)
 }
 
-/// Those that may be claimed. What is past its expiry is archived, what cannot be read becomes a dead letter.
-fn sort_out(write: &mut Write<'_>, rows: Vec<Found>, claimed: &mut Claimed) -> Result<Vec<Found>> {
+/// Archives expired messages, makes dead letters of unreadable ones, and returns the others.
+fn sort_out(
+    write: &mut Write<'_>,
+    rows: Vec<ClaimableMessage>,
+    claimed: &mut Claimed,
+) -> Result<Vec<ClaimableMessage>> {
     let mut fresh = Vec::with_capacity(rows.len());
     for row in rows {
         if let Some(what) = &row.unreadable {
@@ -191,24 +196,24 @@ fn set_aside(
     Ok(unreadable)
 }
 
-fn expire(write: &mut Write<'_>, found: &Found) -> Result<Expired> {
+fn expire(write: &mut Write<'_>, found: &ClaimableMessage) -> Result<Expired> {
     let message = &found.claim.message;
     archive::finish(write, message.id, State::Expired)?;
     Ok(Expired { id: message.id, endpoint: message.endpoint, attempts: found.claim.attempt })
 }
 
-struct Found {
+struct ClaimableMessage {
     claim: Claim,
-    place: Place,
+    place: QueuePlace,
     due_at: Timestamp,
     /// It cannot be claimed, because no node can read all of it.
     unreadable: Option<Invalid>,
 }
 
-const FOUND_COLUMNS: &str = "attempts, attempts_before, losses, place, due_at";
+const CLAIM_COLUMNS: &str = "attempts, attempts_before, losses, place, due_at";
 
-fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
-    let mut row = Reading::of(row);
+fn found(row: &Row<'_>) -> rusqlite::Result<ClaimableMessage> {
+    let mut row = CheckedRow::of(row);
     let claim = Claim {
         message: row::message(&mut row),
         fence: Fence { node: crate::message::NodeId(0), batch: 0 },
@@ -216,29 +221,28 @@ fn found(row: &Row<'_>) -> rusqlite::Result<Found> {
         attempts_before: row.get(13),
         losses: row.get(14),
     };
-    let (place, due_at) = (Place::from_column(row.get(15)), row.read(16, row::time));
-    Ok(Found { claim, place, due_at, unreadable: row.unreadable() })
+    let (place, due_at) = (QueuePlace::from_column(row.get(15)), row.read(16, row::time));
+    Ok(ClaimableMessage { claim, place, due_at, unreadable: row.unreadable() })
 }
 
-/// Counts the attempts: a node that crashes from here on has made them.
-fn take(write: &Write<'_>, request: &ClaimRequest, found: Vec<Found>, claims: &mut Vec<Claim>) -> Result<()> {
+/// Counts the attempts: if the node crashes after this, they were made.
+fn take(
+    write: &Write<'_>,
+    request: &ClaimRequest,
+    found: Vec<ClaimableMessage>,
+    claims: &mut Vec<Claim>,
+) -> Result<()> {
     if found.is_empty() {
         return Ok(());
     }
     let ids = id_list(found.iter().map(|found| found.claim.message.id));
-    write
-        .conn
-        .prepare_cached(
-            // FAIL, not ABORT: no journal to undo the rows before, the transaction ends anyway.
-            "UPDATE OR FAIL _postrider_queue
-             SET place = 2, attempts = attempts + 1, node_id = ?2, batch = ?3, alone = ?4, started_at = ?5
-             WHERE id IN (SELECT value FROM json_each(?1))",
-        )
-        .and_then(|mut statement| {
-            let now = micros_of(write.now);
-            statement.execute(params![ids, request.node.0, request.batch, request.alone, now])
-        })
-        .map_err(storage_error)?;
+    write.conn.run(
+        // FAIL, not ABORT: SQLite then keeps no journal to undo single rows; an error ends the transaction anyway.
+        "UPDATE OR FAIL _postrider_queue
+         SET place = 2, attempts = attempts + 1, node_id = ?2, batch = ?3, alone = ?4, started_at = ?5
+         WHERE id IN (SELECT value FROM json_each(?1))",
+        params![ids, request.node.0, request.batch, request.alone, micros_of(write.now)],
+    )?;
     let fence = Fence { node: request.node, batch: request.batch };
     claims.extend(found.into_iter().map(|found| Claim {
         fence,
@@ -253,58 +257,56 @@ fn due_rows(
     endpoint: EndpointId,
     priority: i64,
     limit: usize,
-) -> rusqlite::Result<Vec<Found>> {
-    write
-        .conn
-        .prepare_cached(&format!(
-            "SELECT {MESSAGE_COLUMNS}, {FOUND_COLUMNS} FROM _postrider_queue INDEXED BY _postrider_queue_due
+) -> Result<Vec<ClaimableMessage>> {
+    write.conn.rows(
+        &format!(
+            "SELECT {MESSAGE_COLUMNS}, {CLAIM_COLUMNS} FROM _postrider_queue INDEXED BY _postrider_queue_due
              WHERE place = 0 AND endpoint_id = ?1 AND priority = ?2 AND due_at <= ?3
              ORDER BY due_at, id LIMIT ?4"
-        ))?
-        .query_map(params![endpoint.0, priority, micros_of(write.now), limit as i64], found)?
-        .collect()
+        ),
+        params![endpoint.0, priority, micros_of(write.now), limit as i64],
+        found,
+    )
 }
 
-fn row_by_id(write: &Write<'_>, id: MessageId) -> rusqlite::Result<Option<Found>> {
-    write
-        .conn
-        .prepare_cached(&format!(
-            "SELECT {MESSAGE_COLUMNS}, {FOUND_COLUMNS} FROM _postrider_queue WHERE id = ?1"
-        ))?
-        .query_row(params![id.0], found)
-        .optional()
+fn row_by_id(write: &Write<'_>, id: MessageId) -> Result<Option<ClaimableMessage>> {
+    write.conn.find(
+        &format!("SELECT {MESSAGE_COLUMNS}, {CLAIM_COLUMNS} FROM _postrider_queue WHERE id = ?1"),
+        params![id.0],
+        found,
+    )
 }
 
 /// The first claimable row of the highest priority.
-struct First {
+struct FirstDue {
     id: MessageId,
     priority: i64,
     due_at: Timestamp,
     unreadable: Option<Invalid>,
 }
 
-fn first_below(conn: &Connection, endpoint: EndpointId, below: i64) -> rusqlite::Result<Option<First>> {
-    conn.prepare_cached(
+fn first_below(conn: &Connection, endpoint: EndpointId, below: i64) -> Result<Option<FirstDue>> {
+    conn.find(
         "SELECT id, priority, due_at FROM _postrider_queue INDEXED BY _postrider_queue_due
          WHERE place = 0 AND endpoint_id = ?1 AND priority < ?2 ORDER BY priority DESC, due_at LIMIT 1",
-    )?
-    .query_row(params![endpoint.0, below], |row| {
-        let mut row = Reading::of(row);
-        let (id, priority, due_at) = (MessageId(row.get(0)), row.get(1), row.read(2, row::time));
-        Ok(First { id, priority, due_at, unreadable: row.unreadable() })
-    })
-    .optional()
+        params![endpoint.0, below],
+        |row| {
+            let mut row = CheckedRow::of(row);
+            let (id, priority, due_at) = (MessageId(row.get(0)), row.get(1), row.read(2, row::time));
+            Ok(FirstDue { id, priority, due_at, unreadable: row.unreadable() })
+        },
+    )
 }
 
-/// The highest priority below `below` that has anything claimable, with its earliest due time. What stands there and has
-/// no readable priority or due time is set aside.
+/// The highest priority below `below` that has anything claimable, with its earliest due time. A
+/// message whose priority or due time cannot be read is set aside.
 fn first_readable_below(
     write: &mut Write<'_>,
     endpoint: EndpointId,
     below: i64,
     claimed: &mut Claimed,
 ) -> Result<Option<(i64, Timestamp)>> {
-    while let Some(first) = first_below(write.conn, endpoint, below).map_err(storage_error)? {
+    while let Some(first) = first_below(write.conn, endpoint, below)? {
         let Some(what) = &first.unreadable else { return Ok(Some((first.priority, first.due_at))) };
         if claimed.unreadable.len() >= FINISHED_PER_WANT_MAX {
             // The next look at the queue finds the rest.
@@ -316,11 +318,12 @@ fn first_readable_below(
     Ok(None)
 }
 
-/// Over all priorities; at most twelve probes of the index. One that cannot be read is due now: a claim sets it aside.
-pub(super) fn earliest_due(conn: &Connection, endpoint: EndpointId) -> rusqlite::Result<Option<Timestamp>> {
+/// Over all priorities; at most twelve probes of the index. An unreadable message counts as due now: a claim sets it
+/// aside.
+pub(super) fn earliest_due(conn: &Connection, endpoint: EndpointId) -> Result<Option<Timestamp>> {
     let mut earliest: Option<Timestamp> = None;
     let mut below = i64::MAX;
-    while let Some(First { priority, due_at, unreadable, .. }) = first_below(conn, endpoint, below)? {
+    while let Some(FirstDue { priority, due_at, unreadable, .. }) = first_below(conn, endpoint, below)? {
         if unreadable.is_some() {
             return Ok(Some(Timestamp::UNIX_EPOCH));
         }
@@ -339,7 +342,7 @@ fn fewest_attempts(
     let mut below = i64::MAX;
     while let Some((priority, _)) = first_readable_below(write, endpoint, below, claimed)? {
         below = priority;
-        best = fewest_of(write, endpoint, priority, best).map_err(storage_error)?;
+        best = fewest_of(write, endpoint, priority, best)?;
     }
     Ok(best.map(|(_, id)| id))
 }
@@ -349,7 +352,7 @@ fn fewest_of(
     endpoint: EndpointId,
     priority: i64,
     mut best: Option<(u32, MessageId)>,
-) -> rusqlite::Result<Option<(u32, MessageId)>> {
+) -> Result<Option<(u32, MessageId)>> {
     let mut statement = write.conn.prepare_cached(
         "SELECT attempts, id FROM _postrider_queue INDEXED BY _postrider_queue_due
          WHERE place = 0 AND endpoint_id = ?1 AND priority = ?2 AND due_at <= ?3
@@ -359,7 +362,7 @@ fn fewest_of(
     let mut rows =
         statement.query(params![endpoint.0, priority, micros_of(write.now), PROBE_SCAN_MAX as i64])?;
     while let Some(row) = rows.next()? {
-        let attempts = Shown(row).count(0);
+        let attempts = ShownRow(row).count(0);
         if best.is_none_or(|(fewest, _)| attempts < fewest) {
             best = Some((attempts, MessageId(row.get(1)?)));
         }
@@ -370,21 +373,19 @@ fn fewest_of(
     Ok(best)
 }
 
-/// When only suspects are left to probe with, or the circuit would stay half-open until something new is
-/// sent. It is not alone, so it cannot die of losing its lease here.
-fn suspect_to_probe(write: &Write<'_>, endpoint: EndpointId) -> rusqlite::Result<Option<MessageId>> {
-    write
-        .conn
-        .prepare_cached(
-            "SELECT id FROM _postrider_queue INDEXED BY _postrider_queue_suspect
-             WHERE place = 3 AND endpoint_id = ?1 AND due_at <= ?2 AND (expires_at IS NULL OR expires_at > ?2)
-             ORDER BY attempts, due_at LIMIT 1",
-        )?
-        .query_row(params![endpoint.0, micros_of(write.now)], |row| row.get(0).map(MessageId))
-        .optional()
+/// Only messages on probation are left to probe with; without one the circuit would stay half-open until the next
+/// send. It is not claimed alone, so losing its lease here cannot make it a dead letter.
+fn suspect_to_probe(write: &Write<'_>, endpoint: EndpointId) -> Result<Option<MessageId>> {
+    write.conn.find(
+        "SELECT id FROM _postrider_queue INDEXED BY _postrider_queue_suspect
+         WHERE place = 3 AND endpoint_id = ?1 AND due_at <= ?2 AND (expires_at IS NULL OR expires_at > ?2)
+         ORDER BY attempts, due_at LIMIT 1",
+        params![endpoint.0, micros_of(write.now)],
+        |row| row.get(0).map(MessageId),
+    )
 }
 
-/// How much of `room` the rate limit leaves, and when the next one may go.
+/// How much of `room` the rate limit leaves, and when it allows the next message.
 fn rate_limited(write: &Write<'_>, endpoint: &Endpoint, room: u32) -> Result<(u32, Option<Timestamp>)> {
     let Some(limit) = endpoint.options.rate_limit else { return Ok((room, None)) };
     let grant = limit.grant(rate_position(write.conn, endpoint)?, write.now, room);
@@ -394,36 +395,31 @@ fn rate_limited(write: &Write<'_>, endpoint: &Endpoint, room: u32) -> Result<(u3
 fn use_rate(write: &Write<'_>, endpoint: &Endpoint, used: u32) -> Result<()> {
     let Some(limit) = endpoint.options.rate_limit.filter(|_| used > 0) else { return Ok(()) };
     let grant = limit.grant(rate_position(write.conn, endpoint)?, write.now, used);
-    write
-        .conn
-        .prepare_cached("UPDATE _postrider_endpoints SET rate_position = ?2 WHERE id = ?1")
-        .and_then(|mut statement| statement.execute(params![endpoint.id.0, micros_of(grant.position)]))
-        .map(|_| ())
-        .map_err(storage_error)
+    write.conn.run(
+        "UPDATE _postrider_endpoints SET rate_position = ?2 WHERE id = ?1",
+        params![endpoint.id.0, micros_of(grant.position)],
+    )
 }
 
 pub(super) fn rate_position(conn: &Connection, endpoint: &Endpoint) -> Result<Option<Timestamp>> {
-    conn.prepare_cached("SELECT rate_position FROM _postrider_endpoints WHERE id = ?1")
-        .and_then(|mut statement| {
-            statement.query_row(params![endpoint.id.0], |row| row.get::<_, Option<i64>>(0))
-        })
-        .map(row::optional_at)
-        .map_err(storage_error)
+    conn.row("SELECT rate_position FROM _postrider_endpoints WHERE id = ?1", params![endpoint.id.0], |row| {
+        row.get::<_, Option<i64>>(0)
+    })
+    .map(row::optional_at)
 }
 
 /// Endpoints that have claimable messages: one step through the index per endpoint, not per message.
-pub(super) fn waiting(conn: &Connection) -> rusqlite::Result<Vec<Waiting>> {
+pub(super) fn waiting(conn: &Connection) -> Result<Vec<Waiting>> {
     let mut waiting = Vec::new();
     let mut after = i64::MIN;
     loop {
-        let next: Option<i64> = conn
-            .prepare_cached(
-                "SELECT endpoint_id FROM _postrider_queue INDEXED BY _postrider_queue_due
-                 WHERE place = 0 AND endpoint_id > ?1 AND typeof(endpoint_id) = 'integer'
-                 ORDER BY endpoint_id LIMIT 1",
-            )?
-            .query_row([after], |row| row.get(0))
-            .optional()?;
+        let next: Option<i64> = conn.find(
+            "SELECT endpoint_id FROM _postrider_queue INDEXED BY _postrider_queue_due
+             WHERE place = 0 AND endpoint_id > ?1 AND typeof(endpoint_id) = 'integer'
+             ORDER BY endpoint_id LIMIT 1",
+            [after],
+            |row| row.get(0),
+        )?;
         let Some(id) = next else { return Ok(waiting) };
         after = id;
         if let Some(due_at) = earliest_due(conn, EndpointId(id))? {
@@ -432,23 +428,23 @@ pub(super) fn waiting(conn: &Connection) -> rusqlite::Result<Vec<Waiting>> {
     }
 }
 
-pub(super) fn suspects(conn: &Connection, limit: usize) -> rusqlite::Result<Vec<Suspect>> {
-    conn.prepare_cached(
+pub(super) fn suspects(conn: &Connection, limit: usize) -> Result<Vec<Suspect>> {
+    conn.rows(
         "SELECT id, endpoint_id, losses, due_at, attempts - attempts_before, options
          FROM _postrider_queue INDEXED BY _postrider_queue_suspect
          WHERE place = 3 ORDER BY due_at LIMIT ?1",
-    )?
-    .query_map([limit as i64], |row| {
-        // What cannot be read of it, its claim meets.
-        let mut read = Reading::of(row);
-        Ok(Suspect {
-            id: MessageId(read.get(0)),
-            endpoint: EndpointId(read.get(1)),
-            losses: keys::losses(row, 2),
-            due_at: read.read(3, row::time),
-            budget_used: read.get(4),
-            max_attempts: max_attempts_option(&read.read(5, row::object)),
-        })
-    })?
-    .collect()
+        [limit as i64],
+        |row| {
+            // Unreadable columns: the claim sets the message aside.
+            let mut read = CheckedRow::of(row);
+            Ok(Suspect {
+                id: MessageId(read.get(0)),
+                endpoint: EndpointId(read.get(1)),
+                losses: keys::losses(row, 2),
+                due_at: read.read(3, row::time),
+                budget_used: read.get(4),
+                max_attempts: MessageOptions::of(&read.read(5, row::object)).max_attempts,
+            })
+        },
+    )
 }

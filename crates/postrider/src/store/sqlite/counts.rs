@@ -1,20 +1,20 @@
-//! How many are queued and dead, kept exact at a cost that does not grow with the queue.
+//! How many messages are queued and dead: exact, at a cost that does not grow with the queue.
 
 use std::collections::HashMap;
 
 use rusqlite::{Connection, params, params_from_iter};
 
-use super::storage_error;
+use super::query::Query;
 use crate::endpoint::EndpointId;
 use crate::store::Result;
 
 const ALL: i64 = 0;
-/// Endpoints in one statement; the rest of them have one each. An event may change the counts of very many.
+/// Endpoints in one statement; the remainder has a statement each. One event may change thousands of counts.
 const CHUNK: usize = 32;
 
 /// What one transaction changes; written once at its end.
 #[derive(Default)]
-pub(super) struct Counts {
+pub(super) struct QueueCounts {
     changes: HashMap<i64, Change>,
     queued_before: HashMap<i64, i64>,
 }
@@ -26,7 +26,7 @@ struct Change {
     dlq_bytes: i64,
 }
 
-impl Counts {
+impl QueueCounts {
     pub(super) fn queued(&mut self, endpoint: EndpointId, by: i64) {
         self.change(endpoint, Change { queued: by, ..Change::default() });
     }
@@ -51,7 +51,7 @@ impl Counts {
         let changes: Vec<(i64, Change)> = self.changes.drain().collect();
         let chunks = changes.chunks_exact(CHUNK);
         let rest = chunks.remainder().chunks(1);
-        chunks.chain(rest).try_for_each(|some| add(conn, some)).map_err(storage_error)?;
+        chunks.chain(rest).try_for_each(|some| add(conn, some))?;
         self.queued_before.clear();
         Ok(())
     }
@@ -79,23 +79,20 @@ impl Counts {
     }
 }
 
-fn add(conn: &Connection, changes: &[(i64, Change)]) -> rusqlite::Result<()> {
+fn add(conn: &Connection, changes: &[(i64, Change)]) -> Result<()> {
     let rows = vec!["(?, ?, ?, ?)"; changes.len()].join(", ");
-    let mut statement = conn.prepare_cached(&format!(
+    let sql = format!(
         "INSERT INTO _postrider_counts (endpoint_id, queued, dead, dlq_bytes) VALUES {rows}
          ON CONFLICT (endpoint_id) DO UPDATE SET queued = queued + excluded.queued,
            dead = dead + excluded.dead, dlq_bytes = dlq_bytes + excluded.dlq_bytes"
-    ))?;
+    );
     let values = changes
         .iter()
         .flat_map(|(endpoint, change)| [*endpoint, change.queued, change.dead, change.dlq_bytes]);
-    statement.execute(params_from_iter(values)).map(|_| ())
+    conn.run(&sql, params_from_iter(values))
 }
 
 fn read(conn: &Connection, id: i64) -> Result<i64> {
-    use rusqlite::OptionalExtension;
-    conn.prepare_cached("SELECT queued FROM _postrider_counts WHERE endpoint_id = ?1")
-        .and_then(|mut statement| statement.query_row(params![id], |row| row.get(0)).optional())
+    conn.find("SELECT queued FROM _postrider_counts WHERE endpoint_id = ?1", params![id], |row| row.get(0))
         .map(|queued| queued.unwrap_or(0))
-        .map_err(storage_error)
 }

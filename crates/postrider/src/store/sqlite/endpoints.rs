@@ -3,19 +3,20 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, Row, params};
 use serde_json::{Value, json};
 
+use super::query::Query;
 use super::row::{at, micros_of, object, optional_at};
 use super::writer::Write;
-use super::{dlq, events, settle, storage_error, subscriptions};
+use super::{dlq, events, settle, subscriptions};
 use crate::breaker::{Circuit, CircuitState, Probe};
 use crate::endpoint::{
     CheckedEndpoint, DisabledBy, Endpoint, EndpointChange, EndpointId, EndpointOptions, NewEndpoint,
 };
 use crate::error::StoreError;
 use crate::message::{MessageId, NodeId};
-use crate::protocol::Protocol;
+use crate::protocol::{EndpointConfig, Protocol};
 use crate::retry::RetryOverrides;
 use crate::store::{Arrival, Result};
 
@@ -26,26 +27,27 @@ const COLUMNS: &str = "id, name, protocol, config, retry_policy, options, disabl
      circuit_epoch, circuit_until, circuit_probe_node, held_until, revision, created_at";
 
 pub(super) fn load_all(conn: &Connection) -> Result<Vec<Endpoint>> {
-    conn.prepare_cached(&format!("SELECT {COLUMNS} FROM _postrider_endpoints WHERE dropped_at IS NULL"))
-        .and_then(|mut statement| statement.query_map([], endpoint)?.collect())
-        .map_err(storage_error)
+    conn.rows(&format!("SELECT {COLUMNS} FROM _postrider_endpoints WHERE dropped_at IS NULL"), [], endpoint)
 }
 
 pub(super) fn load_by_name(conn: &Connection, name: &str) -> Result<Endpoint> {
-    conn.prepare_cached(&format!(
-        "SELECT {COLUMNS} FROM _postrider_endpoints WHERE dropped_at IS NULL AND name = ?1"
-    ))
-    .and_then(|mut statement| statement.query_row([name], endpoint).optional())
-    .map_err(storage_error)?
+    conn.find(
+        &format!("SELECT {COLUMNS} FROM _postrider_endpoints WHERE dropped_at IS NULL AND name = ?1"),
+        [name],
+        endpoint,
+    )?
     .ok_or_else(|| StoreError::unknown_endpoint(name))
 }
 
-pub(super) fn list(conn: &Connection, after: Option<&str>, limit: usize) -> rusqlite::Result<Vec<Endpoint>> {
-    conn.prepare_cached(&format!(
-        "SELECT {COLUMNS} FROM _postrider_endpoints WHERE dropped_at IS NULL AND name > ?1 ORDER BY name LIMIT ?2"
-    ))?
-    .query_map(params![after.unwrap_or(""), limit as i64], endpoint)?
-    .collect()
+pub(super) fn list(conn: &Connection, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {
+    conn.rows(
+        &format!(
+            "SELECT {COLUMNS} FROM _postrider_endpoints WHERE dropped_at IS NULL AND name > ?1
+             ORDER BY name LIMIT ?2"
+        ),
+        params![after.unwrap_or(""), limit as i64],
+        endpoint,
+    )
 }
 
 fn endpoint(row: &Row<'_>) -> rusqlite::Result<Endpoint> {
@@ -54,11 +56,12 @@ fn endpoint(row: &Row<'_>) -> rusqlite::Result<Endpoint> {
     };
     let json =
         |column: usize| -> rusqlite::Result<Value> { Ok(Value::Object(object(row.get_ref(column)?)?)) };
+    let protocol = Protocol::from_name(row.get_ref(2)?.as_str()?).map_err(|error| broken(2, error))?;
     Ok(Endpoint {
         id: EndpointId(row.get(0)?),
         name: row.get::<_, Arc<str>>(1)?,
-        protocol: Protocol::from_name(row.get_ref(2)?.as_str()?).map_err(|error| broken(2, error))?,
-        config: object(row.get_ref(3)?)?,
+        protocol,
+        config: EndpointConfig::new(protocol, object(row.get_ref(3)?)?),
         retry: RetryOverrides::check(Some(&json(4)?)).map_err(|error| broken(4, error))?,
         options: EndpointOptions::check(Some(&json(5)?)).map_err(|error| broken(5, error))?,
         disabled: match row.get_ref(6)?.as_str_or_null()? {
@@ -90,27 +93,22 @@ fn circuit(row: &Row<'_>) -> rusqlite::Result<Circuit> {
 }
 
 pub(super) fn create(write: &mut Write<'_>, new: NewEndpoint) -> Result<Endpoint> {
-    let checked = new.check(write.known.settings())?;
-    if write.known.by_name(&checked.name).is_ok() {
+    let checked = new.check(write.config.settings())?;
+    if write.config.by_name(&checked.name).is_ok() {
         return Err(StoreError::Exists { what: "endpoint", name: checked.name });
     }
-    write
-        .conn
-        .prepare_cached(
-            "INSERT INTO _postrider_endpoints (name, protocol, config, retry_policy, options, created_at)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-        )
-        .and_then(|mut statement| {
-            statement.execute(params![
-                checked.name,
-                checked.protocol.as_str(),
-                Value::Object(checked.config.clone()).to_string(),
-                json!(checked.retry).to_string(),
-                json!(checked.options).to_string(),
-                micros_of(write.now)
-            ])
-        })
-        .map_err(storage_error)?;
+    write.conn.run(
+        "INSERT INTO _postrider_endpoints (name, protocol, config, retry_policy, options, created_at)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        params![
+            checked.name,
+            checked.protocol.as_str(),
+            Value::Object(checked.config.clone()).to_string(),
+            json!(checked.retry).to_string(),
+            json!(checked.options).to_string(),
+            micros_of(write.now)
+        ],
+    )?;
     changed(write, &checked.name, "endpoint.created", json!({ "protocol": checked.protocol.as_str() }))?;
     load_by_name(write.conn, &checked.name)
 }
@@ -120,17 +118,17 @@ pub(super) fn alter(write: &mut Write<'_>, name: &str, change: EndpointChange) -
     let checked: CheckedEndpoint = NewEndpoint {
         name: name.to_owned(),
         protocol: current.protocol.as_str().to_owned(),
-        config: change.config_over(current.config.clone()),
+        config: change.config_over(current.config.clone().into_map()),
         retry_policy: Some(change.retry_policy.unwrap_or_else(|| json!(current.retry))),
         options: Some(change.options.unwrap_or_else(|| json!(current.options))),
     }
-    .check(write.known.settings())?;
+    .check(write.config.settings())?;
     if checked.options.key_scope != current.options.key_scope && has_keyed_messages(write.conn, current.id)? {
         let rule = "cannot change while the endpoint has messages or dead letters with ordering keys";
         return Err(crate::Invalid::new("options.key_scope", rule).into());
     }
     let fields: Vec<&str> = [
-        ("config", checked.config != current.config),
+        ("config", checked.config != *current.config),
         ("retry_policy", checked.retry != current.retry),
         ("options", checked.options != current.options),
     ]
@@ -138,45 +136,36 @@ pub(super) fn alter(write: &mut Write<'_>, name: &str, change: EndpointChange) -
     .filter(|(_, differs)| *differs)
     .map(|(field, _)| *field)
     .collect();
-    write
-        .conn
-        .prepare_cached(
-            "UPDATE _postrider_endpoints SET config = ?2, retry_policy = ?3, options = ?4, revision = revision + 1
-             WHERE id = ?1",
-        )
-        .and_then(|mut statement| {
-            statement.execute(params![
+    write.conn.run(
+        "UPDATE _postrider_endpoints SET config = ?2, retry_policy = ?3, options = ?4, revision = revision + 1
+         WHERE id = ?1",
+        params![
                 current.id.0,
                 Value::Object(checked.config).to_string(),
                 json!(checked.retry).to_string(),
                 json!(checked.options).to_string()
-            ])
-        })
-        .map_err(storage_error)?;
+            ],
+    )?;
     changed(write, name, "endpoint.changed", json!({ "fields": fields }))?;
     load_by_name(write.conn, name)
 }
 
 fn has_keyed_messages(conn: &Connection, endpoint: EndpointId) -> Result<bool> {
-    conn.prepare_cached(
+    conn.value(
         "SELECT EXISTS (SELECT 1 FROM _postrider_queue WHERE endpoint_id = ?1 AND ordering_key IS NOT NULL)
-             OR EXISTS (SELECT 1 FROM _postrider_dlq
-                         WHERE endpoint_id = ?1 AND status = 'failed' AND ordering_key IS NOT NULL)",
+         OR EXISTS (SELECT 1 FROM _postrider_dlq
+                     WHERE endpoint_id = ?1 AND status = 'failed' AND ordering_key IS NOT NULL)",
+        [endpoint.0],
     )
-    .and_then(|mut statement| statement.query_row([endpoint.0], |row| row.get(0)))
-    .map_err(storage_error)
 }
 
 /// Cancels up to [`DROP_BATCH`] messages of the endpoint and drops it when none is left; true when done.
 pub(super) fn drop(write: &mut Write<'_>, name: &str, force: bool) -> Result<bool> {
     let id = load_by_name(write.conn, name)?.id;
-    let queued: Vec<i64> = write
-        .conn
-        .prepare_cached("SELECT id FROM _postrider_queue WHERE endpoint_id = ?1 ORDER BY id LIMIT ?2")
-        .and_then(|mut statement| {
-            statement.query_map(params![id.0, DROP_BATCH as i64 + 1], |row| row.get(0))?.collect()
-        })
-        .map_err(storage_error)?;
+    let queued: Vec<i64> = write.conn.column(
+        "SELECT id FROM _postrider_queue WHERE endpoint_id = ?1 ORDER BY id LIMIT ?2",
+        params![id.0, DROP_BATCH as i64 + 1],
+    )?;
     if !queued.is_empty() && !force {
         return Err(StoreError::Conflict(format!(
             "endpoint {name:?} has messages; force the drop to cancel them, or let them be delivered first"
@@ -190,13 +179,10 @@ pub(super) fn drop(write: &mut Write<'_>, name: &str, force: bool) -> Result<boo
     }
     dlq::release_all(write, id)?;
     subscriptions::drop_of(write, id)?;
-    write
-        .conn
-        .execute(
-            "UPDATE _postrider_endpoints SET dropped_at = ?2, config = '{}' WHERE id = ?1",
-            params![id.0, micros_of(write.now)],
-        )
-        .map_err(storage_error)?;
+    write.conn.run(
+        "UPDATE _postrider_endpoints SET dropped_at = ?2, config = '{}' WHERE id = ?1",
+        params![id.0, micros_of(write.now)],
+    )?;
     changed(write, name, "endpoint.dropped", json!({ "forced": force }))?;
     Ok(true)
 }
@@ -210,20 +196,19 @@ pub(super) fn disable(write: &mut Write<'_>, id: EndpointId, by: DisabledBy) -> 
     set_disabled_by(write, id, Some(by))
 }
 
-/// What an operator said stands when the receiver is gone, too.
+/// A receiver that is gone does not override what an operator set.
 fn set_disabled_by(write: &mut Write<'_>, id: EndpointId, by: Option<DisabledBy>) -> Result<()> {
     let by = by.map(|by| match by {
         DisabledBy::Operator => "operator",
         DisabledBy::Gone => "gone",
     });
-    let name: Option<String> = write
-        .conn
-        .prepare_cached(
-            "UPDATE _postrider_endpoints SET disabled_by = ?2
-             WHERE id = ?1 AND disabled_by IS NOT ?2 AND (disabled_by IS NULL OR ?2 IS NOT 'gone') RETURNING name",
-        )
-        .and_then(|mut statement| statement.query_row(params![id.0, by], |row| row.get(0)).optional())
-        .map_err(storage_error)?;
+    let name: Option<String> = write.conn.find(
+        "UPDATE _postrider_endpoints SET disabled_by = ?2
+         WHERE id = ?1 AND disabled_by IS NOT ?2 AND (disabled_by IS NULL OR ?2 IS NOT 'gone')
+         RETURNING name",
+        params![id.0, by],
+        |row| row.get(0),
+    )?;
     match (name, by) {
         (None, _) => Ok(()),
         (Some(name), Some(by)) => changed(write, &name, "endpoint.disabled", json!({ "by": by })),
@@ -233,29 +218,23 @@ fn set_disabled_by(write: &mut Write<'_>, id: EndpointId, by: Option<DisabledBy>
 
 pub(super) fn set_paused(write: &mut Write<'_>, name: &str, paused: bool) -> Result<()> {
     let id = load_by_name(write.conn, name)?.id;
-    let moved = write
-        .conn
-        .execute(
-            "UPDATE _postrider_endpoints SET paused = ?2 WHERE id = ?1 AND paused <> ?2",
-            params![id.0, paused],
-        )
-        .map_err(storage_error)?;
+    let moved = write.conn.run_counted(
+        "UPDATE _postrider_endpoints SET paused = ?2 WHERE id = ?1 AND paused <> ?2",
+        params![id.0, paused],
+    )?;
     if moved == 0 {
         return Ok(());
     }
     changed(write, name, if paused { "endpoint.paused" } else { "endpoint.resumed" }, json!({}))
 }
 
-/// A receiver asked to be left alone. Kept in the store: a restart does not forget it.
+/// A receiver sent Retry-After. Kept in the store, so that it outlives a restart.
 pub(super) fn hold(write: &mut Write<'_>, id: EndpointId, until: Timestamp) -> Result<()> {
-    write
-        .conn
-        .prepare_cached(
-            "UPDATE _postrider_endpoints SET held_until = max(coalesce(held_until, 0), ?2) WHERE id = ?1",
-        )
-        .and_then(|mut statement| statement.execute(params![id.0, micros_of(until)]))
-        .map_err(storage_error)?;
-    write.known.hold_endpoint(id, until);
+    write.conn.run(
+        "UPDATE _postrider_endpoints SET held_until = max(coalesce(held_until, 0), ?2) WHERE id = ?1",
+        params![id.0, micros_of(until)],
+    )?;
+    write.config.hold_endpoint(id, until);
     Ok(())
 }
 
@@ -283,22 +262,13 @@ fn swap_circuit(
             (Some(micros_of(probe.lease_until)), Some(probe.node.0))
         }
     };
-    let name: Option<String> = write
-        .conn
-        .prepare_cached(
-            "UPDATE _postrider_endpoints
-             SET circuit = ?3, circuit_epoch = ?4, circuit_until = ?5, circuit_probe_node = ?6
-             WHERE id = ?1 AND circuit_epoch = ?2 AND dropped_at IS NULL RETURNING name",
-        )
-        .and_then(|mut statement| {
-            statement
-                .query_row(
-                    params![id.0, from_epoch, to.state.name().as_str(), to.epoch, until, probe],
-                    |row| row.get(0),
-                )
-                .optional()
-        })
-        .map_err(storage_error)?;
+    let name: Option<String> = write.conn.find(
+        "UPDATE _postrider_endpoints
+         SET circuit = ?3, circuit_epoch = ?4, circuit_until = ?5, circuit_probe_node = ?6
+         WHERE id = ?1 AND circuit_epoch = ?2 AND dropped_at IS NULL RETURNING name",
+        params![id.0, from_epoch, to.state.name().as_str(), to.epoch, until, probe],
+        |row| row.get(0),
+    )?;
     let Some(name) = name else { return Ok(false) };
     changed(write, &name, kind, json!({ "epoch": to.epoch }))?;
     Ok(true)
@@ -306,37 +276,29 @@ fn swap_circuit(
 
 pub(super) fn reset_circuit(write: &mut Write<'_>, name: &str) -> Result<()> {
     let endpoint = load_by_name(write.conn, name)?;
-    write
-        .conn
-        .execute("UPDATE _postrider_endpoints SET held_until = NULL WHERE id = ?1", [endpoint.id.0])
-        .map_err(storage_error)?;
+    write.conn.run("UPDATE _postrider_endpoints SET held_until = NULL WHERE id = ?1", [endpoint.id.0])?;
     let (epoch, closed) = (endpoint.circuit.epoch, endpoint.circuit.closed());
     swap_circuit(write, endpoint.id, epoch, closed, "circuit.reset").map(|_| ())
 }
 
-/// Logs the change, moves the version, and lets every node of this process look again.
+/// Logs the change, increases the version and tells every node of this process.
 fn changed(write: &mut Write<'_>, name: &str, kind: &str, detail: Value) -> Result<()> {
     events::log(write, kind, Some(name), &detail)?;
     move_version(write)?;
-    write.known.refresh_endpoint(write.conn, name)?;
+    write.config.refresh_endpoint(write.conn, name)?;
     write.news.push(Arrival::Reconfigured);
     Ok(())
 }
 
 fn move_version(write: &Write<'_>) -> Result<()> {
-    write
-        .conn
-        .prepare_cached("UPDATE _postrider_meta SET value = value + 1 WHERE name = 'config_version'")
-        .and_then(|mut statement| statement.execute([]))
-        .map(|_| ())
-        .map_err(storage_error)
+    write.conn.run("UPDATE _postrider_meta SET value = value + 1 WHERE name = 'config_version'", [])
 }
 
 /// After a change of settings or pause.
 pub(super) fn reload(write: &mut Write<'_>) -> Result<()> {
     move_version(write)?;
-    write.known.forget();
-    write.known.load_if_forgotten(write.conn)?;
+    write.config.forget();
+    write.config.load_if_forgotten(write.conn)?;
     write.news.push(Arrival::Reconfigured);
     Ok(())
 }

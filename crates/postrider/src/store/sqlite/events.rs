@@ -1,10 +1,10 @@
-//! The event log: what changed and who was lost, for people.
+//! The event log: changes, circuits and nodes, for people.
 
 use rusqlite::{Connection, params};
 use serde_json::Value;
 
+use super::query::Query;
 use super::row::{at, micros_of};
-use super::storage_error;
 use super::writer::Write;
 use crate::store::{EventRecord, Result};
 
@@ -12,37 +12,24 @@ pub(super) fn log(write: &mut Write<'_>, kind: &str, subject: Option<&str>, deta
     begin(write, kind, subject, detail).map(|_| ())
 }
 
-/// Logs something that goes on: [`amend`] tells the rest.
+/// Logs the beginning of something; [`amend`] updates the row.
 pub(super) fn begin(write: &mut Write<'_>, kind: &str, subject: Option<&str>, detail: &Value) -> Result<i64> {
-    write
-        .conn
-        .prepare_cached(
-            "INSERT INTO _postrider_event_log (at, kind, subject, detail) VALUES (?1, ?2, ?3, ?4)",
-        )
-        .and_then(|mut statement| {
-            statement.insert(params![micros_of(write.now), kind, subject, detail.to_string()])
-        })
-        .map_err(storage_error)
+    write.conn.insert(
+        "INSERT INTO _postrider_event_log (at, kind, subject, detail) VALUES (?1, ?2, ?3, ?4)",
+        params![micros_of(write.now), kind, subject, detail.to_string()],
+    )
 }
 
 pub(super) fn amend(write: &mut Write<'_>, event: i64, detail: &Value) -> Result<()> {
     write
         .conn
-        .prepare_cached("UPDATE _postrider_event_log SET detail = ?2 WHERE id = ?1")
-        .and_then(|mut statement| statement.execute(params![event, detail.to_string()]))
-        .map(|_| ())
-        .map_err(storage_error)
+        .run("UPDATE _postrider_event_log SET detail = ?2 WHERE id = ?1", params![event, detail.to_string()])
 }
 
-pub(super) fn list(
-    conn: &Connection,
-    before: Option<i64>,
-    limit: usize,
-) -> rusqlite::Result<Vec<EventRecord>> {
-    conn.prepare_cached(
-        "SELECT id, at, kind, subject, detail FROM _postrider_event_log WHERE id < ?1 ORDER BY id DESC LIMIT ?2",
-    )?
-    .query_map(params![before.unwrap_or(i64::MAX), limit as i64], |row| {
+pub(super) fn list(conn: &Connection, before: Option<i64>, limit: usize) -> Result<Vec<EventRecord>> {
+    let sql = "SELECT id, at, kind, subject, detail FROM _postrider_event_log
+               WHERE id < ?1 ORDER BY id DESC LIMIT ?2";
+    conn.rows(sql, params![before.unwrap_or(i64::MAX), limit as i64], |row| {
         Ok(EventRecord {
             id: row.get(0)?,
             at: at(row.get(1)?),
@@ -50,6 +37,5 @@ pub(super) fn list(
             subject: row.get(3)?,
             detail: serde_json::from_str(row.get_ref(4)?.as_str()?).unwrap_or(Value::Null),
         })
-    })?
-    .collect()
+    })
 }

@@ -1,28 +1,34 @@
-//! The whole file as a stream, and the mark that closes a file which went elsewhere.
+//! The whole file as a stream, and the triggers that close an exported file.
 
 use std::io::Write as Sink;
 
 use jiff::Timestamp;
 use rusqlite::types::{FromSqlError, FromSqlResult, ValueRef};
-use rusqlite::{Connection, OptionalExtension, Row};
+use rusqlite::{Connection, Row};
 use serde_json::json;
+use sha2::{Digest, Sha256};
 
 use super::archive::Month;
+use super::query::Query;
 use super::row::{at, time};
-use super::shown::{self, Shown};
+use super::shown::{self, ShownRow};
 use super::writer::Write;
-use super::{events, known, nodes, settle, storage_error, stored_events};
+use super::{config_cache, events, nodes, settle, stored_events};
 use crate::error::StoreError;
 use crate::message::MessageId;
-use crate::store::moving::{Header, Kind, LastIds, MoveError, Moved, Outgoing, SECTIONS, Section, Value};
+use crate::store::moving::{
+    ColumnKind, LastIds, MoveError, Moved, MovedValue, SECTIONS, Section, StreamHeader, StreamWriter,
+};
 use crate::store::{Result, UNREADABLE_FIELD};
 use crate::verdict::Class;
 
-/// The section of what is queued.
+/// The section of queued messages.
 const MESSAGE: &str = "message";
+/// The stream has a digest of what a reservation keeps, as PostgreSQL does.
+const RESERVED_DIGEST: (&str, &str) = ("reservation", "digest");
 /// Begins every refusal of a closed file.
 const CLOSED: &str = "this store was closed by ";
-/// What a node, a sender or an operator would change.
+/// Tables that nodes, senders and operators change.
 const CLOSED_TABLES: [&str; 10] = [
     "_postrider_queue",
     "_postrider_dlq",
@@ -36,26 +42,23 @@ const CLOSED_TABLES: [&str; 10] = [
     "_postrider_tokens",
 ];
 
-/// From now on nothing is sent to this file, delivered from it or changed in it, by whatever program. False when it
-/// was closed already.
+/// From now on no program can send to this file, deliver from it or change it. False when it was closed already.
 pub(super) fn close(write: &mut Write<'_>, by: &str) -> Result<bool> {
-    // This process owns the file, so whoever seems to live is dead, and the stream is to say so.
+    // This process owns the file, so other nodes marked `live` are dead.
     nodes::bury_earlier_nodes(write)?;
-    if closed(write.conn).map_err(storage_error)?.is_some() {
+    if closed(write.conn)?.is_some() {
         return Ok(false);
     }
     stored_events::fan_out_all(write)?;
     let refusal = refusal_of(by);
-    close_tables(write.conn, &refusal)
-        .and_then(|()| {
-            write.conn.execute("INSERT INTO _postrider_meta (name, value) VALUES ('closed', ?1)", [&refusal])
-        })
-        .map_err(storage_error)?;
+    close_tables(write.conn, &refusal).and_then(|()| {
+        write.conn.run_counted("INSERT INTO _postrider_meta (name, value) VALUES ('closed', ?1)", [&refusal])
+    })?;
     events::log(write, "store.closed", None, &json!({ "by": by }))?;
     Ok(true)
 }
 
-fn close_tables(conn: &Connection, refusal: &str) -> rusqlite::Result<()> {
+fn close_tables(conn: &Connection, refusal: &str) -> Result<()> {
     let quoted = format!("55000 {refusal}").replace('\'', "''");
     trigger_statements(|name, event, table| {
         format!(
@@ -63,24 +66,22 @@ fn close_tables(conn: &Connection, refusal: &str) -> rusqlite::Result<()> {
              BEGIN SELECT RAISE(ABORT, '{quoted}'); END"
         )
     })
-    .try_for_each(|sql| conn.execute_batch(&sql))
+    .try_for_each(|sql| Ok(conn.execute_batch(&sql)?))
 }
 
-/// After a migration: a file that is closed stays closed, its new tables too.
-pub(super) fn close_new_tables(conn: &Connection) -> rusqlite::Result<()> {
+/// After a migration: closes the new tables of a closed file.
+pub(super) fn close_new_tables(conn: &Connection) -> Result<()> {
     closed(conn)?.map_or(Ok(()), |refusal| close_tables(conn, &refusal))
 }
 
 /// False when it was not closed.
 pub(super) fn reopen(write: &mut Write<'_>) -> Result<bool> {
-    let closed =
-        write.conn.execute("DELETE FROM _postrider_meta WHERE name = 'closed'", []).map_err(storage_error)?;
+    let closed = write.conn.run_counted("DELETE FROM _postrider_meta WHERE name = 'closed'", [])?;
     if closed == 0 {
         return Ok(false);
     }
     trigger_statements(|name, _, _| format!("DROP TRIGGER IF EXISTS {name}"))
-        .try_for_each(|sql| write.conn.execute_batch(&sql))
-        .map_err(storage_error)?;
+        .try_for_each(|sql| write.conn.execute_batch(&sql))?;
     events::log(write, "store.reopened", None, &json!({}))?;
     Ok(true)
 }
@@ -95,26 +96,24 @@ fn refusal_of(by: &str) -> String {
     format!("{CLOSED}{by}; it goes on where that was imported, or here after `postrider export --reopen`")
 }
 
-/// As the next claim would: what no node can read is no message for another store.
+/// Makes dead letters of unreadable messages, as the next claim would.
 pub(super) fn set_aside(write: &mut Write<'_>, unreadable: &[(MessageId, String)]) -> Result<()> {
     unreadable.iter().try_for_each(|(id, error)| settle::set_aside_pending(write, *id, error))
 }
 
 pub(super) fn refuse_if_closed(conn: &Connection) -> Result<()> {
-    match closed(conn).map_err(storage_error)? {
+    match closed(conn)? {
         Some(refusal) => Err(StoreError::Unusable(refusal)),
         None => Ok(()),
     }
 }
 
-/// Why nothing happens in this file any more, if that is so.
-pub(super) fn closed(conn: &Connection) -> rusqlite::Result<Option<String>> {
-    conn.prepare_cached("SELECT value FROM _postrider_meta WHERE name = 'closed'")?
-        .query_row([], |row| row.get(0))
-        .optional()
+/// Why the file is closed; None when it is open.
+pub(super) fn closed(conn: &Connection) -> Result<Option<String>> {
+    conn.find("SELECT value FROM _postrider_meta WHERE name = 'closed'", [], |row| row.get(0))
 }
 
-/// What the triggers of a closed file say.
+/// The error of a closed file's triggers.
 pub(super) fn refusal(error: &rusqlite::Error) -> Option<StoreError> {
     match error {
         rusqlite::Error::SqliteFailure(_, Some(message)) => {
@@ -125,24 +124,23 @@ pub(super) fn refusal(error: &rusqlite::Error) -> Option<StoreError> {
     }
 }
 
-/// All of the file as of one moment.
+/// The whole file in one snapshot.
 pub(super) fn write_all(conn: &Connection, now: Timestamp, to: impl Sink) -> Result<Moved, MoveError> {
-    let picture = conn.unchecked_transaction().map_err(storage_error)?;
+    let picture = conn.unchecked_transaction()?;
     stored_events::refuse_if_any(&picture)?;
-    let mut out = Outgoing::begin(to, &header(&picture, now).map_err(storage_error)?)?;
+    let mut out = StreamWriter::begin(to, &header(&picture, now)?)?;
     for section in SECTIONS {
-        for sql in selects(&picture, section).map_err(storage_error)? {
+        for sql in selects(&picture, section)? {
             write_rows(&picture, section, &sql, &mut out)?;
         }
     }
     out.end()
 }
 
-fn header(conn: &Connection, now: Timestamp) -> rusqlite::Result<Header> {
-    let store =
-        conn.query_row("SELECT value FROM _postrider_meta WHERE name = 'store'", [], |row| row.get(0))?;
-    let last = |table: &str| -> rusqlite::Result<i64> {
-        conn.query_row("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = ?1", [table], |row| {
+fn header(conn: &Connection, now: Timestamp) -> Result<StreamHeader> {
+    let store = conn.value("SELECT value FROM _postrider_meta WHERE name = 'store'", [])?;
+    let last = |table: &str| -> Result<i64> {
+        conn.row("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = ?1", [table], |row| {
             row.get(0)
         })
     };
@@ -155,7 +153,7 @@ fn header(conn: &Connection, now: Timestamp) -> rusqlite::Result<Header> {
         subscription: last("_postrider_subscriptions")?,
         replay: last("_postrider_replays")?,
     };
-    let mut header = Header::new(store, now, known::paused(conn)?, last_ids);
+    let mut header = StreamHeader::new(store, now, config_cache::paused(conn)?, last_ids);
     header.archive_months = Month::existing(conn)?.iter().map(Month::first_day).collect();
     header.attempt_months = conn
         .prepare("SELECT DISTINCT strftime('%Y-%m-01', started_at / 1000000, 'unixepoch') FROM _postrider_attempts")?
@@ -164,15 +162,15 @@ fn header(conn: &Connection, now: Timestamp) -> rusqlite::Result<Header> {
     Ok(header)
 }
 
-/// What yields the section's columns, in their order.
-fn selects(conn: &Connection, section: &Section) -> rusqlite::Result<Vec<String>> {
+/// Statements that select the section's columns in order.
+fn selects(conn: &Connection, section: &Section) -> Result<Vec<String>> {
     let columns: Vec<&str> =
         section.columns.iter().map(|(column, _)| expression(section.name, column)).collect();
     let columns = columns.join(", ");
     Ok(sources(conn, section)?.iter().map(|source| format!("SELECT {columns} FROM {source}")).collect())
 }
 
-fn sources(conn: &Connection, section: &Section) -> rusqlite::Result<Vec<String>> {
+fn sources(conn: &Connection, section: &Section) -> Result<Vec<String>> {
     let source = match section.name {
         "setting" => "_postrider_settings",
         "endpoint" => "_postrider_endpoints",
@@ -180,7 +178,7 @@ fn sources(conn: &Connection, section: &Section) -> rusqlite::Result<Vec<String>
         "subscription" => "_postrider_subscriptions",
         "node" => "_postrider_nodes",
         "message" => "_postrider_queue",
-        // Those that were claimed directly share a batch, and each has its own beginning.
+        // Direct claims share batch 0 and differ in `started_at`.
         "claim" => "_postrider_queue WHERE place = 2 GROUP BY node_id, started_at, alone",
         "reservation" => "_postrider_reservations",
         "dead_letter" => "_postrider_dlq",
@@ -202,6 +200,7 @@ fn expression<'a>(section: &str, column: &'a str) -> &'a str {
         ("message", "attempts") => "attempts - (place = 2)",
         ("claim", "batch") => "row_number() OVER (PARTITION BY node_id ORDER BY started_at, alone)",
         ("claim", "ids") => "json_group_array(id)",
+        RESERVED_DIGEST => "coalesce(CAST(content_type || x'00' || payload AS BLOB), x'')",
         _ => column,
     }
 }
@@ -210,15 +209,15 @@ fn write_rows(
     conn: &Connection,
     section: &'static Section,
     sql: &str,
-    out: &mut Outgoing<impl Sink>,
+    out: &mut StreamWriter<impl Sink>,
 ) -> Result<(), MoveError> {
-    let mut statement = conn.prepare(sql).map_err(storage_error)?;
-    let mut rows = statement.query([]).map_err(storage_error)?;
-    while let Some(row) = rows.next().map_err(storage_error)? {
-        let values: Vec<Value> = values(section, row)
+    let mut statement = conn.prepare(sql)?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let values: Vec<MovedValue> = values(section, row)
             .map(|value| match value {
                 Ok(value) => Ok(value),
-                // It would be delivered otherwise than it was sent. A message that is queued is set aside before.
+                // It would not be delivered as it was sent. Unreadable queued messages were set aside before.
                 Err(broken) if section.name == MESSAGE => Err(broken.refusal(section, row)),
                 Err(broken) => Ok(broken.shown(section, row)),
             })
@@ -228,11 +227,11 @@ fn write_rows(
     Ok(())
 }
 
-/// Messages that are queued and that no stream can carry, with what is wrong with each.
-pub(super) fn unreadable_messages(conn: &Connection) -> rusqlite::Result<Vec<(MessageId, String)>> {
+/// Queued messages that cannot be exported, with the error of each.
+pub(super) fn unreadable_messages(conn: &Connection) -> Result<Vec<(MessageId, String)>> {
     let section = SECTIONS.iter().find(|section| section.name == MESSAGE).expect("messages are moved");
     let mut found = Vec::new();
-    // What is closed was looked through when that was done.
+    // A closed file was checked when it was closed.
     let selects = if closed(conn)?.is_some() { Vec::new() } else { selects(conn, section)? };
     for sql in selects {
         let mut statement = conn.prepare(&sql)?;
@@ -247,10 +246,10 @@ pub(super) fn unreadable_messages(conn: &Connection) -> rusqlite::Result<Vec<(Me
     Ok(found)
 }
 
-/// A column into which another program wrote what it cannot hold.
+/// A column that cannot be read, because another program wrote into it.
 struct Broken<'r> {
     column: &'static str,
-    kind: Kind,
+    kind: ColumnKind,
     field: ValueRef<'r>,
     error: FromSqlError,
 }
@@ -261,23 +260,23 @@ impl Broken<'_> {
     }
 
     fn refusal(&self, section: &Section, row: &Row<'_>) -> StoreError {
-        StoreError::Unusable(format!("{} {}: {}", section.name, Shown(row).whole(0), self.said()))
+        StoreError::Unusable(format!("{} {}: {}", section.name, ShownRow(row).whole(0), self.said()))
     }
 
-    /// As near to it as the stream can come, and nothing is left out silently.
-    fn shown(&self, section: &Section, row: &Row<'_>) -> Value {
-        let (section, id, error) = (section.name, Shown(row).whole(0), self.said());
-        tracing::warn!(section, id, %error, "A column cannot be read; it is exported as text, or as nothing");
+    /// The nearest value that the stream can hold, with a warning.
+    fn shown(&self, section: &Section, row: &Row<'_>) -> MovedValue {
+        let (section, id, error) = (section.name, ShownRow(row).whole(0), self.said());
+        tracing::warn!(section, id, %error, "could not read a column; exporting it as text or null");
         let text = || shown::text(self.field).unwrap_or_default().replace('\0', "\u{fffd}");
         match self.kind {
-            Kind::Whole => Value::Whole(0),
-            Kind::Flag => Value::Flag(false),
-            Kind::Text | Kind::Note => Value::Text(text()),
-            Kind::Json | Kind::Notes => Value::Json(json!({ UNREADABLE_FIELD: text() })),
-            Kind::Bytes => Value::Bytes(text().into_bytes()),
-            Kind::Time => Value::Time(self.field.as_i64().map(at).unwrap_or_default()),
-            Kind::Uuid => Value::Null,
-            Kind::Ids => Value::Ids(Vec::new()),
+            ColumnKind::Whole => MovedValue::Whole(0),
+            ColumnKind::Flag => MovedValue::Flag(false),
+            ColumnKind::Text | ColumnKind::Note => MovedValue::Text(text()),
+            ColumnKind::Json | ColumnKind::Notes => MovedValue::Json(json!({ UNREADABLE_FIELD: text() })),
+            ColumnKind::Bytes => MovedValue::Bytes(text().into_bytes()),
+            ColumnKind::Time => MovedValue::Time(self.field.as_i64().map(at).unwrap_or_default()),
+            ColumnKind::Uuid => MovedValue::Null,
+            ColumnKind::Ids => MovedValue::Ids(Vec::new()),
         }
     }
 }
@@ -285,30 +284,43 @@ impl Broken<'_> {
 fn values<'r>(
     section: &'static Section,
     row: &'r Row<'_>,
-) -> impl Iterator<Item = std::result::Result<Value, Broken<'r>>> {
+) -> impl Iterator<Item = std::result::Result<MovedValue, Broken<'r>>> {
     section.columns.iter().enumerate().map(|(at, (column, kind))| {
         let (kind, field) = (*kind, row.get_ref_unwrap(at));
-        value(field, kind).map_err(|error| Broken { column, kind, field, error })
+        match value(field, kind) {
+            Ok(MovedValue::Bytes(kept)) if (section.name, *column) == RESERVED_DIGEST => {
+                Ok(MovedValue::Bytes(digest(kept)))
+            }
+            Ok(value) => Ok(value),
+            Err(error) => Err(Broken { column, kind, field, error }),
+        }
     })
 }
 
-fn value(field: ValueRef<'_>, kind: Kind) -> FromSqlResult<Value> {
+/// No payload has the empty digest, so a reservation whose payload was erased refuses every send under its key.
+fn digest(kept: Vec<u8>) -> Vec<u8> {
+    if kept.is_empty() { kept } else { Sha256::digest(&kept).to_vec() }
+}
+
+fn value(field: ValueRef<'_>, kind: ColumnKind) -> FromSqlResult<MovedValue> {
     if field == ValueRef::Null {
-        return Ok(Value::Null);
+        return Ok(MovedValue::Null);
     }
     let broken = |error: Box<dyn std::error::Error + Send + Sync>| FromSqlError::Other(error);
     Ok(match kind {
-        Kind::Whole => Value::Whole(field.as_i64()?),
-        Kind::Flag => Value::Flag(field.as_i64()? != 0),
-        Kind::Text | Kind::Note => Value::Text(field.as_str()?.to_owned()),
-        Kind::Json | Kind::Notes => {
-            Value::Json(serde_json::from_str(field.as_str()?).map_err(|error| broken(error.into()))?)
+        ColumnKind::Whole => MovedValue::Whole(field.as_i64()?),
+        ColumnKind::Flag => MovedValue::Flag(field.as_i64()? != 0),
+        ColumnKind::Text | ColumnKind::Note => MovedValue::Text(field.as_str()?.to_owned()),
+        ColumnKind::Json | ColumnKind::Notes => {
+            MovedValue::Json(serde_json::from_str(field.as_str()?).map_err(|error| broken(error.into()))?)
         }
-        Kind::Bytes => Value::Bytes(field.as_bytes()?.to_vec()),
-        Kind::Time => Value::Time(time(field)?),
-        Kind::Uuid => {
-            Value::Uuid(field.as_str()?.parse().map_err(|error: uuid::Error| broken(error.into()))?)
+        ColumnKind::Bytes => MovedValue::Bytes(field.as_bytes()?.to_vec()),
+        ColumnKind::Time => MovedValue::Time(time(field)?),
+        ColumnKind::Uuid => {
+            MovedValue::Uuid(field.as_str()?.parse().map_err(|error: uuid::Error| broken(error.into()))?)
         }
-        Kind::Ids => Value::Ids(serde_json::from_str(field.as_str()?).map_err(|error| broken(error.into()))?),
+        ColumnKind::Ids => {
+            MovedValue::Ids(serde_json::from_str(field.as_str()?).map_err(|error| broken(error.into()))?)
+        }
     })
 }

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 
 use super::archive::Month;
+use super::query::Query;
 use super::row::micros_of;
 use super::writer::Write;
-use super::{SqliteStore, inspect, known, retention, storage_error};
+use super::{SqliteStore, config_cache, inspect, retention};
 use crate::breaker::CircuitName;
 use crate::store::figures::{ENDPOINTS_MAX, OTHERS};
 use crate::store::{EndpointStatus, Figure, Figures, Result, Store, StoreStatus};
@@ -24,20 +25,16 @@ impl Figures for SqliteStore {
     }
 }
 
-/// What is counted for good, and is 0 until then.
+/// Totals; 0 until the first count.
 const COUNTED: [&str; 2] = ["evictions", "publish_skipped"];
 
 /// Adds to what `postrider_<name>_total` says.
 pub(super) fn count(write: &Write<'_>, name: &str, by: usize) -> Result<()> {
-    write
-        .conn
-        .prepare_cached(
-            "INSERT INTO _postrider_totals (name, value) VALUES (?1, ?2)
-             ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
-        )
-        .and_then(|mut statement| statement.execute(params![name, by as i64]))
-        .map(|_| ())
-        .map_err(storage_error)
+    write.conn.run(
+        "INSERT INTO _postrider_totals (name, value) VALUES (?1, ?2)
+         ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+        params![name, by as i64],
+    )
 }
 
 pub(super) fn figures(conn: &Connection, store: &str, now: Timestamp) -> Result<Vec<Figure>> {
@@ -47,25 +44,24 @@ pub(super) fn figures(conn: &Connection, store: &str, now: Timestamp) -> Result<
     figures.push(Figure::new("postrider_nodes", &[("state", "live")], live_nodes(conn, now)?));
     for name in COUNTED {
         let name_of_figure = format!("postrider_{name}_total");
-        let value = counted(conn, name).map_err(storage_error)?;
+        let value = counted(conn, name)?;
         figures.push(Figure::new(&name_of_figure, &[], value as f64));
     }
-    for endpoint in bounded(status.endpoints, &oldest_endpoints(conn).map_err(storage_error)?) {
+    for endpoint in bounded(status.endpoints, &oldest_endpoints(conn)?) {
         figures.extend(of_endpoint(&endpoint, now));
     }
     Ok(figures)
 }
 
-/// By age, as far as they have figures of their own.
-fn oldest_endpoints(conn: &Connection) -> rusqlite::Result<Vec<String>> {
-    conn.prepare_cached(
+/// The oldest endpoints, which have their own figures.
+fn oldest_endpoints(conn: &Connection) -> Result<Vec<String>> {
+    conn.column(
         "SELECT name FROM _postrider_endpoints WHERE dropped_at IS NULL ORDER BY id LIMIT ?1",
-    )?
-    .query_map([ENDPOINTS_MAX as i64], |row| row.get(0))?
-    .collect()
+        [ENDPOINTS_MAX as i64],
+    )
 }
 
-/// Those of `oldest` in their order, and the rest as one.
+/// The statuses of `oldest` in their order, and the sum of the rest.
 fn bounded(all: Vec<EndpointStatus>, oldest: &[String]) -> Vec<EndpointStatus> {
     let places: HashMap<&str, usize> =
         oldest.iter().enumerate().map(|(place, name)| (name.as_str(), place)).collect();
@@ -125,7 +121,7 @@ fn of_endpoint(endpoint: &EndpointStatus, now: Timestamp) -> [Figure; 6] {
     ]
 }
 
-/// Sums; of what cannot be summed the worst.
+/// Adds them up; of states it takes the worst.
 fn together(one: EndpointStatus, other: EndpointStatus) -> EndpointStatus {
     EndpointStatus {
         pending: one.pending + other.pending,
@@ -149,21 +145,17 @@ fn age(oldest: Option<Timestamp>, now: Timestamp) -> f64 {
     oldest.map_or(0.0, |oldest| now.duration_since(oldest).as_secs_f64().max(0.0))
 }
 
-/// How long ago retention should have taken the oldest row.
+/// How long ago retention should have deleted the oldest row.
 fn lags(conn: &Connection, now: Timestamp) -> Result<[Figure; 3]> {
-    let settings = known::load_settings(conn)?;
-    let oldest = |sql: &str| -> Result<Option<i64>> {
-        conn.prepare_cached(sql)
-            .and_then(|mut statement| statement.query_row([], |row| row.get(0)).optional())
-            .map_err(storage_error)
-    };
+    let settings = config_cache::load_settings(conn)?;
+    let oldest = |sql: &str| -> Result<Option<i64>> { conn.find(sql, [], |row| row.get(0)) };
     let lag = |of, oldest: Option<i64>, before: i64| {
         let seconds = oldest.map_or(0.0, |oldest| (before - oldest).max(0) as f64 / 1e6);
         Figure::new("postrider_retention_lag_seconds", &[("of", of)], seconds)
     };
     let letter = oldest("SELECT died_at FROM _postrider_dlq WHERE holds_key = 0 ORDER BY died_at LIMIT 1")?;
     let event = oldest("SELECT at FROM _postrider_event_log ORDER BY id LIMIT 1")?;
-    let month = Month::existing(conn).map_err(storage_error)?.into_iter().min().map(Month::ends_at);
+    let month = Month::existing(conn)?.into_iter().min().map(Month::ends_at);
     Ok([
         lag("dlq", letter, retention::days_ago(now, settings.dlq_retention_days)),
         lag("event_log", event, retention::days_ago(now, settings.event_log_retention_days)),
@@ -172,18 +164,20 @@ fn lags(conn: &Connection, now: Timestamp) -> Result<[Figure; 3]> {
 }
 
 fn live_nodes(conn: &Connection, now: Timestamp) -> Result<f64> {
-    conn.prepare_cached("SELECT count(*) FROM _postrider_nodes WHERE state = 'live' AND lease_until > ?1")
-        .and_then(|mut statement| statement.query_row([micros_of(now)], |row| row.get::<_, i64>(0)))
-        .map(|count| count as f64)
-        .map_err(storage_error)
+    conn.row(
+        "SELECT count(*) FROM _postrider_nodes WHERE state = 'live' AND lease_until > ?1",
+        [micros_of(now)],
+        |row| row.get::<_, i64>(0),
+    )
+    .map(|count| count as f64)
 }
 
 /// Evictions were counted elsewhere at first.
-pub(super) fn counted(conn: &Connection, name: &str) -> rusqlite::Result<u64> {
-    conn.prepare_cached(
+pub(super) fn counted(conn: &Connection, name: &str) -> Result<u64> {
+    conn.value(
         "SELECT coalesce(sum(value), 0) FROM (
-           SELECT value FROM _postrider_totals WHERE name = ?1
-           UNION ALL SELECT value FROM _postrider_meta WHERE name = 'counted_' || ?1)",
-    )?
-    .query_row([name], |row| row.get(0))
+         SELECT value FROM _postrider_totals WHERE name = ?1
+         UNION ALL SELECT value FROM _postrider_meta WHERE name = 'counted_' || ?1)",
+        [name],
+    )
 }

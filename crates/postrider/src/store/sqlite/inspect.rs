@@ -1,19 +1,20 @@
 //! What people ask: a message's story, and the state of the store. Readers have their own connections.
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row};
+use rusqlite::{Connection, Row};
 
 use super::archive::{self, Month};
-use super::keys::{GLOBAL_SCOPE, Place};
+use super::keys::{GLOBAL_SCOPE, QueuePlace};
+use super::query::Query;
 use super::row::{at, micros_of};
-use super::shown::Shown;
-use super::{claim, endpoints, export, known, results, schema, storage_error, stored_events};
+use super::shown::ShownRow;
+use super::{claim, config_cache, endpoints, export, results, schema, stored_events};
 use crate::breaker::CircuitState;
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::error::StoreError;
 use crate::message::{MessageId, NodeId, State};
 use crate::store::{
-    AttemptOutcome, AttemptRecord, EndpointStatus, REPLAYED_AS_MAX, Result, StoreStatus, Story,
+    AttemptOutcome, AttemptRecord, EndpointStatus, ListedMessage, REPLAYED_AS_MAX, Result, StoreStatus, Story,
 };
 use crate::verdict::Class;
 
@@ -25,59 +26,55 @@ const STORY_COLUMNS: &str = "m.id, e.name, m.priority, m.payload, m.content_type
 pub(super) fn story(conn: &Connection, now: Timestamp, id: MessageId) -> Result<Story> {
     let found = match queued(conn, now, id)? {
         Some(story) => Some(story),
-        None => match archive::month_of(conn, id).map_err(storage_error)? {
-            Some(month) => Some(archived(conn, month, id).map_err(storage_error)?),
-            None => dead(conn, id).map_err(storage_error)?,
+        None => match archive::month_of(conn, id)? {
+            Some(month) => Some(archived(conn, month, id)?),
+            None => dead(conn, id)?,
         },
     };
     let mut story = found.ok_or_else(|| StoreError::unknown_message(id))?;
-    story.attempts = attempts(conn, id).map_err(storage_error)?;
-    story.replay_of = replay_of(conn, id).map_err(storage_error)?;
-    story.replayed_as = replayed_as(conn, id).map_err(storage_error)?;
+    story.attempts = attempts(conn, id)?;
+    story.replay_of = replay_of(conn, id)?;
+    story.replayed_as = replayed_as(conn, id)?;
     Ok(story)
 }
 
-fn replay_of(conn: &Connection, id: MessageId) -> rusqlite::Result<Option<MessageId>> {
-    conn.prepare_cached("SELECT original_id FROM _postrider_replayed WHERE id = ?1")?
-        .query_row([id.0], |row| row.get(0).map(MessageId))
-        .optional()
+fn replay_of(conn: &Connection, id: MessageId) -> Result<Option<MessageId>> {
+    conn.find("SELECT original_id FROM _postrider_replayed WHERE id = ?1", [id.0], |row| {
+        row.get(0).map(MessageId)
+    })
 }
 
-fn replayed_as(conn: &Connection, id: MessageId) -> rusqlite::Result<Vec<MessageId>> {
-    let mut ids = conn
-        .prepare_cached(
-            "SELECT id FROM _postrider_replayed WHERE original_id = ?1 ORDER BY id DESC LIMIT ?2",
-        )?
-        .query_map([id.0, REPLAYED_AS_MAX as i64], |row| row.get(0).map(MessageId))?
-        .collect::<rusqlite::Result<Vec<_>>>()?;
+fn replayed_as(conn: &Connection, id: MessageId) -> Result<Vec<MessageId>> {
+    let mut ids = conn.rows(
+        "SELECT id FROM _postrider_replayed WHERE original_id = ?1 ORDER BY id DESC LIMIT ?2",
+        [id.0, REPLAYED_AS_MAX as i64],
+        |row| row.get(0).map(MessageId),
+    )?;
     ids.reverse();
     Ok(ids)
 }
 
 fn queued(conn: &Connection, now: Timestamp, id: MessageId) -> Result<Option<Story>> {
-    let found = conn
-        .prepare_cached(&format!(
+    let found = conn.find(
+        &format!(
             "SELECT {STORY_COLUMNS}, m.place, m.due_at, m.key_scope FROM _postrider_queue m
              JOIN _postrider_endpoints e ON e.id = m.endpoint_id WHERE m.id = ?1"
-        ))
-        .and_then(|mut statement| {
-            statement
-                .query_row([id.0], |row| {
-                    let (place, due_at) = (Place::from_column(row.get(16)?), Shown(row).time(17));
-                    let scope = row.get::<_, Option<i64>>(18).unwrap_or(None);
-                    Ok((told(row, State::Pending)?, place, due_at.unwrap_or_default(), scope))
-                })
-                .optional()
-        })
-        .map_err(storage_error)?;
+        ),
+        [id.0],
+        |row| {
+            let (place, due_at) = (QueuePlace::from_column(row.get(16)?), ShownRow(row).time(17));
+            let scope = row.get::<_, Option<i64>>(18).unwrap_or(None);
+            Ok((told(row, State::Pending)?, place, due_at.unwrap_or_default(), scope))
+        },
+    )?;
     let Some((mut story, place, due_at, scope)) = found else { return Ok(None) };
-    if place == Place::Claimed {
+    if place == QueuePlace::Claimed {
         story.state = State::Processing;
     } else {
         let endpoint = endpoints::load_by_name(conn, &story.endpoint)?;
         story.due_at = Some(due_at);
         let in_the_way = in_the_way(conn, now, &endpoint, &story, place, due_at, scope)?;
-        story.reason = Some(match live_nodes(conn, now).map_err(storage_error)? {
+        story.reason = Some(match live_nodes(conn, now)? {
             0 => format!("no node runs; {in_the_way}"),
             _ => in_the_way,
         });
@@ -85,17 +82,17 @@ fn queued(conn: &Connection, now: Timestamp, id: MessageId) -> Result<Option<Sto
     Ok(Some(story))
 }
 
-/// The first thing in the way, in the order in which a node would meet it.
+/// The first reason, in the order in which a node checks them.
 fn in_the_way(
     conn: &Connection,
     now: Timestamp,
     endpoint: &Endpoint,
     story: &Story,
-    place: Place,
+    place: QueuePlace,
     due_at: Timestamp,
     scope: Option<i64>,
 ) -> Result<String> {
-    if let Some(reason) = stopped(conn).map_err(storage_error)? {
+    if let Some(reason) = stopped(conn)? {
         return Ok(format!("everything is paused: {reason}"));
     }
     if endpoint.paused {
@@ -104,7 +101,7 @@ fn in_the_way(
     if endpoint.disabled.is_some() {
         return Ok(format!("endpoint {:?} is disabled", endpoint.name));
     }
-    if place == Place::Blocked {
+    if place == QueuePlace::BehindKey {
         let key = story.ordering_key.as_deref().unwrap_or_default();
         return behind_key(conn, scope.unwrap_or(GLOBAL_SCOPE), key);
     }
@@ -122,7 +119,7 @@ fn in_the_way(
     if let Some(until) = endpoint.held_until.filter(|until| *until > now) {
         return Ok(format!("the receiver asked to wait: next try at {until}"));
     }
-    if place == Place::Suspect {
+    if place == QueuePlace::OnProbation {
         return Ok("on probation: its claim was lost with a node, so it is tried with few others".to_owned());
     }
     if let Some(limit) = endpoint.options.rate_limit {
@@ -135,146 +132,147 @@ fn in_the_way(
 }
 
 /// Why nothing at all is delivered.
-fn stopped(conn: &Connection) -> rusqlite::Result<Option<String>> {
+fn stopped(conn: &Connection) -> Result<Option<String>> {
     match export::closed(conn)? {
         Some(refusal) => Ok(Some(refusal)),
-        None => known::paused(conn),
+        None => config_cache::paused(conn),
     }
 }
 
 fn behind_key(conn: &Connection, scope: i64, key: &str) -> Result<String> {
-    let head: Option<i64> = conn
-        .query_row(
-            "SELECT message_id FROM _postrider_dlq
-             WHERE holds_key = 1 AND key_scope = ?1 AND ordering_key = ?2 LIMIT 1",
-            rusqlite::params![scope, key],
-            |row| row.get(0),
-        )
-        .optional()
-        .map_err(storage_error)?;
+    let head: Option<i64> = conn.find(
+        "SELECT message_id FROM _postrider_dlq
+         WHERE holds_key = 1 AND key_scope = ?1 AND ordering_key = ?2 LIMIT 1",
+        rusqlite::params![scope, key],
+        |row| row.get(0),
+    )?;
     if let Some(head) = head {
         return Ok(format!(
             "behind key {key:?}: held by dead message {head}; redrive, discard or release it"
         ));
     }
-    let current: Option<i64> = conn
-        .query_row(
-            "SELECT id FROM _postrider_queue WHERE key_scope = ?1 AND ordering_key = ?2 AND place <> 1",
-            rusqlite::params![scope, key],
-            |row| row.get(0),
-        )
-        .optional()
-        .map_err(storage_error)?;
+    let current: Option<i64> = conn.find(
+        "SELECT id FROM _postrider_queue WHERE key_scope = ?1 AND ordering_key = ?2 AND place <> 1",
+        rusqlite::params![scope, key],
+        |row| row.get(0),
+    )?;
     Ok(match current {
         Some(current) => format!("behind key {key:?}: message {current} is before it"),
         None => format!("behind key {key:?}"),
     })
 }
 
-fn archived(conn: &Connection, month: Month, id: MessageId) -> rusqlite::Result<Story> {
-    conn.prepare_cached(&format!(
-        "SELECT {STORY_COLUMNS}, m.status, m.finished_at FROM {} m
-         JOIN _postrider_endpoints e ON e.id = m.endpoint_id WHERE m.id = ?1",
-        month.table()
-    ))?
-    .query_row([id.0], |row| {
-        let mut story = told(row, archive::finished_state(row.get_ref(16)?.as_str()?))?;
-        story.finished_at = Some(at(row.get(17)?));
-        Ok(story)
-    })
+fn archived(conn: &Connection, month: Month, id: MessageId) -> Result<Story> {
+    conn.row(
+        &format!(
+            "SELECT {STORY_COLUMNS}, m.status, m.finished_at FROM {} m
+             JOIN _postrider_endpoints e ON e.id = m.endpoint_id WHERE m.id = ?1",
+            month.table()
+        ),
+        [id.0],
+        |row| {
+            let mut story = told(row, archive::finished_state(row.get_ref(16)?.as_str()?))?;
+            story.finished_at = Some(at(row.get(17)?));
+            Ok(story)
+        },
+    )
 }
 
-fn dead(conn: &Connection, id: MessageId) -> rusqlite::Result<Option<Story>> {
-    conn.prepare_cached(&format!(
-        "SELECT {STORY_COLUMNS}, m.id AS dlq_id, m.died_at, m.reason FROM _postrider_dlq m
-         JOIN _postrider_endpoints e ON e.id = m.endpoint_id WHERE m.message_id = ?1 AND m.status <> 'redriven'
+fn dead(conn: &Connection, id: MessageId) -> Result<Option<Story>> {
+    conn.find(
+        &format!(
+            "SELECT {STORY_COLUMNS}, m.id AS dlq_id, m.died_at, m.reason FROM _postrider_dlq m
+             JOIN _postrider_endpoints e ON e.id = m.endpoint_id
+             WHERE m.message_id = ?1 AND m.status <> 'redriven'
          ORDER BY m.id DESC LIMIT 1"
-    ))?
-    .query_row([id.0], |row| {
-        let mut story = told(row, State::Dead)?;
-        story.id = id;
-        story.dlq_id = Some(row.get(16)?);
-        story.finished_at = Some(at(row.get(17)?));
-        story.reason = Some(row.get(18)?);
-        Ok(story)
-    })
-    .optional()
+        ),
+        [id.0],
+        |row| {
+            let mut story = told(row, State::Dead)?;
+            story.id = id;
+            story.dlq_id = Some(row.get(16)?);
+            story.finished_at = Some(at(row.get(17)?));
+            story.reason = Some(row.get(18)?);
+            Ok(story)
+        },
+    )
 }
 
 fn told(row: &Row<'_>, state: State) -> rusqlite::Result<Story> {
-    let shown = Shown(row);
+    let shown = ShownRow(row);
     Ok(Story {
-        id: MessageId(row.get(0)?),
-        endpoint: row.get(1)?,
-        state,
-        priority: shown.priority(2),
-        payload: shown.bytes(3),
-        content_type: shown.text(4).unwrap_or_default(),
-        headers: shown.headers(5),
-        options: shown.object(6),
-        idempotency_key: shown.text(7),
-        correlation_id: shown.uuid(8),
-        ordering_key: shown.text(9),
-        event_type: shown.text(10),
-        created_at: shown.time(11).unwrap_or_default(),
-        scheduled_at: shown.time(12),
-        expires_at: shown.time(13),
-        attempt_count: shown.count(14),
-        last_error: shown.text(15),
-        finished_at: None,
-        due_at: None,
+        listed: ListedMessage {
+            id: MessageId(row.get(0)?),
+            endpoint: row.get(1)?,
+            state,
+            priority: shown.priority(2),
+            content_type: shown.text(4).unwrap_or_default(),
+            idempotency_key: shown.text(7),
+            correlation_id: shown.uuid(8),
+            ordering_key: shown.text(9),
+            event_type: shown.text(10),
+            created_at: shown.time(11).unwrap_or_default(),
+            scheduled_at: shown.time(12),
+            expires_at: shown.time(13),
+            finished_at: None,
+            due_at: None,
+            attempt_count: shown.count(14),
+            last_error: shown.text(15),
+            dlq_id: None,
+        },
         reason: None,
         attempts: Vec::new(),
-        dlq_id: None,
+        payload: shown.bytes(3),
+        headers: shown.headers(5),
+        options: shown.object(6),
         replay_of: None,
         replayed_as: Vec::new(),
     })
 }
 
-fn attempts(conn: &Connection, id: MessageId) -> rusqlite::Result<Vec<AttemptRecord>> {
-    conn.prepare_cached(
-        "SELECT number, node_id, started_at, duration, outcome, class, error, status, body
+fn attempts(conn: &Connection, id: MessageId) -> Result<Vec<AttemptRecord>> {
+    conn.rows(
+        "SELECT number, node_id, started_at, duration, outcome, class, error, response_status, response_body
          FROM _postrider_attempts WHERE message_id = ?1 ORDER BY id",
-    )?
-    .query_map([id.0], |row| {
-        let shown = Shown(row);
-        Ok(AttemptRecord {
-            number: shown.count(0),
-            node: NodeId(shown.whole(1)),
-            started_at: shown.time(2).unwrap_or_default(),
-            duration: std::time::Duration::from_micros(u64::try_from(shown.whole(3)).unwrap_or(0)),
-            outcome: match shown.text(4).as_deref() {
-                Some("delivered") => AttemptOutcome::Delivered,
-                Some("lost") => AttemptOutcome::Lost,
-                _ => AttemptOutcome::Failed,
-            },
-            class: shown.text(5).map(|class| match &*class {
-                "permanent" => Class::Permanent,
-                "gone" => Class::Gone,
-                _ => Class::Retryable,
-            }),
-            error: shown.text(6),
-            status: row.get(7).unwrap_or(None),
-            body: shown.bytes(8),
-        })
-    })?
-    .collect()
+        [id.0],
+        |row| {
+            let shown = ShownRow(row);
+            Ok(AttemptRecord {
+                number: shown.count(0),
+                node: NodeId(shown.whole(1)),
+                started_at: shown.time(2).unwrap_or_default(),
+                duration: std::time::Duration::from_micros(u64::try_from(shown.whole(3)).unwrap_or(0)),
+                outcome: match shown.text(4).as_deref() {
+                    Some("delivered") => AttemptOutcome::Delivered,
+                    Some("lost") => AttemptOutcome::Lost,
+                    _ => AttemptOutcome::Failed,
+                },
+                class: shown.text(5).map(|class| match &*class {
+                    "permanent" => Class::Permanent,
+                    "gone" => Class::Gone,
+                    _ => Class::Retryable,
+                }),
+                error: shown.text(6),
+                response_status: row.get(7).unwrap_or(None),
+                response_body: shown.bytes(8),
+            })
+        },
+    )
 }
 
 pub(super) fn status(conn: &Connection, store: &str, now: Timestamp) -> Result<StoreStatus> {
-    let (queued, dead): (u64, u64) = conn
-        .query_row("SELECT queued, dead FROM _postrider_counts WHERE endpoint_id = 0", [], |row| {
+    let (queued, dead): (u64, u64) =
+        conn.row("SELECT queued, dead FROM _postrider_counts WHERE endpoint_id = 0", [], |row| {
             Ok((row.get(0)?, row.get(1)?))
-        })
-        .map_err(storage_error)?;
+        })?;
     let endpoints = endpoint_statuses(conn, now)?;
     let processing = endpoints.iter().map(|endpoint| endpoint.processing).sum();
-    let (stored_events, oldest_stored_event) = stored_events::waiting(conn).map_err(storage_error)?;
+    let (stored_events, oldest_stored_event) = stored_events::waiting(conn)?;
     Ok(StoreStatus {
         store: store.to_owned(),
         schema_version: schema::CURRENT,
-        paused: stopped(conn).map_err(storage_error)?,
-        live_nodes: live_nodes(conn, now).map_err(storage_error)?,
+        paused: stopped(conn)?,
+        live_nodes: live_nodes(conn, now)?,
         pending: queued.saturating_sub(processing),
         processing,
         dead,
@@ -286,25 +284,29 @@ pub(super) fn status(conn: &Connection, store: &str, now: Timestamp) -> Result<S
     })
 }
 
-fn live_nodes(conn: &Connection, now: Timestamp) -> rusqlite::Result<u64> {
-    conn.prepare_cached("SELECT count(*) FROM _postrider_nodes WHERE state = 'live' AND lease_until > ?1")?
-        .query_row([micros_of(now)], |row| row.get(0))
+fn live_nodes(conn: &Connection, now: Timestamp) -> Result<u64> {
+    conn.value(
+        "SELECT count(*) FROM _postrider_nodes WHERE state = 'live' AND lease_until > ?1",
+        [micros_of(now)],
+    )
 }
 
 fn endpoint_statuses(conn: &Connection, now: Timestamp) -> Result<Vec<EndpointStatus>> {
     let mut processing: std::collections::HashMap<i64, u64> = conn
-        .prepare_cached(
+        .rows(
             "SELECT endpoint_id, count(*) FROM _postrider_queue INDEXED BY _postrider_queue_claimed
              WHERE place = 2 GROUP BY endpoint_id",
-        )
-        .and_then(|mut statement| statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect())
-        .map_err(storage_error)?;
+            [],
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )?
+        .into_iter()
+        .collect();
     let counts: std::collections::HashMap<i64, (u64, u64)> = conn
-        .prepare_cached("SELECT endpoint_id, queued, dead FROM _postrider_counts")
-        .and_then(|mut statement| {
-            statement.query_map([], |row| Ok((row.get(0)?, (row.get(1)?, row.get(2)?))))?.collect()
-        })
-        .map_err(storage_error)?;
+        .rows("SELECT endpoint_id, queued, dead FROM _postrider_counts", [], |row| {
+            Ok((row.get(0)?, (row.get(1)?, row.get(2)?)))
+        })?
+        .into_iter()
+        .collect();
     let mut list = endpoints::load_all(conn)?;
     list.sort_by(|a, b| a.name.cmp(&b.name));
     list.into_iter()
@@ -321,30 +323,22 @@ fn endpoint_statuses(conn: &Connection, now: Timestamp) -> Result<Vec<EndpointSt
                 pending,
                 processing,
                 dead,
-                oldest_pending: if pending == 0 {
-                    None
-                } else {
-                    waits_longest(conn, endpoint.id, now).map_err(storage_error)?
-                },
-                health: results::health(conn, endpoint.id).map_err(storage_error)?,
+                oldest_pending: if pending == 0 { None } else { waits_longest(conn, endpoint.id, now)? },
+                health: results::health(conn, endpoint.id)?,
             })
         })
         .collect()
 }
 
-/// Since when; behind an ordering key, too. What is due in the future does not wait yet.
-fn waits_longest(
-    conn: &Connection,
-    endpoint: EndpointId,
-    now: Timestamp,
-) -> rusqlite::Result<Option<Timestamp>> {
+/// The earliest due time of a pending message, also behind an ordering key; None when it is in the future.
+fn waits_longest(conn: &Connection, endpoint: EndpointId, now: Timestamp) -> Result<Option<Timestamp>> {
     let behind = conn
-        .prepare_cached(
+        .find(
             "SELECT due_at FROM _postrider_queue INDEXED BY _postrider_queue_behind
              WHERE place = 1 AND endpoint_id = ?1 ORDER BY due_at LIMIT 1",
+            [endpoint.0],
+            |row| Ok(ShownRow(row).time(0)),
         )?
-        .query_row([endpoint.0], |row| Ok(Shown(row).time(0)))
-        .optional()?
         .flatten();
     let earliest = claim::earliest_due(conn, endpoint)?.into_iter().chain(behind).min();
     Ok(earliest.filter(|due| *due <= now))

@@ -1,4 +1,4 @@
-//! What the writer is asked to do: a job runs in a transaction that others may share, and is answered when that is committed.
+//! Jobs for the writer. A job runs in a transaction that it may share with others, and is answered after the commit.
 
 use std::sync::mpsc::Sender;
 
@@ -8,20 +8,20 @@ use super::writer::Write;
 use crate::error::StoreError;
 use crate::store::Result;
 
-/// Does the commit have to be on disk before anybody is told?
+/// When a job is answered, and whether its commit is synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Commit {
-    /// In the file, not yet synced: survives a killed process, and a lost one only means a redelivery.
+pub(super) enum CommitMode {
+    /// Committed, not yet synced: survives kill -9; losing it in a power cut only means a redelivery.
     Soon,
-    /// Like `Soon`, but what it saw may have been sent a moment ago: it is answered when that is durable.
+    /// Like `Soon`, but it may have read messages that are not durable yet: answered when they are.
     AfterSync,
-    /// Answered like `Soon`, but synced at once, and no node hears of it before: a lost message whose id somebody
-    /// has seen would give that id to another one.
+    /// Answered like `Soon`, but synced at once, and no node is told before that: if the message is lost, its id is
+    /// given to another one.
     Fast,
     Durable,
 }
 
-impl Commit {
+impl CommitMode {
     pub(super) fn needs_sync(self) -> bool {
         match self {
             Self::Soon | Self::AfterSync => false,
@@ -37,31 +37,30 @@ impl Commit {
     }
 }
 
-/// May it go before events that applications stored earlier?
+/// Whether a job may run before events that applications stored earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum JobOrder {
     Any,
-    /// It brings messages under ordering keys.
+    /// It sends messages with ordering keys.
     BehindStored,
 }
 
-impl Order {
+impl JobOrder {
     pub(super) fn of<'a>(mut ordering_keys: impl Iterator<Item = &'a Option<String>>) -> Self {
         if ordering_keys.any(Option::is_some) { Self::BehindStored } else { Self::Any }
     }
 }
 
-/// What the writer is told.
-pub(super) enum Command {
-    Do(Box<dyn Job>),
+pub(super) enum WriterCommand {
+    Do(Box<dyn WriteJob>),
     /// The disk is free again.
     Synced,
     Stop,
 }
 
-pub(super) trait Job: Send {
-    fn commit(&self) -> Commit;
-    /// The stored event that it has to go behind: the newest one when it was first asked.
+pub(super) trait WriteJob: Send {
+    fn commit(&self) -> CommitMode;
+    /// The stored event that it must run after: the newest one at the first call.
     fn goes_behind(&mut self, newest: i64) -> Option<i64>;
     /// May run again in another transaction if this one was rolled back.
     fn run(&mut self, write: &mut Write<'_>) -> std::result::Result<(), ()>;
@@ -69,23 +68,23 @@ pub(super) trait Job: Send {
 }
 
 struct Task<T, F> {
-    order: Order,
+    order: JobOrder,
     behind: Option<i64>,
-    commit: Commit,
+    commit: CommitMode,
     work: F,
     result: Option<Result<T>>,
     reply: oneshot::Sender<Result<T>>,
 }
 
-impl<T: Send, F: FnMut(&mut Write<'_>) -> Result<T> + Send> Job for Task<T, F> {
-    fn commit(&self) -> Commit {
+impl<T: Send, F: FnMut(&mut Write<'_>) -> Result<T> + Send> WriteJob for Task<T, F> {
+    fn commit(&self) -> CommitMode {
         self.commit
     }
 
     fn goes_behind(&mut self, newest: i64) -> Option<i64> {
         match self.order {
-            Order::Any => None,
-            Order::BehindStored => Some(*self.behind.get_or_insert(newest)),
+            JobOrder::Any => None,
+            JobOrder::BehindStored => Some(*self.behind.get_or_insert(newest)),
         }
     }
 
@@ -100,11 +99,11 @@ impl<T: Send, F: FnMut(&mut Write<'_>) -> Result<T> + Send> Job for Task<T, F> {
         let result = match (committed, self.result) {
             (Ok(()), Some(result)) => result,
             (Ok(()), None) => unreachable!("a committed job has run"),
-            // Its own refusal says more than the failed commit around it.
+            // The job's own error says more than the failed commit.
             (Err(_), Some(Err(refusal))) => Err(refusal),
             (Err(error), _) => Err(error),
         };
-        // Nobody waits any more: the caller was cancelled, which undoes nothing.
+        // An error means that the caller was cancelled; the commit stands.
         let _ = self.reply.send(result);
     }
 }
@@ -112,22 +111,22 @@ impl<T: Send, F: FnMut(&mut Write<'_>) -> Result<T> + Send> Job for Task<T, F> {
 /// Hands work to the writer thread.
 #[derive(Clone)]
 pub(super) struct WriterHandle {
-    commands: Sender<Command>,
+    commands: Sender<WriterCommand>,
 }
 
 impl WriterHandle {
-    pub(super) fn new(commands: Sender<Command>) -> Self {
+    pub(super) fn new(commands: Sender<WriterCommand>) -> Self {
         Self { commands }
     }
 
-    /// Everything handed over before is still done, but for what goes behind stored events.
+    /// The writer still runs all earlier jobs, except those held back behind stored events.
     pub(super) fn stop(&self) {
         // An error means that it has stopped.
-        let _ = self.commands.send(Command::Stop);
+        let _ = self.commands.send(WriterCommand::Stop);
     }
 
     /// Runs `work` in a transaction and returns once that is committed. `work` may run more than once.
-    pub(super) async fn run<T, F>(&self, order: Order, commit: Commit, work: F) -> Result<T>
+    pub(super) async fn run<T, F>(&self, order: JobOrder, commit: CommitMode, work: F) -> Result<T>
     where
         T: Send + 'static,
         F: FnMut(&mut Write<'_>) -> Result<T> + Send + 'static,
@@ -135,7 +134,7 @@ impl WriterHandle {
         let (reply, answer) = oneshot::channel();
         let stopped = || StoreError::Unavailable("the store was closed".to_owned());
         let task = Box::new(Task { order, behind: None, commit, work, result: None, reply });
-        self.commands.send(Command::Do(task)).map_err(|_| stopped())?;
+        self.commands.send(WriterCommand::Do(task)).map_err(|_| stopped())?;
         answer.await.unwrap_or_else(|_| Err(stopped()))
     }
 }

@@ -1,14 +1,15 @@
-//! Messages wherever they are, by id, and nodes.
+//! Lists of messages from queue, archive and DLQ, and of nodes.
 
 use std::ops::Range;
 
 use async_trait::async_trait;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, Row, params};
 
+use super::SqliteStore;
 use super::archive::Month;
+use super::query::Query;
 use super::row::{at, micros_of};
-use super::shown::Shown;
-use super::{SqliteStore, storage_error};
+use super::shown::ShownRow;
 use crate::error::StoreError;
 use crate::message::{MessageId, NodeId, State};
 use crate::store::listing::{DISORDER_MAX, Pager, WINDOW_ROWS_MAX, Window};
@@ -20,7 +21,7 @@ impl Listing for SqliteStore {
         let asked = filter.clone();
         let begin = move |conn: &Connection| {
             check(conn, &asked)?;
-            last_id(conn, &asked).map_err(storage_error)
+            last_id(conn, &asked)
         };
         let mut pager = Pager::new(&filter, self.read(begin).await?);
         while let Some((ids, room)) = pager.next() {
@@ -32,19 +33,19 @@ impl Listing for SqliteStore {
     }
 
     async fn nodes(&self, before: Option<NodeId>, limit: usize) -> Result<Vec<NodeRecord>> {
-        self.read(move |conn| nodes(conn, before, limit).map_err(storage_error)).await
+        self.read(move |conn| nodes(conn, before, limit)).await
     }
 }
 
-/// What every source has under these names.
+/// Columns that every source has.
 const COLUMNS: &str = "endpoint_id, priority, content_type, idempotency_key, correlation_id, ordering_key, event_type, \
      created_at, scheduled_at, expires_at, last_error";
 
-/// Below how many ids an exact search for a moment is not worth it.
+/// A search by time stops at a range of this many ids.
 const CLOSE_ENOUGH: i64 = 500;
 
 /// Above it nothing can match.
-pub(super) fn last_id(conn: &Connection, filter: &MessageFilter) -> rusqlite::Result<i64> {
+pub(super) fn last_id(conn: &Connection, filter: &MessageFilter) -> Result<i64> {
     let mut last = last_sent(conn)?;
     let Some(before) = filter.created_before else { return Ok(last) };
     let Ok(too_new) = before.checked_add(DISORDER_MAX).map(micros_of) else { return Ok(last) };
@@ -61,31 +62,25 @@ pub(super) fn last_id(conn: &Connection, filter: &MessageFilter) -> rusqlite::Re
 }
 
 /// The message with the highest id up to this one, and when it was made.
-fn nearest(conn: &Connection, months: &[String], id: i64) -> rusqlite::Result<Option<(i64, i64)>> {
+fn nearest(conn: &Connection, months: &[String], id: i64) -> Result<Option<(i64, i64)>> {
     let mut found = None;
     for table in months.iter().map(String::as_str).chain(["_postrider_queue"]) {
         let sql = format!("SELECT id, created_at FROM {table} WHERE id <= ?1 ORDER BY id DESC LIMIT 1");
-        let of_table = conn
-            .prepare_cached(&sql)?
-            .query_row([id], |row| Ok((row.get(0)?, Shown(row).whole(1))))
-            .optional()?;
+        let of_table = conn.find(&sql, [id], |row| Ok((row.get(0)?, ShownRow(row).whole(1))))?;
         found = found.max(of_table);
     }
     Ok(found)
 }
 
-fn last_sent(conn: &Connection) -> rusqlite::Result<i64> {
-    conn.prepare_cached("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = '_postrider_queue'")?
-        .query_row([], |row| row.get(0))
+fn last_sent(conn: &Connection) -> Result<i64> {
+    conn.value("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = '_postrider_queue'", [])
 }
 
-/// A name that nobody ever gave to an endpoint is a mistake, not an empty list.
+/// An endpoint name that never existed is an error, not an empty list.
 pub(super) fn check(conn: &Connection, filter: &MessageFilter) -> Result<()> {
     let Some(name) = &filter.endpoint else { return Ok(()) };
-    let found = conn
-        .prepare_cached("SELECT 1 FROM _postrider_endpoints WHERE name = ?1 LIMIT 1")
-        .and_then(|mut statement| statement.query_row([name], |_| Ok(())).optional())
-        .map_err(storage_error)?;
+    let found =
+        conn.find("SELECT 1 FROM _postrider_endpoints WHERE name = ?1 LIMIT 1", [name], |_| Ok(()))?;
     found.ok_or_else(|| StoreError::unknown_endpoint(name))
 }
 
@@ -95,10 +90,10 @@ pub(super) fn window(
     ids: Range<i64>,
     room: usize,
 ) -> Result<Window> {
-    look(conn, filter, ids, room).map_err(storage_error)
+    look(conn, filter, ids, room)
 }
 
-fn look(conn: &Connection, filter: &MessageFilter, ids: Range<i64>, room: usize) -> rusqlite::Result<Window> {
+fn look(conn: &Connection, filter: &MessageFilter, ids: Range<i64>, room: usize) -> Result<Window> {
     let correlation_id = filter.correlation_id.map(|id| id.to_string());
     let parameters = params![
         ids.start,
@@ -122,7 +117,7 @@ fn look(conn: &Connection, filter: &MessageFilter, ids: Range<i64>, room: usize)
     let mut rows = statement.query(parameters)?;
     while let Some(row) = rows.next()? {
         window.rows = row.get(0)?;
-        window.newest = Shown(row).time(1);
+        window.newest = ShownRow(row).time(1);
         window.from = window.from.max(row.get(2)?);
         if row.get::<_, Option<i64>>(3)?.is_some() {
             window.found.push(listed(row)?);
@@ -131,27 +126,30 @@ fn look(conn: &Connection, filter: &MessageFilter, ids: Range<i64>, room: usize)
     Ok(window)
 }
 
-/// Where messages of the wanted state are. Those that are claimed are few, however long the queue is.
-fn sources(conn: &Connection, filter: &MessageFilter) -> rusqlite::Result<Vec<String>> {
+/// Where messages of the wanted state are. Claimed ones are few, so their index is used.
+fn sources(conn: &Connection, filter: &MessageFilter) -> Result<Vec<String>> {
     let queue = |restricted: &str| {
         format!(
-            "SELECT id, CASE place WHEN 2 THEN 'processing' ELSE 'pending' END, CASE WHEN place <> 2 THEN due_at END,
-               attempts, NULL, NULL, {COLUMNS} FROM _postrider_queue {restricted} id >= ?1 AND id < ?2"
+            "SELECT id, CASE place WHEN 2 THEN 'processing' ELSE 'pending' END,
+               CASE WHEN place <> 2 THEN due_at END,
+             attempts, NULL, NULL, {COLUMNS} FROM _postrider_queue {restricted} id >= ?1 AND id < ?2"
         )
     };
     let dead = || {
         format!(
             "SELECT message_id, 'dead', NULL, attempts, died_at, id, {COLUMNS} FROM _postrider_dlq
-             INDEXED BY _postrider_dlq_message WHERE message_id >= ?1 AND message_id < ?2 AND status <> 'redriven'"
+             INDEXED BY _postrider_dlq_message
+             WHERE message_id >= ?1 AND message_id < ?2 AND status <> 'redriven'"
         )
     };
     let month = |month: Month| {
         format!(
-            "SELECT id, status, NULL, attempts, finished_at, NULL, {COLUMNS} FROM {} WHERE id >= ?1 AND id < ?2",
+            "SELECT id, status, NULL, attempts, finished_at, NULL, {COLUMNS} FROM {}
+             WHERE id >= ?1 AND id < ?2",
             month.table()
         )
     };
-    let archive = || -> rusqlite::Result<Vec<String>> {
+    let archive = || -> Result<Vec<String>> {
         let months = Month::existing(conn)?.into_iter();
         Ok(months.filter(|found| may_hold(*found, filter)).map(month).collect())
     };
@@ -170,8 +168,8 @@ fn may_hold(month: Month, filter: &MessageFilter) -> bool {
     !is_past && !is_ahead
 }
 
-/// The window is counted before it is filtered: what has to be looked at is what costs. Where a source has more than
-/// may be looked at, what is below its last one does not count.
+/// The window is counted before it is filtered, because every row that is looked at costs. Where a source has more rows
+/// than may be looked at, the window ends above the last of them.
 fn sql(sources: &[String]) -> String {
     let first_of = |(number, source): (usize, &String)| {
         format!("SELECT {number}, * FROM ({source} ORDER BY 1 DESC LIMIT ?3)")
@@ -179,12 +177,16 @@ fn sql(sources: &[String]) -> String {
     let sources: Vec<String> = sources.iter().enumerate().map(first_of).collect();
     format!(
         "WITH w (source, id, state, due_at, attempts, finished_at, dlq_id, {COLUMNS}) AS MATERIALIZED ({})
-         SELECT c.rows, c.newest, f.id, m.* FROM (SELECT count(*) AS rows, max(created_at) AS newest FROM w) AS c,
-           (SELECT max(id) AS id FROM (SELECT min(id) AS id FROM w GROUP BY source HAVING count(*) >= ?3)) AS f LEFT JOIN (
-           SELECT w.id, e.name, w.state, w.priority, w.due_at, w.attempts, w.last_error, w.content_type, w.idempotency_key,
-             w.correlation_id, w.ordering_key, w.event_type, w.created_at, w.scheduled_at, w.expires_at, w.finished_at, w.dlq_id
+         SELECT c.rows, c.newest, f.id, m.*
+         FROM (SELECT count(*) AS rows, max(created_at) AS newest FROM w) AS c,
+           (SELECT max(id) AS id FROM (SELECT min(id) AS id FROM w GROUP BY source HAVING count(*) >= ?3)) AS f
+         LEFT JOIN (
+           SELECT w.id, e.name, w.state, w.priority, w.due_at, w.attempts, w.last_error, w.content_type,
+             w.idempotency_key, w.correlation_id, w.ordering_key, w.event_type, w.created_at, w.scheduled_at,
+             w.expires_at, w.finished_at, w.dlq_id
            FROM w JOIN _postrider_endpoints AS e ON e.id = w.endpoint_id
-           WHERE (?4 IS NULL OR w.state = ?4) AND (?5 IS NULL OR e.name = ?5) AND (?6 IS NULL OR w.ordering_key = ?6)
+           WHERE (?4 IS NULL OR w.state = ?4) AND (?5 IS NULL OR e.name = ?5)
+             AND (?6 IS NULL OR w.ordering_key = ?6)
              AND (?7 IS NULL OR w.event_type = ?7) AND (?8 IS NULL OR w.correlation_id = ?8)
              AND (?9 IS NULL OR w.created_at >= ?9) AND (?10 IS NULL OR w.created_at < ?10)
            ORDER BY w.id DESC LIMIT ?11) AS m ON f.id IS NULL OR m.id >= f.id
@@ -194,7 +196,7 @@ fn sql(sources: &[String]) -> String {
 }
 
 fn listed(row: &Row<'_>) -> rusqlite::Result<ListedMessage> {
-    let shown = Shown(row);
+    let shown = ShownRow(row);
     Ok(ListedMessage {
         id: MessageId(row.get(3)?),
         endpoint: row.get(4)?,
@@ -216,24 +218,20 @@ fn listed(row: &Row<'_>) -> rusqlite::Result<ListedMessage> {
     })
 }
 
-pub(super) fn nodes(
-    conn: &Connection,
-    before: Option<NodeId>,
-    limit: usize,
-) -> rusqlite::Result<Vec<NodeRecord>> {
-    conn.prepare_cached(
+pub(super) fn nodes(conn: &Connection, before: Option<NodeId>, limit: usize) -> Result<Vec<NodeRecord>> {
+    conn.rows(
         "SELECT id, name, state, joined_at, heartbeat_at, lease_until FROM _postrider_nodes
          WHERE id < ?1 ORDER BY id DESC LIMIT ?2",
-    )?
-    .query_map(params![before.map_or(i64::MAX, |node| node.0), limit as i64], |row| {
-        Ok(NodeRecord {
-            id: NodeId(row.get(0)?),
-            name: row.get(1)?,
-            state: NodeState::named(row.get_ref(2)?.as_str()?),
-            joined_at: at(row.get(3)?),
-            heartbeat_at: at(row.get(4)?),
-            lease_until: at(row.get(5)?),
-        })
-    })?
-    .collect()
+        params![before.map_or(i64::MAX, |node| node.0), limit as i64],
+        |row| {
+            Ok(NodeRecord {
+                id: NodeId(row.get(0)?),
+                name: row.get(1)?,
+                state: NodeState::named(row.get_ref(2)?.as_str()?),
+                joined_at: at(row.get(3)?),
+                heartbeat_at: at(row.get(4)?),
+                lease_until: at(row.get(5)?),
+            })
+        },
+    )
 }

@@ -12,8 +12,8 @@ pub(super) struct FileLock {
 }
 
 impl FileLock {
-    /// On a file of its own: closing any descriptor of the database itself would drop SQLite's locks.
-    /// `typed` is the store's path as people know it, `store` the file it leads to.
+    /// On a separate file: closing any descriptor of the database itself would drop SQLite's locks.
+    /// `typed` is the path that the user gave, `store` the file that it resolves to.
     pub(super) fn take(store: &Path, typed: &Path) -> Result<Self> {
         let mut name = store.as_os_str().to_owned();
         name.push(".lock");

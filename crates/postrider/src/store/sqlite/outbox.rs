@@ -3,10 +3,10 @@
 use rusqlite::Connection;
 
 use super::archive::Months;
-use super::counts::Counts;
-use super::known::Known;
-use super::nodes::Listeners;
-use super::publish::{self, Publication};
+use super::config_cache::ConfigCache;
+use super::counts::QueueCounts;
+use super::nodes::ListeningNodes;
+use super::publish::{self, ParsedEvents};
 use super::send;
 use super::writer::Write;
 use crate::clock::{Clock, SystemClock, truncated};
@@ -44,20 +44,20 @@ use crate::store::Result;
 /// # }
 /// ```
 pub fn send_in(conn: &Connection, message: &NewMessage) -> Result<Sent> {
-    let mut known = Known::for_one_send(conn, &message.endpoint)?;
-    send_with(conn, &mut known, std::slice::from_ref(message)).map(|sent| sent[0])
+    let mut config = ConfigCache::for_one_send(conn, &message.endpoint)?;
+    send_with(conn, &mut config, std::slice::from_ref(message)).map(|sent| sent[0])
 }
 
 /// All or nothing: on an error nothing of the batch is left in the transaction.
 pub fn send_batch_in(conn: &Connection, messages: &[NewMessage]) -> Result<Vec<Sent>> {
-    let mut known = Known::default();
-    known.load_if_forgotten(conn)?;
-    send_with(conn, &mut known, messages)
+    let mut config = ConfigCache::default();
+    config.load_if_forgotten(conn)?;
+    send_with(conn, &mut config, messages)
 }
 
-fn send_with(conn: &Connection, known: &mut Known, messages: &[NewMessage]) -> Result<Vec<Sent>> {
+fn send_with(conn: &Connection, config: &mut ConfigCache, messages: &[NewMessage]) -> Result<Vec<Sent>> {
     messages.iter().try_for_each(check_payload)?;
-    within_savepoint(conn, known, |write| send::send(write, messages))
+    within_savepoint(conn, config, |write| send::send(write, messages))
 }
 
 /// Publishes within the transaction that is open on `conn`: every message of the event commits, or rolls back, with the
@@ -90,44 +90,44 @@ fn send_with(conn: &Connection, known: &mut Known, messages: &[NewMessage]) -> R
 /// # }
 /// ```
 pub fn publish_in(conn: &Connection, event: &NewEvent) -> Result<u64> {
-    publish_with(conn, &Publication::of_one(event.clone())?)
+    publish_with(conn, &ParsedEvents::of_one(event.clone())?)
 }
 
 /// Several, all or nothing: on an error nothing of them is left in the transaction.
 pub fn publish_batch_in(conn: &Connection, events: &[NewEvent]) -> Result<u64> {
-    publish_with(conn, &Publication::of(events.to_vec())?)
+    publish_with(conn, &ParsedEvents::of(events.to_vec())?)
 }
 
-fn publish_with(conn: &Connection, publication: &Publication) -> Result<u64> {
-    let mut known = Known::default();
-    known.load_if_forgotten(conn)?;
-    within_savepoint(conn, &mut known, |write| publish::publish(write, publication))
+fn publish_with(conn: &Connection, publication: &ParsedEvents) -> Result<u64> {
+    let mut config = ConfigCache::default();
+    config.load_if_forgotten(conn)?;
+    within_savepoint(conn, &mut config, |write| publish::publish(write, publication))
 }
 
 fn within_savepoint<T>(
     conn: &Connection,
-    known: &mut Known,
+    config: &mut ConfigCache,
     work: impl FnOnce(&mut Write<'_>) -> Result<T>,
 ) -> Result<T> {
-    let (listeners, mut months) = (Listeners::default(), Months::default());
+    let (listeners, mut months) = (ListeningNodes::default(), Months::default());
     let mut write = Write {
         conn,
         now: truncated(SystemClock.now()),
-        known,
+        config,
         listeners: &listeners,
-        counts: Counts::default(),
+        counts: QueueCounts::default(),
         months: &mut months,
         owns: false,
         newest: 0,
         news: Vec::new(),
     };
-    // The caller may go on after an error, so what was done of the batch has to be undone here.
-    conn.execute_batch("SAVEPOINT postrider_send").map_err(super::storage_error)?;
+    // The caller may continue its transaction after an error, so undo the batch here.
+    conn.execute_batch("SAVEPOINT postrider_send")?;
     let done = work(&mut write).and_then(|done| write.counts.write(conn).map(|()| done));
     let end = match done {
         Ok(_) => "RELEASE postrider_send",
         Err(_) => "ROLLBACK TO postrider_send; RELEASE postrider_send",
     };
-    conn.execute_batch(end).map_err(super::storage_error)?;
+    conn.execute_batch(end)?;
     done
 }

@@ -1,4 +1,4 @@
-//! Publish: check the event, find who wants it, and send what each of them gets as one batch. Used by the writer and in
+//! Publish: check the event, find its subscriptions, and send their messages as one batch. Used by the writer and in
 //! callers' transactions.
 
 use std::collections::{BTreeMap, HashSet};
@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::job::{Commit, Order};
+use super::job::{CommitMode, JobOrder};
 use super::subscriptions::{self, Fitting};
 use super::writer::Write;
-use super::{SqliteStore, bulk, event_types, figures, send, storage_error};
+use super::{SqliteStore, bulk, event_types, figures, send};
 use crate::endpoint::{DisabledBy, Endpoint, EndpointId};
 use crate::error::{Invalid, StoreError};
 use crate::event::{
@@ -24,12 +24,12 @@ use crate::store::{PubSub, Result};
 #[async_trait]
 impl PubSub for SqliteStore {
     async fn create_event_type(&self, new: NewEventType) -> Result<EventType> {
-        self.write(Commit::Durable, move |write| event_types::create(write, &new)).await
+        self.write(CommitMode::Durable, move |write| event_types::create(write, &new)).await
     }
 
     async fn drop_event_type(&self, name: &str) -> Result<()> {
         let name = name.to_owned();
-        self.write(Commit::Durable, move |write| event_types::drop(write, &name)).await
+        self.write(CommitMode::Durable, move |write| event_types::drop(write, &name)).await
     }
 
     async fn event_type(&self, name: &str) -> Result<EventType> {
@@ -39,15 +39,15 @@ impl PubSub for SqliteStore {
 
     async fn event_types(&self, after: Option<&str>, limit: usize) -> Result<Vec<EventType>> {
         let after = after.map(str::to_owned);
-        self.read(move |conn| event_types::list(conn, after.as_deref(), limit).map_err(storage_error)).await
+        self.read(move |conn| event_types::list(conn, after.as_deref(), limit)).await
     }
 
     async fn subscribe(&self, new: NewSubscription) -> Result<Subscribed> {
-        self.write(Commit::Durable, move |write| subscriptions::create(write, &new)).await
+        self.write(CommitMode::Durable, move |write| subscriptions::create(write, &new)).await
     }
 
     async fn unsubscribe(&self, id: i64) -> Result<()> {
-        self.write(Commit::Durable, move |write| subscriptions::drop(write, id)).await
+        self.write(CommitMode::Durable, move |write| subscriptions::drop(write, id)).await
     }
 
     async fn subscription(&self, id: i64) -> Result<Subscription> {
@@ -55,36 +55,36 @@ impl PubSub for SqliteStore {
     }
 
     async fn subscriptions(&self, after: Option<i64>, limit: usize) -> Result<Vec<Subscription>> {
-        self.read(move |conn| subscriptions::list(conn, after, limit).map_err(storage_error)).await
+        self.read(move |conn| subscriptions::list(conn, after, limit)).await
     }
 
     async fn set_subscription_enabled(&self, id: i64, enabled: bool) -> Result<()> {
-        self.write(Commit::Durable, move |write| subscriptions::set_enabled(write, id, enabled)).await
+        self.write(CommitMode::Durable, move |write| subscriptions::set_enabled(write, id, enabled)).await
     }
 
     async fn publish(&self, event: NewEvent) -> Result<u64> {
-        publish_durably(self, Publication::of_one(event)?).await
+        publish_durably(self, ParsedEvents::of_one(event)?).await
     }
 
     async fn publish_batch(&self, events: Vec<NewEvent>) -> Result<u64> {
-        publish_durably(self, Publication::of(events)?).await
+        publish_durably(self, ParsedEvents::of(events)?).await
     }
 
     async fn publish_skipped(&self) -> Result<u64> {
-        self.read(|conn| figures::counted(conn, SKIPPED).map_err(storage_error)).await
+        self.read(|conn| figures::counted(conn, SKIPPED)).await
     }
 }
 
-/// Under this name it is on `/metrics`.
+/// Its name on `/metrics`.
 const SKIPPED: &str = "publish_skipped";
 
-/// Events whose payloads were read. That takes a moment, so it is done before anybody has to wait for it.
-pub(super) struct Publication {
+/// Events with parsed payloads. Parsing takes time, so it is done outside of the transaction.
+pub(super) struct ParsedEvents {
     single: bool,
     events: Vec<(NewEvent, Json)>,
 }
 
-impl Publication {
+impl ParsedEvents {
     pub(super) fn of_one(event: NewEvent) -> Result<Self> {
         Self::read(true, vec![event])
     }
@@ -101,7 +101,7 @@ impl Publication {
         Ok(Self { single, events: events.into_iter().enumerate().map(read).collect::<Result<_>>()? })
     }
 
-    /// What is wrong, said with the place of its event.
+    /// The error, with the place of its event in the batch.
     fn of_event(&self, at: usize, error: StoreError) -> StoreError {
         match error {
             StoreError::Invalid(Invalid { field, rule }) => {
@@ -112,14 +112,14 @@ impl Publication {
     }
 }
 
-async fn publish_durably(store: &SqliteStore, publication: Publication) -> Result<u64> {
-    let order = Order::of(publication.events.iter().map(|(event, _)| &event.ordering_key));
-    store.write_in(order, Commit::Durable, move |write| publish(write, &publication)).await
+async fn publish_durably(store: &SqliteStore, publication: ParsedEvents) -> Result<u64> {
+    let order = JobOrder::of(publication.events.iter().map(|(event, _)| &event.ordering_key));
+    store.write_in(order, CommitMode::Durable, move |write| publish(write, &publication)).await
 }
 
 /// All or nothing; how many messages it made.
-pub(super) fn publish(write: &mut Write<'_>, publication: &Publication) -> Result<u64> {
-    let (count, limit) = (publication.events.len() as u64, write.known.settings().max_batch_messages);
+pub(super) fn publish(write: &mut Write<'_>, publication: &ParsedEvents) -> Result<u64> {
+    let (count, limit) = (publication.events.len() as u64, write.config.settings().max_batch_messages);
     if count > limit {
         let (field, setting) = ("events", "max_batch_messages");
         return Err(StoreError::TooLarge { field, bytes: count, limit, setting });
@@ -132,7 +132,7 @@ pub(super) fn publish(write: &mut Write<'_>, publication: &Publication) -> Resul
         skipped += fan_out(write, publication, at, &mut outgoing)?;
         widest = widest.max((outgoing.len() - before) as u64);
     }
-    let limit = write.known.settings().max_fanout;
+    let limit = write.config.settings().max_fanout;
     if widest > limit {
         let (field, setting) = ("event_type", "max_fanout");
         return Err(StoreError::TooLarge { field, bytes: widest, limit, setting });
@@ -145,8 +145,8 @@ pub(super) fn publish(write: &mut Write<'_>, publication: &Publication) -> Resul
     Ok(made)
 }
 
-/// How many messages it would make, were there room for them.
-pub(super) fn size(write: &mut Write<'_>, publication: &Publication) -> Result<u64> {
+/// How many messages it would make, ignoring the limits of the queue.
+pub(super) fn size(write: &mut Write<'_>, publication: &ParsedEvents) -> Result<u64> {
     let mut outgoing = Vec::new();
     for at in 0..publication.events.len() {
         fan_out(write, publication, at, &mut outgoing)?;
@@ -154,16 +154,16 @@ pub(super) fn size(write: &mut Write<'_>, publication: &Publication) -> Result<u
     Ok(new_ones(write, publication, &outgoing)?.values().sum())
 }
 
-/// What one subscriber gets.
-pub(super) struct Outgoing {
+/// The message for one subscription.
+pub(super) struct OutgoingMessage {
     pub(super) message: NewMessage,
     pub(super) endpoint: Arc<Endpoint>,
     /// The place of its event.
     at: usize,
 }
 
-/// A mistake is one even where nobody listens; what depends on the receiver is checked for each of them.
-fn check(write: &Write<'_>, publication: &Publication) -> Result<()> {
+/// Checks the events themselves, even without subscriptions. What depends on the endpoint is checked for each message.
+fn check(write: &Write<'_>, publication: &ParsedEvents) -> Result<()> {
     for (at, (event, payload)) in publication.events.iter().enumerate() {
         let schema = event_types::by_name(write.conn, &event.event_type)?.schema;
         let path = format!("{}payload", within(publication.single, at));
@@ -174,31 +174,31 @@ fn check(write: &Write<'_>, publication: &Publication) -> Result<()> {
     for (at, (event, _)) in publication.events.iter().enumerate() {
         let mut message = event.message_to("");
         let check = |message: &NewMessage| {
-            crate::send::check_itself(message, write.known.settings())
+            crate::send::check_itself(message, write.config.settings())
                 .map_err(|error| publication.of_event(at, error))
         };
         check(&message)?;
-        // With the number of any subscription behind it.
+        // The key with the longest subscription id appended.
         message.idempotency_key = event.idempotency_key.as_deref().map(longest_key);
         check(&message)?;
     }
     Ok(())
 }
 
-/// Adds what the subscribers of one event get. How many were skipped because an operator disabled their endpoint; what is gone is
-/// kept.
+/// Adds the messages of one event. Returns how many were skipped because an operator disabled their endpoint; messages to
+/// an endpoint that is gone are queued.
 fn fan_out(
     write: &Write<'_>,
-    publication: &Publication,
+    publication: &ParsedEvents,
     at: usize,
-    outgoing: &mut Vec<Outgoing>,
+    outgoing: &mut Vec<OutgoingMessage>,
 ) -> Result<usize> {
     let (event, payload) = &publication.events[at];
     let mut skipped = 0;
-    let fitting = subscriptions::fitting(write.conn, &event.event_type).map_err(storage_error)?;
+    let fitting = subscriptions::fitting(write.conn, &event.event_type)?;
     let wants = |one: &Fitting| one.filter.as_ref().is_none_or(|filter| pubsub::contains(payload, filter));
     for subscription in fitting.into_iter().filter(wants) {
-        let Some(endpoint) = write.known.by_id(subscription.endpoint) else { continue };
+        let Some(endpoint) = write.config.by_id(subscription.endpoint) else { continue };
         if endpoint.disabled == Some(DisabledBy::Operator) {
             skipped += 1;
             continue;
@@ -213,32 +213,32 @@ fn fan_out(
                 .map_err(|rule| Invalid::new(within(publication.single, at) + "payload", rule))?;
             message.payload = filled.to_string().into();
         }
-        outgoing.push(Outgoing { message, endpoint: endpoint.clone(), at });
+        outgoing.push(OutgoingMessage { message, endpoint: endpoint.clone(), at });
     }
     Ok(skipped)
 }
 
-/// Refuses when not all of them are good, or not all that are new fit into the queue: before anything is sent.
-fn make_room(write: &mut Write<'_>, publication: &Publication, outgoing: &[Outgoing]) -> Result<()> {
+/// Refuses, before anything is sent, when a message is invalid or the new ones do not all fit into the queue.
+fn make_room(write: &mut Write<'_>, publication: &ParsedEvents, outgoing: &[OutgoingMessage]) -> Result<()> {
     let new = new_ones(write, publication, outgoing)?;
     send::room_for(write, new.values().sum())?;
     for (endpoint, more) in new {
-        let endpoint = write.known.by_id(endpoint).expect("it was looked up by its name").clone();
+        let endpoint = write.config.by_id(endpoint).expect("it was looked up by its name").clone();
         send::room_at(write, &endpoint, more)?;
     }
     Ok(())
 }
 
-/// How many of them each endpoint gets that are not queued under their idempotency key already. All of them are good.
+/// Checks all messages. How many are new for each endpoint: not queued or reserved under their idempotency key.
 fn new_ones(
     write: &mut Write<'_>,
-    publication: &Publication,
-    outgoing: &[Outgoing],
+    publication: &ParsedEvents,
+    outgoing: &[OutgoingMessage],
 ) -> Result<BTreeMap<EndpointId, u64>> {
     let mut new: BTreeMap<EndpointId, u64> = BTreeMap::new();
     let mut keys = HashSet::new();
-    for Outgoing { message, endpoint, at } in outgoing {
-        crate::send::check_all_but_payload(message, endpoint, write.known.settings())
+    for OutgoingMessage { message, endpoint, at } in outgoing {
+        crate::send::check_all_but_payload(message, endpoint, write.config.settings())
             .map_err(|error| publication.of_event(*at, error))?;
         let is_first = message.idempotency_key.as_ref().is_none_or(|key| keys.insert((endpoint.id, key)));
         if is_first && send::holder_of_idempotency_key(write, message, endpoint)?.is_none() {
@@ -248,10 +248,10 @@ fn new_ones(
     Ok(new)
 }
 
-/// In their order. How many are new.
-fn send_all(write: &mut Write<'_>, outgoing: &[Outgoing]) -> Result<u64> {
+/// Sends them in order; how many are new.
+fn send_all(write: &mut Write<'_>, outgoing: &[OutgoingMessage]) -> Result<u64> {
     let (mut rest, mut made) = (outgoing, 0);
-    while let Some(Outgoing { message, endpoint, .. }) = rest.first() {
+    while let Some(OutgoingMessage { message, endpoint, .. }) = rest.first() {
         if let Some(chunk) = bulk::waiting(write, rest) {
             bulk::queue(write, chunk)?;
             made += chunk.len() as u64;

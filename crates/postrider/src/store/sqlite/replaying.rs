@@ -1,198 +1,155 @@
-//! A replay taken one step further: its next messages are looked up beside the writer, then made in one transaction with
-//! the move of its position.
+//! A replay's steps on SQLite: readers find its next messages; the writer sends them and moves its position in one
+//! transaction.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::Arc;
 
+use async_trait::async_trait;
 use jiff::Timestamp;
-use rusqlite::{OptionalExtension, params};
+use rusqlite::params;
 use serde_json::json;
 
-use super::finished::{Found, Original, Table};
-use super::job::Commit;
-use super::replays::{self, Running};
+use super::finished::{FinishedTable, Original};
+use super::job::CommitMode;
+use super::query::Query;
+use super::replays;
 use super::row::micros_of;
 use super::writer::Write;
-use super::{SqliteStore, archive, events, invalid_events, send, storage_error};
+use super::{SqliteStore, archive, events, invalid_events, send};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::{MessageId, NewMessage};
-use crate::rate::Grant;
-use crate::store::{PATIENCE_SECONDS, ReplayTurn, Result, Skip, Store};
+use crate::store::replaying::{FoundMessage, NextReplay, ReplayStep, ReplaySteps, RunningReplay};
+use crate::store::{Result, Skip, Store};
 
-/// Messages in one step: about 4 ms.
-const STEP_MESSAGES: usize = 100;
+type SelectedMessage = FoundMessage<Arc<FinishedTable>>;
 
-pub(super) async fn advance(store: &SqliteStore, limit: usize) -> Result<ReplayTurn> {
-    let now = store.now();
-    let running =
-        match store.read(move |conn| replays::next_running(conn, now).map_err(storage_error)).await? {
-            Ok(running) => running,
-            Err(next_at) => return Ok(ReplayTurn::Idle(next_at)),
-        };
-    let id = running.id;
-    if let Err(error) = go_on(store, running, now, limit).await {
-        // Whatever keeps it from going on, it says so and lets the others have their turn.
-        store.write(Commit::Soon, move |write| wait(write, id, &error.to_string())).await?;
+#[async_trait]
+impl ReplaySteps for SqliteStore {
+    /// About 4 ms.
+    const STEP_MESSAGES: usize = 100;
+    type Table = Arc<FinishedTable>;
+
+    async fn next_replay(&self) -> Result<NextReplay> {
+        let now = self.now();
+        self.read(move |conn| replays::next_running(conn, now)).await
     }
-    Ok(ReplayTurn::Worked)
-}
 
-async fn go_on(store: &SqliteStore, running: Running, now: Timestamp, limit: usize) -> Result<()> {
-    if running.counted_to < running.last_id {
-        return count(store, running).await;
+    async fn count_selected(&self, replay: i64, after: i64, to: i64) -> Result<u64> {
+        self.read(move |conn| replays::selected(conn, replay)?.count(conn, after, to)).await
     }
-    let wanted = limit.min(STEP_MESSAGES);
-    let granted = grant(&running, now, wanted as u32);
-    if let Some(Grant { granted: 0, next_at, .. }) = granted {
-        return store.write(Commit::Soon, move |write| wait_until(write, &running, next_at)).await;
+
+    async fn find_selected(
+        &self,
+        replay: i64,
+        after: i64,
+        to: i64,
+        limit: usize,
+    ) -> Result<Vec<SelectedMessage>> {
+        self.read(move |conn| replays::selected(conn, replay)?.window(conn, after, to, limit)).await
     }
-    let wanted = granted.map_or(wanted, |grant| grant.granted as usize);
-    let (looked, at) = (running.clone(), running.position);
-    let look = store
-        .read(move |conn| looked.selected.next(conn, at, looked.last_id, wanted).map_err(storage_error))
-        .await?;
-    let (found, reached) = (look.found, look.reached);
-    store.write(Commit::Durable, move |write| step(write, &running, &found, reached)).await
-}
 
-/// None when it has no limit of its own.
-fn grant(running: &Running, now: Timestamp, wanted: u32) -> Option<Grant> {
-    running.rate_limit.map(|limit| limit.grant(running.rate_position, now, wanted))
-}
-
-async fn count(store: &SqliteStore, running: Running) -> Result<()> {
-    let looked = running.clone();
-    let (count, reached) = store
-        .read(move |conn| {
-            looked.selected.count(conn, looked.counted_to, looked.last_id).map_err(storage_error)
-        })
-        .await?;
-    store
-        .write(Commit::Soon, move |write| {
-            let sql = "UPDATE _postrider_replays SET counted = counted + ?3, counted_to = ?4, waiting = NULL, next_at = ?5
-                       WHERE id = ?1 AND counted_to = ?2 AND state = 'running'";
-            let now = micros_of(write.now);
-            let values = params![running.id, running.counted_to, count, reached, now];
-            write.conn.execute(sql, values).map(|_| ()).map_err(storage_error)
+    async fn keep_count(&self, replay: RunningReplay, count: u64, counted_to: i64) -> Result<()> {
+        self.write(CommitMode::Soon, move |write| {
+            write.conn.run(
+                "UPDATE _postrider_replays SET counted = counted + ?3, counted_to = ?4, waiting = NULL,
+                   next_at = ?5
+                 WHERE id = ?1 AND counted_to = ?2 AND state = 'running'",
+                params![replay.id, replay.counted_to, count, counted_to, micros_of(write.now)],
+            )
         })
         .await
+    }
+
+    async fn send_again(
+        &self,
+        replay: RunningReplay,
+        found: Vec<SelectedMessage>,
+        reached: i64,
+    ) -> Result<()> {
+        self.write(CommitMode::Durable, move |write| step(write, &replay, &found, reached)).await
+    }
+
+    async fn postpone(&self, replay: i64, until: Timestamp, waiting: Option<String>) -> Result<()> {
+        self.write(CommitMode::Soon, move |write| {
+            write.conn.run(
+                "UPDATE _postrider_replays SET next_at = ?2, waiting = ?3
+                 WHERE id = ?1 AND state = 'running'",
+                params![replay, micros_of(until), waiting],
+            )
+        })
+        .await
+    }
 }
 
-fn wait(write: &mut Write<'_>, id: i64, why: &str) -> Result<()> {
-    let sql = "UPDATE _postrider_replays SET waiting = ?2, next_at = ?3 WHERE id = ?1 AND state = 'running'";
-    let next_at = write.now + Duration::from_secs(PATIENCE_SECONDS);
-    write.conn.execute(sql, params![id, why, micros_of(next_at)]).map(|_| ()).map_err(storage_error)
-}
-
-fn wait_until(write: &mut Write<'_>, running: &Running, next_at: Timestamp) -> Result<()> {
-    let sql =
-        "UPDATE _postrider_replays SET next_at = ?2, waiting = NULL WHERE id = ?1 AND state = 'running'";
-    write.conn.execute(sql, params![running.id, micros_of(next_at)]).map(|_| ()).map_err(storage_error)
-}
-
-/// What a step did.
-struct Step {
-    position: i64,
-    sent: u32,
-    skipped: BTreeMap<String, u64>,
-    /// Why it went no further.
-    waiting: Option<String>,
-}
-
-fn step(write: &mut Write<'_>, running: &Running, found: &[Found], reached: i64) -> Result<()> {
-    let Some(skipped) = where_it_was(write, running)? else { return Ok(()) };
-    let mut step = Step { position: running.position, sent: 0, skipped, waiting: None };
+fn step(
+    write: &mut Write<'_>,
+    replay: &RunningReplay,
+    found: &[SelectedMessage],
+    reached: i64,
+) -> Result<()> {
+    let is_current: bool = write.conn.value(
+        "SELECT EXISTS (SELECT 1 FROM _postrider_replays
+                        WHERE id = ?1 AND position = ?2 AND state = 'running')",
+        [replay.id, replay.position],
+    )?;
+    if !is_current {
+        return Ok(());
+    }
+    let mut step = ReplayStep { position: reached, sent: 0, skipped: BTreeMap::new(), waiting: None };
+    let mut position = replay.position;
     for found in found {
-        match send_again(write, found, running.to) {
+        match send_again(write, found, replay.to) {
             Ok(Some(Ok(_))) => step.sent += 1,
             Ok(Some(Err(skip))) => *step.skipped.entry(skip.as_str().to_owned()).or_default() += 1,
-            // It went since it was found.
+            // It was deleted since it was found.
             Ok(None) => {}
             Err(wait @ (StoreError::QueueFull { .. } | StoreError::Disabled { .. })) => {
-                step.waiting = Some(wait.to_string());
+                (step.position, step.waiting) = (position, Some(wait.to_string()));
                 break;
             }
             Err(error) => return Err(error),
         }
-        step.position = found.id.0;
+        position = found.id.0;
     }
-    if step.waiting.is_none() {
-        step.position = reached;
-    }
-    keep(write, running, &step)
+    keep(write, replay, step)
 }
 
-/// What was skipped so far; None when somebody else took it further, or stopped it.
-fn where_it_was(write: &Write<'_>, running: &Running) -> Result<Option<BTreeMap<String, u64>>> {
-    let skipped: Option<String> = write
-        .conn
-        .prepare_cached(
-            "SELECT skipped FROM _postrider_replays WHERE id = ?1 AND position = ?2 AND state = 'running'",
-        )
-        .and_then(|mut statement| {
-            statement.query_row([running.id, running.position], |row| row.get(0)).optional()
-        })
-        .map_err(storage_error)?;
-    Ok(skipped.map(|skipped| serde_json::from_str(&skipped).unwrap_or_default()))
+fn keep(write: &mut Write<'_>, replay: &RunningReplay, step: ReplayStep) -> Result<()> {
+    let progress = replay.after(step);
+    write.conn.run(
+        "UPDATE _postrider_replays SET position = ?2, done = ?3, skipped = ?4, waiting = ?5,
+           rate_position = ?6, next_at = ?7 WHERE id = ?1",
+        params![
+            replay.id,
+            progress.position,
+            progress.done,
+            json!(progress.skipped).to_string(),
+            progress.waiting,
+            progress.rate_position.map(micros_of),
+            micros_of(progress.next_at),
+        ],
+    )?;
+    let Some(selected) = progress.completed else { return Ok(()) };
+    write.conn.run(
+        "UPDATE _postrider_replays SET state = 'completed', ended_at = ?2, counted = ?3, waiting = NULL
+         WHERE id = ?1",
+        params![replay.id, micros_of(write.now), selected],
+    )?;
+    let detail = json!({ "messages": progress.done, "skipped": progress.skipped });
+    replays::log(write, "replay.completed", replay.id, &detail)
 }
 
-fn keep(write: &mut Write<'_>, running: &Running, step: &Step) -> Result<()> {
-    let rate_position = match grant(running, write.now, step.sent) {
-        Some(grant) => Some(grant.position),
-        None => running.rate_position,
-    };
-    let pause = if step.waiting.is_some() { PATIENCE_SECONDS } else { 0 };
-    let next_at = write.now + Duration::from_secs(pause);
-    write
-        .conn
-        .prepare_cached(
-            "UPDATE _postrider_replays SET position = ?2, done = done + ?3, skipped = ?4, waiting = ?5,
-               rate_position = ?6, next_at = ?7 WHERE id = ?1",
-        )
-        .and_then(|mut statement| {
-            statement.execute(params![
-                running.id,
-                step.position,
-                step.sent,
-                json!(step.skipped).to_string(),
-                step.waiting,
-                rate_position.map(micros_of),
-                micros_of(next_at),
-            ])
-        })
-        .map_err(storage_error)?;
-    if step.position < running.last_id {
-        return Ok(());
-    }
-    complete(write, running.id)
-}
-
-/// Retention may have taken some since they were counted.
-fn complete(write: &mut Write<'_>, id: i64) -> Result<()> {
-    let sql = "UPDATE _postrider_replays SET state = 'completed', ended_at = ?2,
-                 counted = done + (SELECT coalesce(sum(value), 0) FROM json_each(skipped)) WHERE id = ?1";
-    write.conn.execute(sql, params![id, micros_of(write.now)]).map_err(storage_error)?;
-    let replay = replays::load(write.conn, id)?;
-    replays::log(
-        write,
-        "replay.completed",
-        id,
-        &json!({ "messages": replay.done, "skipped": replay.skipped }),
-    )
-}
-
-/// The new message, or why there is none; None when the old one is gone.
+/// The new message, or why it was skipped; None when the original was deleted.
 fn send_again(
     write: &mut Write<'_>,
-    found: &Found,
+    found: &SelectedMessage,
     to: Option<EndpointId>,
 ) -> Result<Option<std::result::Result<MessageId, Skip>>> {
-    let original = Original::load(write.conn, &found.table, found.id).map_err(storage_error)?;
+    let original = Original::load(write.conn, &found.table, found.id)?;
     let Some(original) = original else { return Ok(None) };
-    let Some(endpoint) = write.known.by_id(to.unwrap_or(original.endpoint)).cloned() else {
-        let is_event =
-            invalid_events::is_no_endpoint(write.conn, original.endpoint).map_err(storage_error)?;
+    let Some(endpoint) = write.config.by_id(to.unwrap_or(original.endpoint)).cloned() else {
+        let is_event = invalid_events::is_no_endpoint(write.conn, original.endpoint)?;
         return Ok(Some(Err(if is_event { Skip::InvalidEvent } else { Skip::EndpointDropped })));
     };
     if original.unreadable.is_some() {
@@ -210,20 +167,18 @@ fn send_again(
 }
 
 fn remember(write: &Write<'_>, id: MessageId, original: MessageId) -> Result<()> {
-    write
-        .conn
-        .prepare_cached("INSERT INTO _postrider_replayed (id, original_id, at) VALUES (?1, ?2, ?3)")
-        .and_then(|mut statement| statement.execute(params![id.0, original.0, micros_of(write.now)]))
-        .map(|_| ())
-        .map_err(storage_error)
+    write.conn.run(
+        "INSERT INTO _postrider_replayed (id, original_id, at) VALUES (?1, ?2, ?3)",
+        params![id.0, original.0, micros_of(write.now)],
+    )
 }
 
-/// One message, now, or it is said why not.
+/// Replays one message at once.
 pub(super) fn replay_message(write: &mut Write<'_>, id: MessageId, to: Option<&str>) -> Result<MessageId> {
     let original = finished(write, id)?;
     let endpoint = match to {
-        Some(name) => write.known.by_name(name)?.clone(),
-        None => match write.known.by_id(original.endpoint) {
+        Some(name) => write.config.by_name(name)?.clone(),
+        None => match write.config.by_id(original.endpoint) {
             Some(endpoint) => endpoint.clone(),
             None => return Err(without_endpoint(write, &original)),
         },
@@ -255,27 +210,22 @@ fn without_endpoint(write: &Write<'_>, original: &Original) -> StoreError {
         Ok(false) => StoreError::Conflict(format!(
             "the endpoint of message {id} was dropped; replay it to another one"
         )),
-        Err(error) => storage_error(error),
+        Err(error) => error,
     }
 }
 
 fn finished(write: &Write<'_>, id: MessageId) -> Result<Original> {
-    let queued: Option<bool> = write
-        .conn
-        .query_row("SELECT place = 2 FROM _postrider_queue WHERE id = ?1", [id.0], |row| row.get(0))
-        .optional()
-        .map_err(storage_error)?;
+    let queued: Option<bool> =
+        write.conn.find("SELECT place = 2 FROM _postrider_queue WHERE id = ?1", [id.0], |row| row.get(0))?;
     if let Some(claimed) = queued {
         let state = if claimed { "processing" } else { "pending" };
         return Err(StoreError::Conflict(format!(
             "message {id} is {state}; only a finished one can be replayed"
         )));
     }
-    let table = match archive::month_of(write.conn, id).map_err(storage_error)? {
-        Some(month) => Table::month(month),
-        None => Table::dlq(),
+    let table = match archive::month_of(write.conn, id)? {
+        Some(month) => FinishedTable::month(month),
+        None => FinishedTable::dlq(),
     };
-    Original::load(write.conn, &table, id)
-        .map_err(storage_error)?
-        .ok_or_else(|| StoreError::unknown_message(id))
+    Original::load(write.conn, &table, id)?.ok_or_else(|| StoreError::unknown_message(id))
 }

@@ -1,4 +1,4 @@
-//! Between columns and values.
+//! Reads and writes columns.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,8 +26,7 @@ pub(super) fn optional_at(micros: Option<i64>) -> Option<Timestamp> {
     micros.map(at)
 }
 
-/// Many messages for one statement, read with `json_each`: opening the queue's indexes once is what makes a
-/// batch cheap.
+/// Many messages for one statement, read with `json_each`: SQLite then opens the queue's indexes once.
 pub(super) fn id_list(ids: impl Iterator<Item = MessageId>) -> String {
     let ids: Vec<String> = ids.map(|id| id.to_string()).collect();
     format!("[{}]", ids.join(","))
@@ -57,20 +56,20 @@ fn json<T: Default + serde::de::DeserializeOwned>(value: ValueRef<'_>) -> FromSq
     }
 }
 
-/// As the rules of events see it, with all digits of its numbers.
+/// JSON of an event's rules, with all digits of its numbers.
 pub(super) fn rule(value: ValueRef<'_>) -> FromSqlResult<Option<crate::json::Json>> {
     let Some(text) = value.as_str_or_null()? else { return Ok(None) };
     crate::json::Json::parse(text.as_bytes()).map(Some).map_err(|error| FromSqlError::Other(error.into()))
 }
 
-/// Reads a row to its end, whatever another program wrote into it. What cannot be read is left out, and the first such
-/// column is remembered.
-pub(super) struct Reading<'r, 's> {
+/// Reads a row into which another program may have written. An unreadable column becomes the default value, and the
+/// first such column is remembered.
+pub(super) struct CheckedRow<'r, 's> {
     row: &'r Row<'s>,
     unreadable: Option<Invalid>,
 }
 
-impl<'r, 's> Reading<'r, 's> {
+impl<'r, 's> CheckedRow<'r, 's> {
     pub(super) fn of(row: &'r Row<'s>) -> Self {
         Self { row, unreadable: None }
     }
@@ -121,7 +120,7 @@ pub(super) fn correlation(value: ValueRef<'_>) -> FromSqlResult<Option<Uuid>> {
 pub(super) const MESSAGE_COLUMNS: &str = "id, endpoint_id, priority, expires_at, correlation_id, ordering_key, \
      event_type, created_at, content_type, headers, options, payload";
 
-pub(super) fn message(row: &mut Reading<'_, '_>) -> Arc<Message> {
+pub(super) fn message(row: &mut CheckedRow<'_, '_>) -> Arc<Message> {
     Arc::new(Message {
         id: MessageId(row.get(0)),
         endpoint: EndpointId(row.get(1)),
@@ -134,26 +133,25 @@ pub(super) fn message(row: &mut Reading<'_, '_>) -> Arc<Message> {
         content_type: row.get(8),
         headers: row.read(9, headers),
         options: row.read(10, object),
-        // An erased message is delivered empty: its record goes on, its content does not.
+        // An erased message is delivered empty.
         payload: row.read(11, bytes).unwrap_or_default(),
     })
 }
 
-/// A text column as it is stored. Keys are compared and never read, so one that is no UTF-8, or no text at all, is a key
-/// like every other.
+/// A text column as it is stored. Keys are compared and never read, so a key may be invalid UTF-8 or a blob.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Raw {
+pub(super) enum RawText {
     Text(Vec<u8>),
     Blob(Vec<u8>),
 }
 
-impl From<String> for Raw {
+impl From<String> for RawText {
     fn from(text: String) -> Self {
         Self::Text(text.into_bytes())
     }
 }
 
-impl FromSql for Raw {
+impl FromSql for RawText {
     fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
         match value {
             ValueRef::Text(text) => Ok(Self::Text(text.to_owned())),
@@ -163,7 +161,7 @@ impl FromSql for Raw {
     }
 }
 
-impl ToSql for Raw {
+impl ToSql for RawText {
     fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
         Ok(ToSqlOutput::Borrowed(match self {
             Self::Text(text) => ValueRef::Text(text),

@@ -2,11 +2,12 @@
 
 use jiff::Timestamp;
 use rand::RngExt;
-use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
+use rusqlite::{Connection, TransactionBehavior};
 
 use super::archive::Month;
+use super::query::Query;
 use super::row::micros_of;
-use super::{export, storage_error, surface};
+use super::{export, surface};
 use crate::error::StoreError;
 use crate::store::Result;
 
@@ -22,71 +23,62 @@ pub(super) const CURRENT: i64 = MIGRATIONS.len() as i64;
 const STORE_NAME_LENGTH: usize = 8;
 
 /// 0 for a file without our tables.
-pub(super) fn version(conn: &Connection) -> rusqlite::Result<i64> {
-    let exists: bool = conn.query_row(
+pub(super) fn version(conn: &Connection) -> Result<i64> {
+    let exists: bool = conn.value(
         "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '_postrider_meta')",
         [],
-        |row| row.get(0),
     )?;
     if !exists {
         return Ok(0);
     }
-    conn.query_row("SELECT value FROM _postrider_meta WHERE name = 'schema_version'", [], |row| row.get(0))
-        .optional()
+    conn.find("SELECT value FROM _postrider_meta WHERE name = 'schema_version'", [], |row| row.get(0))
         .map(|version| version.unwrap_or(0))
 }
 
 /// Brings the file up to date. Safe to run twice and at once: the version is read again under the lock.
 pub(super) fn migrate(conn: &mut Connection, now: Timestamp) -> Result<()> {
-    let transaction =
-        conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(storage_error)?;
-    let from = version(&transaction).map_err(storage_error)?;
+    let transaction = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let from = version(&transaction)?;
     if from >= CURRENT {
-        // Nothing to do, or a newer build's schema, which is never marked as an older one.
+        // Up to date, or a newer build's schema, which must keep its version.
         return Ok(());
     }
     for migration in MIGRATIONS.iter().skip(from as usize) {
-        transaction.execute_batch(migration).map_err(storage_error)?;
+        transaction.execute_batch(migration)?;
     }
     if from == 0 {
-        transaction
-            .execute(
-                "INSERT INTO _postrider_meta (name, value) VALUES ('store', ?1), ('config_version', 1)",
-                [new_store_name()],
-            )
-            .map_err(storage_error)?;
-        transaction
-            .execute("INSERT INTO _postrider_counts (endpoint_id) VALUES (0)", [])
-            .map_err(storage_error)?;
+        transaction.execute(
+            "INSERT INTO _postrider_meta (name, value) VALUES ('store', ?1), ('config_version', 1)",
+            [new_store_name()],
+        )?;
+        transaction.execute("INSERT INTO _postrider_counts (endpoint_id) VALUES (0)", [])?;
     }
-    transaction
-        .execute(
-            "INSERT INTO _postrider_meta (name, value) VALUES ('schema_version', ?1)
-             ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            [CURRENT],
-        )
-        .map_err(storage_error)?;
-    if Month::existing(&transaction).map_err(storage_error)?.is_empty() {
-        Month::of(micros_of(now)).begin(&transaction).map_err(storage_error)?;
+    transaction.execute(
+        "INSERT INTO _postrider_meta (name, value) VALUES ('schema_version', ?1)
+         ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+        [CURRENT],
+    )?;
+    if Month::existing(&transaction)?.is_empty() {
+        Month::of(micros_of(now)).begin(&transaction)?;
     }
-    export::close_new_tables(&transaction).map_err(storage_error)?;
-    surface::refresh(&transaction).map_err(storage_error)?;
-    transaction.commit().map_err(storage_error)
+    export::close_new_tables(&transaction)?;
+    surface::refresh(&transaction)?;
+    Ok(transaction.commit()?)
 }
 
-/// Another build made what other languages see from other tables of keys and settings.
+/// Creates the views and triggers of `surface/` again when another build made them differently.
 pub(super) fn refresh_surface(conn: &mut Connection) -> Result<()> {
-    if surface::is_current(conn).map_err(storage_error)? {
+    if surface::is_current(conn)? {
         return Ok(());
     }
-    let transaction =
-        conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(storage_error)?;
-    surface::refresh(&transaction).and_then(|()| transaction.commit()).map_err(storage_error)
+    let transaction = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    surface::refresh(&transaction)?;
+    Ok(transaction.commit()?)
 }
 
-/// Says what to do when the file's schema is not the one this build works with.
+/// Refuses a schema of another version, and says what to do.
 pub(super) fn check(conn: &Connection) -> Result<()> {
-    let found = version(conn).map_err(storage_error)?;
+    let found = version(conn)?;
     if found < CURRENT {
         return Err(StoreError::Unusable(format!(
             "the store has schema version {found} and this build needs {CURRENT}; run `postrider migrate`, or start with --migrate"
@@ -100,8 +92,8 @@ pub(super) fn check(conn: &Connection) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn renew_name(conn: &Connection) -> rusqlite::Result<()> {
-    conn.execute("UPDATE _postrider_meta SET value = ?1 WHERE name = 'store'", [new_store_name()]).map(|_| ())
+pub(super) fn renew_name(conn: &Connection) -> Result<()> {
+    conn.run("UPDATE _postrider_meta SET value = ?1 WHERE name = 'store'", [new_store_name()])
 }
 
 fn new_store_name() -> String {

@@ -1,14 +1,14 @@
-//! Send: check, find who holds the idempotency key, insert. Used by the writer and in callers' transactions.
+//! Send: check, find the holder of the idempotency key, insert. Used by the writer and in callers' transactions.
 
 use std::sync::Arc;
 
-use rusqlite::{OptionalExtension, params};
-use sha2::{Digest, Sha256};
+use rusqlite::params;
 
-use super::keys::{self, Key, Place};
+use super::keys::{self, OrderingKey, QueuePlace};
+use super::query::Query;
 use super::row::{headers_text, micros_of, options_text};
 use super::writer::Write;
-use super::{archive, bulk, claim, storage_error};
+use super::{archive, bulk, claim};
 use crate::clock::truncated;
 use crate::endpoint::Endpoint;
 use crate::error::StoreError;
@@ -20,7 +20,7 @@ const DIRECT_BATCH: i64 = 0;
 
 /// All or nothing.
 pub(super) fn send(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<Vec<Sent>> {
-    let limit = write.known.settings().max_batch_messages;
+    let limit = write.config.settings().max_batch_messages;
     if messages.len() as u64 > limit {
         let (field, setting) = ("messages", "max_batch_messages");
         return Err(StoreError::TooLarge { field, bytes: messages.len() as u64, limit, setting });
@@ -36,8 +36,7 @@ pub(super) fn send(write: &mut Write<'_>, messages: &[NewMessage]) -> Result<Vec
     Ok(sent)
 }
 
-/// What of the batch was queued before it was refused will not stay: a full queue does not count it, and its ids will
-/// be those of other messages.
+/// The refused batch is rolled back, so the error neither counts its messages as queued nor names their ids.
 fn without_its_own(error: StoreError, messages: &[NewMessage], sent: &[Sent]) -> StoreError {
     let mut own = messages.iter().zip(sent).filter(|(_, sent)| !sent.duplicate);
     match error {
@@ -56,8 +55,8 @@ fn without_its_own(error: StoreError, messages: &[NewMessage], sent: &[Sent]) ->
 }
 
 pub(super) fn send_one(write: &mut Write<'_>, message: &NewMessage) -> Result<Sent> {
-    let endpoint = write.known.by_name(&message.endpoint)?.clone();
-    crate::send::check_all_but_payload(message, &endpoint, write.known.settings())?;
+    let endpoint = write.config.by_name(&message.endpoint)?.clone();
+    crate::send::check_all_but_payload(message, &endpoint, write.config.settings())?;
     if let Some(id) = holder_of_idempotency_key(write, message, &endpoint)? {
         return Ok(Sent { id, duplicate: true });
     }
@@ -65,7 +64,7 @@ pub(super) fn send_one(write: &mut Write<'_>, message: &NewMessage) -> Result<Se
     queue(write, message, &endpoint)
 }
 
-/// One that was checked, and has room.
+/// Sends a checked message for which there is room.
 pub(super) fn send_checked(
     write: &mut Write<'_>,
     message: &NewMessage,
@@ -89,20 +88,20 @@ pub(super) fn make_room_for(write: &mut Write<'_>, endpoint: &Endpoint, more: u6
     room_at(write, endpoint, more)
 }
 
-/// A replay leaves a tenth of the queue, and of the endpoint's part of it, to those who send.
+/// A replay leaves a tenth of the queue, and of the endpoint's part of it, free for senders.
 pub(super) fn room_to_spare(write: &mut Write<'_>, endpoint: &Endpoint) -> Result<()> {
     let full =
         |queued: u64, limit: u64, endpoint: Option<String>| match limit > 0 && queued >= limit - limit / 10 {
             true => Err(StoreError::QueueFull { queued, limit, endpoint }),
             false => Ok(()),
         };
-    full(write.counts.all_queued(write.conn)?, write.known.settings().max_queue_size, None)?;
+    full(write.counts.all_queued(write.conn)?, write.config.settings().max_queue_size, None)?;
     let limit = endpoint.options.max_queue_size.unwrap_or(0);
     full(write.counts.endpoint_queued(write.conn, endpoint.id)?, limit, Some(endpoint.name.to_string()))
 }
 
 pub(super) fn room_for(write: &mut Write<'_>, more: u64) -> Result<()> {
-    let limit = write.known.settings().max_queue_size;
+    let limit = write.config.settings().max_queue_size;
     if limit > 0 {
         let queued = write.counts.all_queued(write.conn)?;
         if queued + more > limit {
@@ -129,61 +128,31 @@ pub(super) fn holder_of_idempotency_key(
     endpoint: &Endpoint,
 ) -> Result<Option<MessageId>> {
     let Some(key) = &message.idempotency_key else { return Ok(None) };
-    let queued: Option<(i64, i64, Option<i64>, bool)> = write
-        .conn
-        .prepare_cached(
-            "SELECT id, place, expires_at, payload IS ?3 AND content_type = ?4 FROM _postrider_queue
-             WHERE endpoint_id = ?1 AND idempotency_key = ?2",
-        )
-        .and_then(|mut statement| {
-            statement
-                .query_row(params![endpoint.id.0, key, &message.payload[..], message.content_type], |row| {
-                    Ok((row.get(0)?, row.get(1)?, row.get(2).unwrap_or(None), row.get(3)?))
-                })
-                .optional()
-        })
-        .map_err(storage_error)?;
+    let queued: Option<(i64, i64, Option<i64>, bool)> = write.conn.find(
+        "SELECT id, place, expires_at, payload IS ?3 AND content_type = ?4 FROM _postrider_queue
+         WHERE endpoint_id = ?1 AND idempotency_key = ?2",
+        params![endpoint.id.0, key, &message.payload[..], message.content_type],
+        |row| Ok((row.get(0)?, row.get(1)?, row.get(2).unwrap_or(None), row.get(3)?)),
+    )?;
     if let Some((id, place, expires_at, same)) = queued {
-        let claimed = Place::from_column(place) == Place::Claimed;
+        let claimed = QueuePlace::from_column(place) == QueuePlace::Claimed;
         if expires_at.is_some_and(|at| at <= micros_of(write.now)) && !claimed {
             archive::finish(write, MessageId(id), State::Expired)?;
             return Ok(None);
         }
         return same_or_conflict(MessageId(id), same).map(Some);
     }
-    let reserved: Option<(i64, Vec<u8>)> = write
-        .conn
-        .prepare_cached(
-            "SELECT message_id, digest FROM _postrider_reservations
-             WHERE endpoint_id = ?1 AND idempotency_key = ?2 AND until > ?3",
-        )
-        .and_then(|mut statement| {
-            statement
-                .query_row(params![endpoint.id.0, key, micros_of(write.now)], |row| {
-                    Ok((row.get(0)?, row.get(1)?))
-                })
-                .optional()
-        })
-        .map_err(storage_error)?;
-    reserved
-        .map(|(id, kept)| {
-            let same = kept == digest(&message.content_type, &message.payload);
-            same_or_conflict(MessageId(id), same)
-        })
-        .transpose()
+    let reserved: Option<(i64, bool)> = write.conn.find(
+        "SELECT message_id, payload IS ?3 AND content_type IS ?4 FROM _postrider_reservations
+         WHERE endpoint_id = ?1 AND idempotency_key = ?2 AND until > ?5",
+        params![endpoint.id.0, key, &message.payload[..], message.content_type, micros_of(write.now)],
+        |row| Ok((row.get(0)?, row.get(1)?)),
+    )?;
+    reserved.map(|(id, same)| same_or_conflict(MessageId(id), same)).transpose()
 }
 
 fn same_or_conflict(holder: MessageId, same: bool) -> Result<MessageId> {
     if same { Ok(holder) } else { Err(StoreError::IdempotencyConflict { holder: Some(holder), at: 0 }) }
-}
-
-/// What is compared when the payload itself is no longer queued.
-pub(super) fn digest(content_type: &str, payload: &[u8]) -> Vec<u8> {
-    let mut hash = Sha256::new();
-    hash.update(content_type.as_bytes());
-    hash.update([0]);
-    hash.update(payload);
-    hash.finalize().to_vec()
 }
 
 fn insert(write: &mut Write<'_>, message: &NewMessage, endpoint: &Arc<Endpoint>) -> Result<MessageId> {
@@ -192,13 +161,13 @@ fn insert(write: &mut Write<'_>, message: &NewMessage, endpoint: &Arc<Endpoint>)
     let key = message
         .ordering_key
         .as_ref()
-        .map(|key| Key { scope: keys::scope_of(endpoint), key: key.clone().into() });
+        .map(|key| OrderingKey { scope: keys::scope_of(endpoint), key: key.clone().into() });
     let place = match &key {
-        Some(key) if keys::head(write, key)?.is_some() || keys::is_held(write, key)? => Place::Blocked,
-        _ => Place::Ready,
+        Some(key) if keys::head(write, key)?.is_some() || keys::is_held(write, key)? => QueuePlace::BehindKey,
+        _ => QueuePlace::Ready,
     };
     let direct =
-        if place == Place::Ready && due_at <= now { reserve(write, message, endpoint)? } else { None };
+        if place == QueuePlace::Ready && due_at <= now { reserve(write, message, endpoint)? } else { None };
     let inserted = insert_row(write, message, endpoint, due_at, key.as_ref(), place, direct);
     if let (Err(_), Some(node)) = (&inserted, direct) {
         write.listeners.give_back(node, endpoint.id);
@@ -213,7 +182,7 @@ fn insert(write: &mut Write<'_>, message: &NewMessage, endpoint: &Arc<Endpoint>)
             attempts_before: 0,
             losses: 0,
         })),
-        None if place == Place::Ready => write.tell_pending(endpoint.id),
+        None if place == QueuePlace::Ready => write.tell_pending(endpoint.id),
         None => {}
     }
     Ok(id)
@@ -231,7 +200,7 @@ fn reserve(write: &Write<'_>, message: &NewMessage, endpoint: &Endpoint) -> Resu
         return Ok(Some(node));
     }
     write.listeners.give_back(node, endpoint.id);
-    waiting.map(|_| None).map_err(storage_error)
+    waiting.map(|_| None)
 }
 
 fn insert_row(
@@ -239,25 +208,22 @@ fn insert_row(
     message: &NewMessage,
     endpoint: &Endpoint,
     due_at: i64,
-    key: Option<&Key>,
-    place: Place,
+    key: Option<&OrderingKey>,
+    place: QueuePlace,
     direct: Option<NodeId>,
 ) -> Result<MessageId> {
     let now = micros_of(write.now);
     let (place, attempts, node, started_at) = match direct {
-        Some(node) => (Place::Claimed, 1, node.0, now),
+        Some(node) => (QueuePlace::Claimed, 1, node.0, now),
         None => (place, 0, 0, 0),
     };
-    write
-        .conn
-        .prepare_cached(
-            "INSERT INTO _postrider_queue (endpoint_id, place, priority, due_at, attempts, node_id, started_at,
-               key_scope, ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id,
-               event_type, content_type, headers, options, payload, key_position, behind_key)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?2 = 1)",
-        )
-        .and_then(|mut statement| {
-            statement.insert(params![
+    write.conn.insert(
+        "INSERT INTO _postrider_queue (endpoint_id, place, priority, due_at, attempts, node_id, started_at,
+           key_scope, ordering_key, created_at, scheduled_at, expires_at, idempotency_key, correlation_id,
+           event_type, content_type, headers, options, payload, key_position, behind_key)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20,
+           ?2 = 1)",
+        params![
                 endpoint.id.0,
                 place as i64,
                 message.priority,
@@ -278,21 +244,18 @@ fn insert_row(
                 options_text(&message.options),
                 &message.payload[..],
                 key.map(|key| next_position(write, key)).transpose()?,
-            ])
-        })
+            ],
+    )
         .map(MessageId)
-        .map_err(storage_error)
 }
 
-/// Behind everything of its key, what was redriven too: commit order, because positions are given under the write lock.
-fn next_position(write: &Write<'_>, key: &Key) -> rusqlite::Result<i64> {
-    write
-        .conn
-        .prepare_cached(
-            "SELECT max(coalesce(max(key_position), 0), 0) + 1 FROM _postrider_queue
-             WHERE key_scope = ?1 AND ordering_key = ?2",
-        )?
-        .query_row(params![key.scope, key.key], |row| row.get(0))
+/// After all messages of its key. Positions are given under the write lock, so their order is commit order.
+fn next_position(write: &Write<'_>, key: &OrderingKey) -> Result<i64> {
+    write.conn.value(
+        "SELECT max(coalesce(max(key_position), 0), 0) + 1 FROM _postrider_queue
+         WHERE key_scope = ?1 AND ordering_key = ?2",
+        params![key.scope, key.key],
+    )
 }
 
 fn queued(message: &NewMessage, endpoint: &Endpoint, id: MessageId, write: &Write<'_>) -> Message {

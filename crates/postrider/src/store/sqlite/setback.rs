@@ -1,5 +1,5 @@
-//! The wall clock was set back. Stored times are absolute, so what was due in a moment would wait for as long as the jump
-//! is: nothing may wait longer than its policy says.
+//! The wall clock was set back. Stored times are absolute, so a retry due in 10 s would wait as long as the jump. These
+//! steps pull times in, so that no message waits longer than its policy allows.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -7,45 +7,46 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use rusqlite::params;
 
-use super::keys::Place;
+use super::endpoints;
+use super::keys::QueuePlace;
+use super::query::Query;
 use super::row::micros_of;
-use super::shown::Shown;
+use super::shown::ShownRow;
 use super::writer::Write;
-use super::{endpoints, storage_error};
 use crate::endpoint::EndpointId;
 use crate::retry::RetryPolicy;
 use crate::store::Result;
 use crate::verdict::RETRY_AFTER_MAX;
 
-/// Clocks are corrected by less all the time, and a retry that comes a minute late is no trouble.
+/// Smaller corrections are common, and a retry that is a minute late does no harm.
 const JUMP_MIN: SignedDuration = SignedDuration::from_secs(60);
 /// Rows in one step: about 2 ms where nothing has to be changed.
 const STEP_ROWS: usize = 1000;
-/// What keeps the disk from writing may take a while.
+/// After an error: the disk may need a while.
 const TROUBLE_WAIT: Duration = Duration::from_secs(1);
-/// A replay rests for less: its rate limit counts by the hour at most.
+/// No replay waits longer: the longest interval of a rate limit is an hour.
 const REPLAY_REST_MAX: Duration = Duration::from_secs(3600);
 
 /// What the writer knows of the clock between its transactions.
 pub(super) struct ClockWatch {
-    /// Tools leave mending to the node.
+    /// Only the node corrects times.
     owned: bool,
     last: Option<(Instant, Timestamp)>,
     mending: Option<Mending>,
     not_before: Option<Instant>,
 }
 
-/// How far stored times have been looked through.
+/// Which stored times are corrected next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mending {
     Beginning,
     Reservations,
-    /// Those up to this one were looked at.
+    /// Messages up to this id are done.
     Messages(i64),
 }
 
 impl ClockWatch {
-    /// `last_heartbeat` is the latest time that the file has of a node.
+    /// `last_heartbeat` is the latest one of any node.
     pub(super) fn of_file(owned: bool, last_heartbeat: Option<Timestamp>, now: Timestamp) -> Self {
         let mut watch = Self { owned, last: None, mending: None, not_before: None };
         if let Some(ahead) = last_heartbeat.map(|last| last.duration_since(now)).filter(|by| *by > JUMP_MIN) {
@@ -75,18 +76,18 @@ impl ClockWatch {
         }
         tracing::warn!(
             seconds = by.as_secs(),
-            "The clock was set back: what would wait longer than its policy is pulled in; scheduled messages and expiry stay as they are"
+            "The clock was set back: retries that would wait longer than their policy allows are pulled in; scheduled messages and expiry stay as they are"
         );
         self.mending = Some(Mending::Beginning);
         self.not_before = None;
     }
 
-    /// What is to be looked through next.
+    /// The next step, unless it has to wait.
     pub(super) fn due(&self) -> Option<Mending> {
         self.mending.filter(|_| self.not_before.is_none_or(|at| at <= Instant::now()))
     }
 
-    /// That step was committed.
+    /// The step was committed.
     pub(super) fn mended(&mut self, next: Option<Mending>) {
         self.mending = next;
     }
@@ -97,103 +98,97 @@ impl ClockWatch {
     }
 }
 
-/// By how much the wall clock moved more than time passed; None when that is no jump.
+/// How much further the wall clock moved than time passed; None when that is no jump.
 fn jump(moved: SignedDuration, passed: Duration) -> Option<SignedDuration> {
     let by = moved.saturating_sub(SignedDuration::try_from(passed).unwrap_or(SignedDuration::MAX));
     (by.abs() > JUMP_MIN).then_some(by)
 }
 
-/// A pending message, as far as its due time is concerned.
-struct Waiting {
+/// The times of a pending message.
+struct PendingTimes {
     due_at: Timestamp,
     scheduled_at: Option<Timestamp>,
     /// Attempts of the current budget.
     used: u32,
-    /// Its receiver may have said when to come back.
-    may_be_asked: bool,
+    /// Its receiver asked for this time.
+    asked: bool,
 }
 
-/// When it is due instead; None when its due time can be what it was given.
-fn pulled_in(waiting: &Waiting, policy: &RetryPolicy, now: Timestamp, dice: f64) -> Option<Timestamp> {
+/// Its new due time; None when its policy allows the present one.
+fn pulled_in(waiting: &PendingTimes, policy: &RetryPolicy, now: Timestamp, dice: f64) -> Option<Timestamp> {
     let not_before_schedule = |at: Timestamp| waiting.scheduled_at.map_or(at, |scheduled| scheduled.max(at));
     let delay = |dice| waiting.used.checked_sub(1).map_or(Duration::ZERO, |n| policy.delay(n, dice));
-    let longest = if waiting.may_be_asked { RETRY_AFTER_MAX.max(delay(1.0)) } else { delay(1.0) };
+    let longest = if waiting.asked { RETRY_AFTER_MAX.max(delay(1.0)) } else { delay(1.0) };
     let latest = not_before_schedule(now + longest);
     (waiting.due_at > latest).then(|| not_before_schedule(now + delay(dice)))
 }
 
-/// One bounded step; what comes next, or None when all is mended.
+/// One bounded step; returns the next one, or None at the end.
 pub(super) fn mend(write: &mut Write<'_>, mending: Mending, until: Instant) -> Result<Option<Mending>> {
     match mending {
         Mending::Beginning => {
             mend_endpoints(write)?;
-            mend_claims_and_replays(write).map_err(storage_error)?;
-            // What nodes keep in memory is older than the jump, too.
+            mend_claims_and_replays(write)?;
+            // What nodes have in memory is from before the jump, too.
             endpoints::reload(write)?;
             Ok(Some(Mending::Reservations))
         }
         Mending::Reservations => {
-            let mended = mend_reservations(write).map_err(storage_error)?;
+            let mended = mend_reservations(write)?;
             Ok(Some(if mended == STEP_ROWS { Mending::Reservations } else { Mending::Messages(i64::MIN) }))
         }
         Mending::Messages(after) => mend_messages(write, after, until),
     }
 }
 
-/// Circuits, probes and receivers that asked for rest. A node takes over what has a new epoch.
+/// Circuits, probes and Retry-After holds. Nodes reload an endpoint with a new epoch.
 fn mend_endpoints(write: &Write<'_>) -> Result<()> {
-    let settings = write.known.settings();
+    let settings = write.config.settings();
     let latest = |most: Duration| micros_of(write.now + most);
     let values = params![
         latest(settings.retry_max_delay),
         latest(settings.circuit_breaker_cooldown),
         latest(settings.stale_recovery_timeout),
     ];
-    write
-        .conn
-        .execute(
-            "UPDATE _postrider_endpoints SET circuit_epoch = circuit_epoch + 1,
-               held_until = CASE WHEN held_until > ?1 THEN ?1 ELSE held_until END,
-               circuit_until = CASE WHEN circuit = 'open' AND circuit_until > ?2 THEN ?2
-                                    WHEN circuit = 'half_open' AND circuit_until > ?3 THEN ?3
-                                    ELSE circuit_until END
-             WHERE dropped_at IS NULL AND (held_until > ?1 OR (circuit = 'open' AND circuit_until > ?2)
-               OR (circuit = 'half_open' AND circuit_until > ?3))",
-            values,
-        )
-        .map(|_| ())
-        .map_err(storage_error)
+    write.conn.run(
+        "UPDATE _postrider_endpoints SET circuit_epoch = circuit_epoch + 1,
+           held_until = CASE WHEN held_until > ?1 THEN ?1 ELSE held_until END,
+           circuit_until = CASE WHEN circuit = 'open' AND circuit_until > ?2 THEN ?2
+                                WHEN circuit = 'half_open' AND circuit_until > ?3 THEN ?3
+                                ELSE circuit_until END
+         WHERE dropped_at IS NULL AND (held_until > ?1 OR (circuit = 'open' AND circuit_until > ?2)
+           OR (circuit = 'half_open' AND circuit_until > ?3))",
+        values,
+    )
 }
 
-/// An attempt that is under way began now at the latest.
-fn mend_claims_and_replays(write: &Write<'_>) -> rusqlite::Result<()> {
+/// A running attempt cannot have begun later than now.
+fn mend_claims_and_replays(write: &Write<'_>) -> Result<()> {
     let now = micros_of(write.now);
-    write.conn.execute(
+    write.conn.run(
         "UPDATE _postrider_queue INDEXED BY _postrider_queue_claimed SET started_at = ?1
          WHERE place = 2 AND started_at > ?1",
         [now],
     )?;
     let rested = micros_of(write.now + REPLAY_REST_MAX);
-    write.conn.execute(
+    write.conn.run(
         "UPDATE _postrider_replays SET next_at = ?1 WHERE state = 'running' AND next_at > ?2",
         [now, rested],
     )?;
     Ok(())
 }
 
-fn mend_reservations(write: &Write<'_>) -> rusqlite::Result<usize> {
-    let latest = micros_of(write.now + write.known.settings().idempotency_retention);
-    write
-        .conn
-        .prepare_cached(
-            "UPDATE _postrider_reservations SET until = ?1 WHERE (endpoint_id, idempotency_key) IN
-               (SELECT endpoint_id, idempotency_key FROM _postrider_reservations WHERE until > ?1 LIMIT ?2)",
-        )?
-        .execute(params![latest, STEP_ROWS as i64])
+fn mend_reservations(write: &Write<'_>) -> Result<usize> {
+    let latest = micros_of(write.now + write.config.settings().idempotency_retention);
+    write.conn.run_counted(
+        "UPDATE _postrider_reservations SET until = ?1 WHERE (endpoint_id, idempotency_key) IN
+         (SELECT endpoint_id, idempotency_key FROM _postrider_reservations WHERE until > ?1 LIMIT ?2)",
+        params![latest, STEP_ROWS as i64],
+    )
 }
 
 fn mend_messages(write: &mut Write<'_>, after: i64, until: Instant) -> Result<Option<Mending>> {
-    let rows = next_rows(write, after).map_err(storage_error)?;
+    let rows = next_rows(write, after)?;
     let mut endpoints = BTreeSet::new();
     let (count, mut reached) = (rows.len(), after);
     for row in rows {
@@ -201,15 +196,13 @@ fn mend_messages(write: &mut Write<'_>, after: i64, until: Instant) -> Result<Op
             return Ok(tell(write, endpoints, Some(Mending::Messages(reached))));
         }
         reached = row.id;
-        if row.place == Place::Claimed || row.waiting.due_at <= write.now {
+        if row.place == QueuePlace::Claimed || row.waiting.due_at <= write.now {
             continue;
         }
-        let Some(endpoint) = write.known.by_id(row.endpoint).cloned() else { continue };
-        let policy = endpoint.retry_policy(write.known.settings());
-        let may_be_asked = may_be_asked(write, row.id).map_err(storage_error)?;
-        let waiting = Waiting { may_be_asked, ..row.waiting };
-        if let Some(due_at) = pulled_in(&waiting, &policy, write.now, rand::random()) {
-            put_due(write, row.id, due_at).map_err(storage_error)?;
+        let Some(endpoint) = write.config.by_id(row.endpoint).cloned() else { continue };
+        let policy = endpoint.retry_policy(write.config.settings());
+        if let Some(due_at) = pulled_in(&row.waiting, &policy, write.now, rand::random()) {
+            put_due(write, row.id, due_at)?;
             endpoints.insert(row.endpoint);
         }
     }
@@ -221,54 +214,41 @@ fn tell(write: &mut Write<'_>, endpoints: BTreeSet<EndpointId>, next: Option<Men
     next
 }
 
-struct Row {
+struct PendingRow {
     id: i64,
     endpoint: EndpointId,
-    place: Place,
-    waiting: Waiting,
+    place: QueuePlace,
+    waiting: PendingTimes,
 }
 
-fn next_rows(write: &Write<'_>, after: i64) -> rusqlite::Result<Vec<Row>> {
-    write
-        .conn
-        .prepare_cached(
-            "SELECT id, endpoint_id, place, due_at, attempts, attempts_before, scheduled_at FROM _postrider_queue
-             WHERE id > ?1 ORDER BY id LIMIT ?2",
-        )?
-        .query_map(params![after, STEP_ROWS as i64], |row| {
-            let row = Shown(row);
-            Ok(Row {
+fn next_rows(write: &Write<'_>, after: i64) -> Result<Vec<PendingRow>> {
+    write.conn.rows(
+        "SELECT id, endpoint_id, place, due_at, attempts, attempts_before, scheduled_at, asked
+         FROM _postrider_queue
+         WHERE id > ?1 ORDER BY id LIMIT ?2",
+        params![after, STEP_ROWS as i64],
+        |row| {
+            let row = ShownRow(row);
+            Ok(PendingRow {
                 id: row.whole(0),
                 endpoint: EndpointId(row.whole(1)),
-                place: Place::from_column(row.whole(2)),
-                waiting: Waiting {
+                place: QueuePlace::from_column(row.whole(2)),
+                waiting: PendingTimes {
                     due_at: row.time(3).unwrap_or_default(),
                     scheduled_at: row.time(6),
                     used: row.count(4).saturating_sub(row.count(5)),
-                    may_be_asked: false,
+                    asked: row.whole(7) != 0,
                 },
             })
-        })?
-        .collect()
+        },
+    )
 }
 
-/// Only these answers can say when to come back; what they said is not kept.
-fn may_be_asked(write: &Write<'_>, id: i64) -> rusqlite::Result<bool> {
-    write
-        .conn
-        .prepare_cached(
-            "SELECT coalesce((SELECT status IN (429, 503) FROM _postrider_attempts WHERE message_id = ?1
-                              ORDER BY id DESC LIMIT 1), 0)",
-        )?
-        .query_row([id], |row| row.get(0))
-}
-
-fn put_due(write: &Write<'_>, id: i64, due_at: Timestamp) -> rusqlite::Result<()> {
-    write
-        .conn
-        .prepare_cached("UPDATE _postrider_queue SET due_at = ?2 WHERE id = ?1")?
-        .execute(params![id, micros_of(due_at)])
-        .map(|_| ())
+fn put_due(write: &Write<'_>, id: i64, due_at: Timestamp) -> Result<()> {
+    write.conn.run(
+        "UPDATE _postrider_queue SET due_at = ?2, asked = 0 WHERE id = ?1",
+        params![id, micros_of(due_at)],
+    )
 }
 
 #[cfg(test)]
@@ -304,11 +284,11 @@ mod tests {
     fn a_due_time_is_pulled_in_when_the_policy_cannot_have_put_it_there() {
         let policy = RetryOverrides::default().over(&Settings::default());
         let now = at(0);
-        let waiting = |due, used, scheduled: Option<i64>, may_be_asked| Waiting {
+        let waiting = |due, used, scheduled: Option<i64>, asked| PendingTimes {
             due_at: at(due),
             scheduled_at: scheduled.map(at),
             used,
-            may_be_asked,
+            asked,
         };
         for (case, expected) in [
             // Never tried: due when it was sent.

@@ -1,4 +1,4 @@
-//! What people see of a row, whatever another program wrote into it: what cannot be read is shown as such.
+//! A row as people see it. Another program may have written into it: unreadable columns are shown as they are stored.
 
 use std::collections::BTreeMap;
 
@@ -13,9 +13,9 @@ use super::row;
 use crate::store::UNREADABLE_FIELD;
 
 #[derive(Clone, Copy)]
-pub(super) struct Shown<'r, 's>(pub(super) &'r Row<'s>);
+pub(super) struct ShownRow<'r, 's>(pub(super) &'r Row<'s>);
 
-impl Shown<'_, '_> {
+impl ShownRow<'_, '_> {
     /// Bytes that are no UTF-8 become U+FFFD.
     pub(super) fn text(self, column: usize) -> Option<String> {
         text(self.value(column))

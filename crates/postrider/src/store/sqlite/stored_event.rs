@@ -1,9 +1,10 @@
 //! An event as an application stored it by SQL.
 
-use rusqlite::{Connection, OptionalExtension, Row};
+use rusqlite::{Connection, Row};
 
-use super::publish::Publication;
-use super::row::{Reading, bytes, correlation, headers, object, optional_time};
+use super::publish::ParsedEvents;
+use super::query::Query;
+use super::row::{CheckedRow, bytes, correlation, headers, object, optional_time};
 use crate::error::Invalid;
 use crate::event::NewEvent;
 use crate::store::Result;
@@ -11,26 +12,26 @@ use crate::store::Result;
 pub(super) struct StoredEvent {
     pub(super) id: i64,
     pub(super) new: NewEvent,
-    /// The first thing in it that no node can read. Such things are left out of the event.
+    /// The first unreadable column; such columns are left out of the event.
     unreadable: Option<Invalid>,
 }
 
 impl StoredEvent {
-    pub(super) fn oldest_after(conn: &Connection, id: i64) -> rusqlite::Result<Option<Self>> {
-        conn.prepare_cached(
+    pub(super) fn oldest_after(conn: &Connection, id: i64) -> Result<Option<Self>> {
+        conn.find(
             "SELECT id, event_type, payload, headers, options, priority, scheduled_at, expires_at,
                idempotency_key, correlation_id, ordering_key
              FROM _postrider_events WHERE id > ?1 ORDER BY id LIMIT 1",
-        )?
-        .query_row([id], Self::of_row)
-        .optional()
+            [id],
+            Self::of_row,
+        )
     }
 
-    /// Columns in the order of [`StoredEvent::oldest_after`]. Whatever they hold, this is an event: one that cannot be read must
-    /// not stop those behind it.
+    /// Columns in the order of [`StoredEvent::oldest_after`]. Never fails: an unreadable event must not
+    /// stop the events behind it.
     pub(super) fn of_row(row: &Row<'_>) -> rusqlite::Result<Self> {
         let id = row.get(0)?;
-        let mut row = Reading::of(row);
+        let mut row = CheckedRow::of(row);
         let new = NewEvent {
             event_type: row.get(1),
             payload: row.read(2, bytes).unwrap_or_default(),
@@ -46,12 +47,12 @@ impl StoredEvent {
         Ok(Self { id, new, unreadable: row.unreadable() })
     }
 
-    pub(super) fn publication(&self) -> Result<Publication> {
+    pub(super) fn publication(&self) -> Result<ParsedEvents> {
         match &self.unreadable {
             Some(Invalid { field, rule }) => {
                 Err(Invalid::new(field, format!("{rule}; left out here")).into())
             }
-            None => Publication::of_one(self.new.clone()),
+            None => ParsedEvents::of_one(self.new.clone()),
         }
     }
 }

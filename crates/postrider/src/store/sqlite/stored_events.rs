@@ -1,5 +1,5 @@
-//! Events that applications stored by SQL: the owner of the file fans them out in commit order, each in the transaction
-//! that forgets it, so that a crash neither loses nor doubles one.
+//! Events that applications stored by SQL. The file's node fans them out in commit order, each in the transaction that
+//! deletes it, so that a crash neither loses nor doubles one.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -7,27 +7,28 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use rusqlite::Connection;
 
-use super::publish::Publication;
+use super::publish::ParsedEvents;
+use super::query::Query;
 use super::row::optional_at;
 use super::stored_event::StoredEvent;
 use super::writer::Write;
-use super::{invalid_events, publish, storage_error};
+use super::{invalid_events, publish};
 use crate::error::StoreError;
 use crate::store::Result;
 
-/// A full queue drains in its own time; what keeps the disk from writing may take longer.
+/// How long to wait for a full queue, and after an error.
 const FULL_WAIT: Duration = Duration::from_millis(50);
 const TROUBLE_WAIT: Duration = Duration::from_secs(1);
-/// What is read before a transaction begins: as much as it has time for, and one at least. Whoever else wants the writer waits for
-/// it, and all of it is in memory.
+/// Limits on the events read before a transaction begins, at least one: other jobs wait meanwhile, and all of them are in
+/// memory.
 const READ_BUDGET: Duration = Duration::from_millis(4);
 const READ_MAX: usize = 256;
 const READ_BYTES_MAX: usize = 1 << 20;
 const FULL_TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// What the writer knows of them between its transactions.
+/// What the writer remembers between its transactions.
 pub(super) struct StoredEvents {
-    /// Tools leave them to the node.
+    /// Only the node fans them out.
     owned: bool,
     may_wait: bool,
     not_before: Option<Instant>,
@@ -35,39 +36,39 @@ pub(super) struct StoredEvents {
     stopped_by: Option<StoreError>,
     /// The oldest ones.
     read: VecDeque<ReadEvent>,
-    /// So many of them are fanned out by the transaction that goes on.
+    /// How many of `read` the current transaction fanned out.
     taken: usize,
-    /// Failed together with those before it: next time they are committed before it is tried.
+    /// This event failed in a transaction with others: next time the others are committed first.
     troublesome: Option<i64>,
     full_told_at: Option<Instant>,
 }
 
-/// One that was read and checked, as far as that can be done without the lock. It takes a moment.
+/// An event that was read and parsed outside of the transaction.
 struct ReadEvent {
     event: StoredEvent,
-    publication: Result<Publication>,
+    publication: Result<ParsedEvents>,
 }
 
 impl ReadEvent {
-    fn oldest_after(conn: &Connection, id: i64) -> rusqlite::Result<Option<Self>> {
+    fn oldest_after(conn: &Connection, id: i64) -> Result<Option<Self>> {
         let event = StoredEvent::oldest_after(conn, id)?;
         Ok(event.map(|event| Self { publication: event.publication(), event }))
     }
 }
 
-/// Those that are left, of all that were committed.
-pub(super) struct Line<'a> {
+/// The committed events that are not fanned out yet.
+pub(super) struct EventsAhead<'a> {
     pub(super) oldest: i64,
     pub(super) newest: i64,
     pub(super) stopped_by: Option<&'a StoreError>,
 }
 
-/// How far a transaction came with them.
+/// What a transaction did with them.
 pub(super) enum FannedOut {
     /// Not at all.
     None,
     Some,
-    /// The transaction has to be rolled back, and goes better the next time.
+    /// The transaction must be rolled back; the next one avoids the error.
     Spoiled,
 }
 
@@ -90,19 +91,19 @@ impl StoredEvents {
     }
 
     /// After another process changed the file.
-    pub(super) fn look(&mut self, conn: &Connection) -> rusqlite::Result<()> {
+    pub(super) fn look(&mut self, conn: &Connection) -> Result<()> {
         self.may_wait = self.owned && any(conn)?;
         Ok(())
     }
 
-    /// Outside of a transaction, so that nobody waits for the file meanwhile.
+    /// Outside of a transaction, so that other processes can write meanwhile.
     pub(super) fn read_ahead(&mut self, conn: &Connection) {
         if let Err(error) = self.try_read_ahead(conn) {
-            self.in_trouble(&storage_error(error));
+            self.in_trouble(&error);
         }
     }
 
-    fn try_read_ahead(&mut self, conn: &Connection) -> rusqlite::Result<()> {
+    fn try_read_ahead(&mut self, conn: &Connection) -> Result<()> {
         let until = Instant::now() + READ_BUDGET;
         let mut bytes: usize = self.read.iter().map(|read| read.event.new.payload.len()).sum();
         while self.read.is_empty()
@@ -132,15 +133,14 @@ impl StoredEvents {
         self.wait(TROUBLE_WAIT, error);
     }
 
-    pub(super) fn line(&self, conn: &Connection) -> rusqlite::Result<Option<Line<'_>>> {
+    pub(super) fn line(&self, conn: &Connection) -> Result<Option<EventsAhead<'_>>> {
         if !self.may_wait {
             return Ok(None);
         }
         let ends = "SELECT (SELECT min(id) FROM _postrider_events), (SELECT max(id) FROM _postrider_events)";
-        let (oldest, newest) =
-            conn.prepare_cached(ends)?.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let (oldest, newest) = conn.row(ends, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
         let (Some(oldest), Some(newest)) = (oldest, newest) else { return Ok(None) };
-        Ok(Some(Line { oldest, newest, stopped_by: self.stopped_by.as_ref() }))
+        Ok(Some(EventsAhead { oldest, newest, stopped_by: self.stopped_by.as_ref() }))
     }
 
     /// Fans out those that were read until the time is used up.
@@ -153,7 +153,7 @@ impl StoredEvents {
             if !is_first && (Instant::now() > until || self.troublesome == Some(next.event.id)) {
                 return done;
             }
-            if let Err(Stopped { refusal, unchanged }) = take(write, next) {
+            if let Err(FanOutStop { refusal, unchanged }) = take(write, next) {
                 self.stopped(refusal);
                 return if unchanged { done } else { FannedOut::Spoiled };
             }
@@ -164,24 +164,23 @@ impl StoredEvents {
         done
     }
 
-    /// By the next one.
-    fn stopped(&mut self, refusal: Refusal) {
+    fn stopped(&mut self, refusal: EventRefusal) {
         match refusal {
-            Refusal::Full(error) => {
+            EventRefusal::Full(error) => {
                 self.tell_full(&error);
                 self.wait(FULL_WAIT, &error);
             }
-            Refusal::Trouble(error) => {
+            EventRefusal::Trouble(error) => {
                 self.troublesome = self.read.get(self.taken).map(|next| next.event.id);
                 self.in_trouble(&error);
             }
-            // What was written of it is rolled back; then it becomes a dead letter.
-            Refusal::ForGood(error) => self.read[self.taken].publication = Err(error),
+            // Its writes are rolled back; the next transaction makes it a dead letter.
+            EventRefusal::ForGood(error) => self.read[self.taken].publication = Err(error),
         }
     }
 
     fn in_trouble(&mut self, error: &StoreError) {
-        tracing::warn!(%error, "Stored events could not be fanned out; trying again");
+        tracing::warn!(%error, "could not fan out stored events; retrying");
         self.wait(TROUBLE_WAIT, error);
     }
 
@@ -192,37 +191,37 @@ impl StoredEvents {
 
     fn tell_full(&mut self, error: &StoreError) {
         if self.full_told_at.is_none_or(|at| at.elapsed() >= FULL_TOLD_EVERY) {
-            tracing::warn!(%error, "Stored events wait until their messages fit into the queue");
+            tracing::warn!(%error, "the queue is full: stored events wait for room");
             self.full_told_at = Some(Instant::now());
         }
     }
 }
 
-struct Stopped {
-    refusal: Refusal,
-    /// Nothing of the event was written, and the transaction still goes on.
+struct FanOutStop {
+    refusal: EventRefusal,
+    /// The event wrote nothing, and the transaction is still open.
     unchanged: bool,
 }
 
-enum Refusal {
-    /// The whole queue is. An endpoint that is full holds up nobody else.
+enum EventRefusal {
+    /// The whole queue is full. A full endpoint does not stop the events of others.
     Full(StoreError),
     Trouble(StoreError),
     ForGood(StoreError),
 }
 
 /// The event becomes messages, or a dead letter.
-fn take(write: &mut Write<'_>, next: &ReadEvent) -> std::result::Result<(), Stopped> {
+fn take(write: &mut Write<'_>, next: &ReadEvent) -> std::result::Result<(), FanOutStop> {
     let before = write.conn.total_changes();
     let result = try_take(write, next);
     // A failing disk makes SQLite end the transaction by itself, and with it whatever was done before in it.
     let unchanged = write.conn.total_changes() == before && !write.conn.is_autocommit();
-    result.map_err(|refusal| Stopped { refusal, unchanged })
+    result.map_err(|refusal| FanOutStop { refusal, unchanged })
 }
 
-fn try_take(write: &mut Write<'_>, next: &ReadEvent) -> std::result::Result<(), Refusal> {
+fn try_take(write: &mut Write<'_>, next: &ReadEvent) -> std::result::Result<(), EventRefusal> {
     let ReadEvent { event, publication } = next;
-    if !is_there(write.conn, event.id).map_err(storage_error).map_err(Refusal::Trouble)? {
+    if !is_there(write.conn, event.id).map_err(EventRefusal::Trouble)? {
         return Ok(());
     }
     let before = write.conn.total_changes();
@@ -232,16 +231,16 @@ fn try_take(write: &mut Write<'_>, next: &ReadEvent) -> std::result::Result<(), 
     };
     match published {
         Ok(()) => {}
-        Err(full @ StoreError::QueueFull { endpoint: None, .. }) => return Err(Refusal::Full(full)),
-        Err(error) if !is_for_good(&error) => return Err(Refusal::Trouble(error)),
-        Err(error) if write.conn.total_changes() != before => return Err(Refusal::ForGood(error)),
-        Err(error) => invalid_events::bury(write, event, &error).map_err(Refusal::Trouble)?,
+        Err(full @ StoreError::QueueFull { endpoint: None, .. }) => return Err(EventRefusal::Full(full)),
+        Err(error) if !is_for_good(&error) => return Err(EventRefusal::Trouble(error)),
+        Err(error) if write.conn.total_changes() != before => return Err(EventRefusal::ForGood(error)),
+        Err(error) => invalid_events::bury(write, event, &error).map_err(EventRefusal::Trouble)?,
     }
-    forget(write, event.id).map_err(Refusal::Trouble)
+    forget(write, event.id).map_err(EventRefusal::Trouble)
 }
 
-/// Tells what does not fit now from what never will.
-fn fan_out(write: &mut Write<'_>, publication: &Publication) -> Result<()> {
+/// Separates an event that does not fit now from one that never will.
+fn fan_out(write: &mut Write<'_>, publication: &ParsedEvents) -> Result<()> {
     match publish::publish(write, publication) {
         Ok(_) => Ok(()),
         Err(full @ StoreError::QueueFull { limit, endpoint: None, .. }) => {
@@ -253,22 +252,22 @@ fn fan_out(write: &mut Write<'_>, publication: &Publication) -> Result<()> {
     }
 }
 
-/// An endpoint that is full may be so for long, and everybody else's events are behind this one.
+/// An endpoint may be full for long, and all later events wait behind this one.
 fn is_for_good(error: &StoreError) -> bool {
     matches!(error, StoreError::QueueFull { endpoint: Some(_), .. }) || is_final(error)
 }
 
-/// Every one of them, before the file goes elsewhere.
+/// All of them, before an export.
 pub(super) fn fan_out_all(write: &mut Write<'_>) -> Result<()> {
-    while let Some(next) = ReadEvent::oldest_after(write.conn, i64::MIN).map_err(storage_error)? {
+    while let Some(next) = ReadEvent::oldest_after(write.conn, i64::MIN)? {
         try_take(write, &next).map_err(|_| still_there())?;
     }
     Ok(())
 }
 
-/// A stream does not carry them.
+/// An export does not contain stored events.
 pub(super) fn refuse_if_any(conn: &Connection) -> Result<()> {
-    if any(conn).map_err(storage_error)? { Err(still_there()) } else { Ok(()) }
+    if any(conn)? { Err(still_there()) } else { Ok(()) }
 }
 
 fn still_there() -> StoreError {
@@ -279,35 +278,31 @@ fn still_there() -> StoreError {
     )
 }
 
-fn any(conn: &Connection) -> rusqlite::Result<bool> {
-    conn.prepare_cached("SELECT EXISTS (SELECT 1 FROM _postrider_events)")?.query_row([], |row| row.get(0))
+fn any(conn: &Connection) -> Result<bool> {
+    conn.value("SELECT EXISTS (SELECT 1 FROM _postrider_events)", [])
 }
 
-/// Another one may have fanned it out meanwhile: an export does.
-fn is_there(conn: &Connection, event: i64) -> rusqlite::Result<bool> {
-    conn.prepare_cached("SELECT EXISTS (SELECT 1 FROM _postrider_events WHERE id = ?1)")?
-        .query_row([event], |row| row.get(0))
+/// An export may have fanned it out meanwhile.
+fn is_there(conn: &Connection, event: i64) -> Result<bool> {
+    conn.value("SELECT EXISTS (SELECT 1 FROM _postrider_events WHERE id = ?1)", [event])
 }
 
-/// How many there are, and since when the oldest one is there. Ids have no gaps worth counting, so nothing is counted.
-pub(super) fn waiting(conn: &Connection) -> rusqlite::Result<(u64, Option<Timestamp>)> {
-    conn.prepare_cached(
-        "SELECT coalesce((SELECT max(id) FROM _postrider_events) - (SELECT min(id) FROM _postrider_events) + 1, 0),
-           (SELECT CAST(created_at AS INTEGER) FROM _postrider_events ORDER BY id LIMIT 1)",
-    )?
-    .query_row([], |row| Ok((row.get(0)?, optional_at(row.get(1)?))))
+/// How many there are, and when the oldest one was stored. Computed from the ids, which have few gaps.
+pub(super) fn waiting(conn: &Connection) -> Result<(u64, Option<Timestamp>)> {
+    conn.row(
+        "SELECT coalesce((SELECT max(id) FROM _postrider_events) - (SELECT min(id)
+           FROM _postrider_events) + 1, 0),
+         (SELECT CAST(created_at AS INTEGER) FROM _postrider_events ORDER BY id LIMIT 1)",
+        [],
+        |row| Ok((row.get(0)?, optional_at(row.get(1)?))),
+    )
 }
 
 fn forget(write: &Write<'_>, event: i64) -> Result<()> {
-    write
-        .conn
-        .prepare_cached("DELETE FROM _postrider_events WHERE id = ?1")
-        .and_then(|mut statement| statement.execute([event]))
-        .map(|_| ())
-        .map_err(storage_error)
+    write.conn.run("DELETE FROM _postrider_events WHERE id = ?1", [event])
 }
 
-/// Trying again would not help.
+/// Retrying would not help.
 pub(super) fn is_final(error: &StoreError) -> bool {
     match error {
         StoreError::Invalid(_)

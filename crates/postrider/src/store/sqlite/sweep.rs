@@ -1,23 +1,24 @@
-//! A step of a sweep: the next letters of a filter are looked up beside the writer, then redriven or discarded.
+//! A step of a sweep: a reader selects the next letters of a filter, then the writer redrives or discards them.
 
 use std::collections::{HashMap, HashSet};
 
 use async_trait::async_trait;
 use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, ToSql, params_from_iter};
+use rusqlite::{Connection, ToSql, params_from_iter};
 use serde_json::json;
 
-use super::job::Commit;
-use super::keys::Key;
+use super::job::CommitMode;
+use super::keys::OrderingKey;
+use super::query::Query;
 use super::redrive::{self, REDRIVABLE, Redrivable};
 use super::writer::Write;
-use super::{SqliteStore, dlq, events, storage_error};
+use super::{SqliteStore, dlq, events};
 use crate::endpoint::EndpointId;
 use crate::store::{DlqFilter, Result, Sweep, SweepAction, SweepCursor, Sweeps, check_sweep, never_fits};
 
-/// Letters in one step, and what else there is of their keys: about 4 ms.
+/// Letters in one step, plus the rest of their keys: about 4 ms.
 const STEP_LETTERS: usize = 100;
-/// What can be discarded: also what was erased, or has no endpoint any more.
+/// Also erased letters and those of dropped endpoints.
 const DISCARDABLE: &str = "d.status = 'failed'";
 
 #[async_trait]
@@ -33,10 +34,10 @@ impl Sweeps for SqliteStore {
 }
 
 #[derive(Clone, Debug)]
-struct Letter {
+struct LetterToSweep {
     dead: Redrivable,
     message: i64,
-    key: Option<Key>,
+    key: Option<OrderingKey>,
 }
 
 async fn step(
@@ -52,19 +53,21 @@ async fn step(
             let select = Select::new(conn, action, &looked)?;
             let cursor = match from {
                 Some(cursor) => cursor,
-                None => select.begin(conn).map_err(storage_error)?,
+                None => select.begin(conn)?,
             };
-            let (letters, position) = select.next(conn, cursor).map_err(storage_error)?;
+            let (letters, position) = select.next(conn, cursor)?;
             Ok((cursor, letters, position))
         })
         .await?;
     if letters.is_empty() {
         return Ok(cursor.after(None, cursor.done, cursor.event));
     }
-    store.write(Commit::Durable, move |write| take(write, action, &filter, cursor, &letters, position)).await
+    store
+        .write(CommitMode::Durable, move |write| take(write, action, &filter, cursor, &letters, position))
+        .await
 }
 
-/// The filter in words of SQL.
+/// The filter as SQL.
 struct Select {
     possible: &'static str,
     conditions: String,
@@ -81,28 +84,25 @@ impl Select {
         Ok(Self { possible, conditions, values })
     }
 
-    fn begin(&self, conn: &Connection) -> rusqlite::Result<SweepCursor> {
-        let newest = conn.query_row(
-            "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = '_postrider_dlq'",
-            [],
-            |row| row.get(0),
-        )?;
+    fn begin(&self, conn: &Connection) -> Result<SweepCursor> {
+        let newest = conn
+            .value("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = '_postrider_dlq'", [])?;
         let Self { possible, conditions, values } = self;
         let sql = format!("SELECT count(*) FROM _postrider_dlq d WHERE {possible} AND {conditions}");
         let total = conn.prepare(&sql)?.query_row(params_from_iter(values), |row| row.get(0))?;
         Ok(SweepCursor::begin(newest, total))
     }
 
-    /// By message, and up to which message that is; None when there are no more.
-    fn next(&self, conn: &Connection, from: SweepCursor) -> rusqlite::Result<(Vec<Letter>, Option<i64>)> {
+    /// The next letters by message id, and up to which message they reach; None at the end.
+    fn next(&self, conn: &Connection, from: SweepCursor) -> Result<(Vec<LetterToSweep>, Option<i64>)> {
         let after: [&dyn ToSql; 2] = [&from.newest, &from.position];
         let mut letters =
             self.letters(conn, "d.id <= ? AND d.message_id > ?", &after, STEP_LETTERS as i64)?;
         let position = letters.last().filter(|_| letters.len() == STEP_LETTERS).map(|last| last.message);
         let Some(position) = position else { return Ok((letters, None)) };
-        // A key whose letters came back by halves would go on with what was sent later.
-        let keys: HashSet<Key> = letters.iter().filter_map(|letter| letter.key.clone()).collect();
-        for Key { scope, key } in keys {
+        // Whole keys only: see `redrive.rs`.
+        let keys: HashSet<OrderingKey> = letters.iter().filter_map(|letter| letter.key.clone()).collect();
+        for OrderingKey { scope, key } in keys {
             let of_key = "d.id <= ? AND d.message_id > ? AND d.key_scope = ? AND d.ordering_key = ?";
             let values: [&dyn ToSql; 4] = [&from.newest, &position, &scope, &key];
             letters.extend(self.letters(conn, of_key, &values, i64::MAX)?);
@@ -117,7 +117,7 @@ impl Select {
         also: &str,
         also_values: &[&dyn ToSql],
         limit: i64,
-    ) -> rusqlite::Result<Vec<Letter>> {
+    ) -> Result<Vec<LetterToSweep>> {
         let Self { possible, conditions, values } = self;
         let sql = format!(
             "SELECT d.id, d.message_id, d.endpoint_id, d.key_scope, d.ordering_key, d.reason = 'invalid_event'
@@ -126,26 +126,24 @@ impl Select {
         );
         let values = values.iter().map(|value| value as &dyn ToSql);
         let values = also_values.iter().copied().chain(values).chain([&limit as &dyn ToSql]);
-        conn.prepare_cached(&sql)?
-            .query_map(params_from_iter(values), |row| {
-                let (id, endpoint) = (row.get(0)?, EndpointId(row.get(2)?));
-                Ok(Letter {
-                    dead: Redrivable { id, endpoint, is_event: row.get(5)? },
-                    message: row.get(1)?,
-                    key: Key::of(row.get(3)?, row.get(4)?),
-                })
-            })?
-            .collect()
+        conn.rows(&sql, params_from_iter(values), |row| {
+            let (id, endpoint) = (row.get(0)?, EndpointId(row.get(2)?));
+            Ok(LetterToSweep {
+                dead: Redrivable { id, endpoint, is_event: row.get(5)? },
+                message: row.get(1)?,
+                key: OrderingKey::of(row.get(3)?, row.get(4)?),
+            })
+        })
     }
 }
 
-/// As far as they are still `failed`: whoever is first has a letter.
+/// Takes those that are still `failed`: another sweep may have taken some.
 fn take(
     write: &mut Write<'_>,
     action: SweepAction,
     filter: &DlqFilter,
     cursor: SweepCursor,
-    letters: &[Letter],
+    letters: &[LetterToSweep],
     mut position: Option<i64>,
 ) -> Result<Sweep> {
     let mut taken = 0;
@@ -161,7 +159,7 @@ fn take(
             }
         }
     }
-    // A cursor comes from outside, with whatever is in it.
+    // The cursor comes from a client and may hold any number.
     let done = cursor.done.saturating_add(taken);
     let detail = json!({ "messages": done, "selection": { "matching": filter } });
     let event = match logged(write, action, cursor.event)? {
@@ -172,11 +170,11 @@ fn take(
     Ok(cursor.after(position, done, event))
 }
 
-/// Those that there is room for, and up to which message that is when not for all.
-fn fitting(write: &mut Write<'_>, letters: &[Letter]) -> Result<(Vec<Redrivable>, Option<i64>)> {
-    let mut firsts: HashMap<&Key, i64> = HashMap::new();
+/// The letters that fit, and up to which message they reach when not all do.
+fn fitting(write: &mut Write<'_>, letters: &[LetterToSweep]) -> Result<(Vec<Redrivable>, Option<i64>)> {
+    let mut firsts: HashMap<&OrderingKey, i64> = HashMap::new();
     let mut grouped = Vec::with_capacity(letters.len());
-    for Letter { dead, message, key } in letters {
+    for LetterToSweep { dead, message, key } in letters {
         let group = key.as_ref().map_or(*message, |key| *firsts.entry(key).or_insert(*message));
         grouped.push((*dead, group));
     }
@@ -187,12 +185,12 @@ fn fitting(write: &mut Write<'_>, letters: &[Letter]) -> Result<(Vec<Redrivable>
     Ok((fitting.into_iter().map(|(dead, _)| dead).collect(), cut))
 }
 
-/// Its line in the log, if it has one and that is still there.
+/// Its row in the event log, if retention has not deleted it.
 fn logged(write: &Write<'_>, action: SweepAction, event: Option<i64>) -> Result<Option<i64>> {
     let Some(event) = event else { return Ok(None) };
-    write
-        .conn
-        .prepare_cached("SELECT id FROM _postrider_event_log WHERE id = ?1 AND kind = ?2")
-        .and_then(|mut statement| statement.query_row((event, action.as_str()), |row| row.get(0)).optional())
-        .map_err(storage_error)
+    write.conn.find(
+        "SELECT id FROM _postrider_event_log WHERE id = ?1 AND kind = ?2",
+        (event, action.as_str()),
+        |row| row.get(0),
+    )
 }

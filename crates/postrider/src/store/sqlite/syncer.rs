@@ -1,6 +1,6 @@
 //! Durability beside the writer. With `synchronous = NORMAL` a commit is in the WAL file but not yet on
-//! disk; syncing that file afterwards is exactly what `FULL` would have done within the commit. Done on a
-//! thread of its own, the writer goes on meanwhile and whatever it commits shares the next sync.
+//! disk; syncing that file afterwards is exactly what `FULL` would have done within the commit. A
+//! separate thread does it, so the writer continues and its next commits share the next sync.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,17 +10,17 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use super::job::{Command, Job};
-use super::nodes::Listeners;
+use super::job::{WriteJob, WriterCommand};
+use super::nodes::ListeningNodes;
 use crate::error::StoreError;
 use crate::store::{Arrival, Result};
 
-/// How a file gets onto the disk.
+/// Syncs a file to disk.
 pub(super) type SyncFile = Arc<dyn Fn(&File) -> io::Result<()> + Send + Sync>;
 
-/// Committed jobs whose callers wait until that is certain.
+/// Committed jobs whose callers wait for the sync.
 pub(super) struct Unsynced {
-    pub(super) jobs: Vec<Box<dyn Job>>,
+    pub(super) jobs: Vec<Box<dyn WriteJob>>,
     pub(super) news: Vec<Arrival>,
 }
 
@@ -36,12 +36,12 @@ pub(super) struct Syncer {
 
 impl Syncer {
     /// The WAL file exists by now and stays the same file for as long as the writer's connection is open.
-    /// SQLite keeps its locks on the other two files, so a descriptor of this one disturbs nobody.
+    /// SQLite keeps its locks on the other two files, so opening and closing this one drops none of them.
     pub(super) fn spawn(
         store: &Path,
         sync: SyncFile,
-        listeners: Arc<Listeners>,
-        writer: Sender<Command>,
+        listeners: Arc<ListeningNodes>,
+        writer: Sender<WriterCommand>,
     ) -> Result<Self> {
         let mut path = store.as_os_str().to_owned();
         path.push("-wal");
@@ -85,10 +85,10 @@ impl Drop for Syncer {
 fn run(
     sync: impl Fn() -> io::Result<()>,
     waiting: &Receiver<Unsynced>,
-    listeners: &Listeners,
+    listeners: &ListeningNodes,
     unanswered: &AtomicUsize,
     broken: &OnceLock<StoreError>,
-    writer: &Sender<Command>,
+    writer: &Sender<WriterCommand>,
 ) {
     while let Ok(first) = waiting.recv() {
         let groups: Vec<Unsynced> = std::iter::once(first).chain(waiting.try_iter()).collect();
@@ -103,10 +103,10 @@ fn run(
         }
         unanswered.fetch_sub(groups.len(), Ordering::AcqRel);
         // It may have ended already; then nothing waits there.
-        let _ = writer.send(Command::Synced);
+        let _ = writer.send(WriterCommand::Synced);
         let outcome = broken.get().cloned().map_or(Ok(()), Err);
         for group in groups {
-            // Before the callers: whoever is refused finds the slot free again, and a node that left is told no more.
+            // Before the callers are answered: after a refusal the slot must be free, and a node that left is told nothing.
             match outcome {
                 Ok(()) => listeners.tell(group.news),
                 Err(_) => listeners.take_back(group.news),

@@ -1,6 +1,5 @@
-//! One thread owns the writing connection. What waits is committed together: settles and claims of one turn
-//! share one transaction, and what has to be durable goes on to the [`super::syncer`], where many senders
-//! share one fsync while the writer already works on the next group.
+//! One thread owns the writing connection. It runs all waiting jobs in one transaction. Jobs that must be durable
+//! then go to the [`super::syncer`], where many senders share one fsync while the writer runs the next group.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,13 +10,13 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 
 use super::archive::Months;
-use super::counts::Counts;
-use super::job::{Command, Commit, Job};
-use super::known::Known;
-use super::nodes::Listeners;
+use super::config_cache::ConfigCache;
+use super::counts::QueueCounts;
+use super::job::{CommitMode, WriteJob, WriterCommand};
+use super::nodes::ListeningNodes;
+use super::query::Query;
 use super::setback::{self, ClockWatch};
-use super::storage_error;
-use super::stored_events::{FannedOut, Line, StoredEvents};
+use super::stored_events::{EventsAhead, FannedOut, StoredEvents};
 use super::syncer::{Syncer, Unsynced};
 use crate::clock::Clock;
 use crate::endpoint::EndpointId;
@@ -29,8 +28,8 @@ const LOOK_OUTSIDE: Duration = Duration::from_millis(15);
 /// A transaction takes no further job after this long; other processes wait for the file meanwhile.
 const TRANSACTION_BUDGET: Duration = Duration::from_millis(4);
 const GROUP_JOBS_MAX: usize = 1024;
-/// While the disk is busy with the last group, the next one gathers: committing it earlier would not make
-/// it durable any earlier, only cost another transaction. Not longer than this, and not more than that.
+/// While the disk syncs the last group, jobs gather for the next one: an earlier commit would not be durable any
+/// earlier and would cost another transaction. They gather for at most this time, and at most this many.
 const COMPANY_WAIT: Duration = Duration::from_millis(5);
 const COMPANY_JOBS_MAX: usize = 16;
 
@@ -38,15 +37,15 @@ const COMPANY_JOBS_MAX: usize = 16;
 pub(super) struct Write<'a> {
     pub(super) conn: &'a Connection,
     pub(super) now: Timestamp,
-    pub(super) known: &'a mut Known,
-    pub(super) listeners: &'a Listeners,
-    pub(super) counts: Counts,
+    pub(super) config: &'a mut ConfigCache,
+    pub(super) listeners: &'a ListeningNodes,
+    pub(super) counts: QueueCounts,
     pub(super) months: &'a mut Months,
     /// This process is the file's node.
     pub(super) owns: bool,
     /// The highest id inserted.
     pub(super) newest: i64,
-    /// Told to the nodes after the commit.
+    /// For the nodes, after the commit.
     pub(super) news: Vec<Arrival>,
 }
 
@@ -58,59 +57,56 @@ impl Write<'_> {
         }
     }
 
-    /// A message that was there before may be claimed now. A node in another process sees new ids by itself, and reads
-    /// what is noted here.
+    /// A message that was queued before became claimable. A node in another process finds new ids by itself; for these
+    /// it reads `_postrider_freed`.
     pub(super) fn tell_freed(&mut self, endpoint: Option<EndpointId>) -> Result<()> {
         let Some(endpoint) = endpoint.filter(|endpoint| !self.is_told(*endpoint)) else { return Ok(()) };
         self.news.push(Arrival::Pending(endpoint));
         if self.owns {
             return Ok(());
         }
-        self.conn
-            .prepare_cached(
-                "INSERT INTO _postrider_freed (endpoint_id, turn)
-                 VALUES (?1, (SELECT coalesce(max(turn), 0) + 1 FROM _postrider_freed))
-                 ON CONFLICT (endpoint_id) DO UPDATE SET turn = excluded.turn",
-            )
-            .and_then(|mut statement| statement.execute([endpoint.0]))
-            .map(|_| ())
-            .map_err(storage_error)
+        self.conn.run(
+            "INSERT INTO _postrider_freed (endpoint_id, turn)
+             VALUES (?1, (SELECT coalesce(max(turn), 0) + 1 FROM _postrider_freed))
+             ON CONFLICT (endpoint_id) DO UPDATE SET turn = excluded.turn",
+            [endpoint.0],
+        )
     }
 
-    /// A batch to one endpoint is one piece of news.
+    /// A batch to one endpoint is told once.
     fn is_told(&self, endpoint: EndpointId) -> bool {
         matches!(self.news.last(), Some(Arrival::Pending(last)) if *last == endpoint)
     }
 }
 
-pub(super) struct Writer {
-    /// Dropped first: it answers everybody before the file is closed.
+pub(super) struct WriterThread {
+    /// Dropped first: it answers all callers before the file is closed.
     pub(super) syncer: Syncer,
     pub(super) conn: Connection,
     pub(super) clock: Arc<dyn Clock>,
-    pub(super) commands: Receiver<Command>,
-    pub(super) known: Known,
+    pub(super) commands: Receiver<WriterCommand>,
+    pub(super) config: ConfigCache,
     pub(super) months: Months,
-    pub(super) listeners: Arc<Listeners>,
+    pub(super) listeners: Arc<ListeningNodes>,
     /// This process is the file's node.
     pub(super) owns: bool,
     pub(super) data_version: i64,
-    /// The last turn of `_postrider_freed` that was told.
+    /// The last turn of `_postrider_freed` that the nodes were told of.
     pub(super) freed: i64,
     /// The newest message this writer knows of; a higher one came from outside.
     pub(super) newest_message: i64,
-    /// Messages that another process wrote, and perhaps did not sync: before this one opened the file, or since.
+    /// Another process wrote messages and may not have synced them.
     pub(super) unsynced_outside: bool,
     pub(super) stored_events: StoredEvents,
     pub(super) watch: ClockWatch,
-    /// They go behind some of those. Others need not wait for that.
-    pub(super) held: VecDeque<Box<dyn Job>>,
+    /// Jobs that must run after some of the stored events; other jobs do not wait for them.
+    pub(super) held: VecDeque<Box<dyn WriteJob>>,
     pub(super) wal: super::checkpoint::WalGauge,
 }
 
-impl Writer {
+impl WriterThread {
     pub(super) fn run(mut self) {
-        let mut waiting: VecDeque<Box<dyn Job>> = VecDeque::new();
+        let mut waiting: VecDeque<Box<dyn WriteJob>> = VecDeque::new();
         let mut stopping = false;
         while !stopping || !waiting.is_empty() {
             let patience = match waiting.is_empty() {
@@ -121,17 +117,17 @@ impl Writer {
             let first = if patience.is_zero() { None } else { Some(self.commands.recv_timeout(patience)) };
             match first {
                 None => {}
-                Some(Ok(Command::Do(job))) => waiting.push_back(job),
-                Some(Ok(Command::Synced)) => {}
-                Some(Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected)) => stopping = true,
+                Some(Ok(WriterCommand::Do(job))) => waiting.push_back(job),
+                Some(Ok(WriterCommand::Synced)) => {}
+                Some(Ok(WriterCommand::Stop) | Err(RecvTimeoutError::Disconnected)) => stopping = true,
                 Some(Err(RecvTimeoutError::Timeout)) if waiting.is_empty() => self.look_outside(),
                 Some(Err(RecvTimeoutError::Timeout)) => self.commit_group(&mut waiting),
             }
             while waiting.len() < GROUP_JOBS_MAX {
                 match self.commands.try_recv() {
-                    Ok(Command::Do(job)) => waiting.push_back(job),
-                    Ok(Command::Synced) => {}
-                    Ok(Command::Stop) => stopping = true,
+                    Ok(WriterCommand::Do(job)) => waiting.push_back(job),
+                    Ok(WriterCommand::Synced) => {}
+                    Ok(WriterCommand::Stop) => stopping = true,
                     Err(_) => break,
                 }
             }
@@ -147,14 +143,14 @@ impl Writer {
         self.may_fan_out() || !self.held.is_empty() || self.watch.due().is_some()
     }
 
-    /// What becomes of events has to be on disk before anybody hears of it.
+    /// Their messages must be on disk before a node is told.
     fn may_fan_out(&self) -> bool {
         self.stored_events.are_due() && self.syncer.broken().is_none()
     }
 
-    /// How long these may wait for others: not at all, unless all of them need the disk and it is busy.
-    fn wait_for_company(&self, waiting: &VecDeque<Box<dyn Job>>) -> Duration {
-        let all_durable = || waiting.iter().all(|job| job.commit() == Commit::Durable);
+    /// How long these jobs may wait for others: no time, unless all of them need the disk and it is busy.
+    fn wait_for_company(&self, waiting: &VecDeque<Box<dyn WriteJob>>) -> Duration {
+        let all_durable = || waiting.iter().all(|job| job.commit() == CommitMode::Durable);
         if self.syncer.is_busy() && waiting.len() < COMPANY_JOBS_MAX && all_durable() {
             COMPANY_WAIT
         } else {
@@ -162,7 +158,7 @@ impl Writer {
         }
     }
 
-    fn commit_group(&mut self, waiting: &mut VecDeque<Box<dyn Job>>) {
+    fn commit_group(&mut self, waiting: &mut VecDeque<Box<dyn WriteJob>>) {
         if let Some(broken) = self.syncer.broken() {
             let (refused, others): (VecDeque<_>, VecDeque<_>) = self
                 .held
@@ -173,16 +169,16 @@ impl Writer {
             *waiting = others;
         }
         if self.watch.due().is_some() && !waiting.is_empty() {
-            // By itself: what keeps times from being mended is no reason to refuse anything else.
+            // In its own transaction: if correcting times fails, other jobs are not refused.
             self.commit_group(&mut VecDeque::new());
         }
         let mut ran = Vec::with_capacity(waiting.len());
         match self.transaction(waiting, &mut ran) {
             Ok(Committed { news, fanned_out }) => {
-                // Nobody is told of a message before it is certain to exist.
-                let any = |commit: fn(Commit) -> bool| ran.iter().any(|job| commit(job.commit()));
-                let outside = self.unsynced_outside && any(Commit::waits_for_sync);
-                let unsynced = outside || fanned_out || self.syncer.is_busy() || any(Commit::needs_sync);
+                // A node is told of a message only when the message cannot be lost any more.
+                let any = |commit: fn(CommitMode) -> bool| ran.iter().any(|job| commit(job.commit()));
+                let outside = self.unsynced_outside && any(CommitMode::waits_for_sync);
+                let unsynced = outside || fanned_out || self.syncer.is_busy() || any(CommitMode::needs_sync);
                 let (now, later): (Vec<_>, Vec<_>) =
                     ran.into_iter().partition(|job| !unsynced || !job.commit().waits_for_sync());
                 if unsynced {
@@ -193,10 +189,10 @@ impl Writer {
                 }
                 now.into_iter().for_each(|job| job.finish(Ok(())));
             }
-            // A stored event did, before any of them had begun.
+            // A stored event failed before any job ran.
             Err(Rollback::Spoiled) if ran.is_empty() => self.commit_group(waiting),
             Err(Rollback::Spoiled) if ran.len() > 1 => {
-                // One job failed half-way: its neighbours must not pay for it.
+                // One job failed half-way: run each by itself.
                 for job in ran {
                     let mut single = VecDeque::from([job]);
                     while !single.is_empty() {
@@ -218,16 +214,16 @@ impl Writer {
 
     fn transaction(
         &mut self,
-        waiting: &mut VecDeque<Box<dyn Job>>,
-        ran: &mut Vec<Box<dyn Job>>,
+        waiting: &mut VecDeque<Box<dyn WriteJob>>,
+        ran: &mut Vec<Box<dyn WriteJob>>,
     ) -> std::result::Result<Committed, Rollback> {
-        // Whoever asked for what waits here may have stored an event first.
+        // A sender may have stored an event before it asked for these jobs.
         self.look_outside();
         if self.may_fan_out() {
             self.stored_events.read_ahead(&self.conn);
         }
-        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-        // Under the lock: what others committed is seen before anything is decided on it.
+        self.conn.run("BEGIN IMMEDIATE", [])?;
+        // Under the lock: see all commits of other processes before deciding anything.
         self.look_outside();
         if self.conn.is_autocommit() {
             return Err(Rollback::Failed(StoreError::Unavailable(
@@ -242,15 +238,15 @@ impl Writer {
         let mut write = Write {
             conn: &self.conn,
             now,
-            known: &mut self.known,
+            config: &mut self.config,
             listeners: &self.listeners,
-            counts: Counts::default(),
+            counts: QueueCounts::default(),
             months: &mut self.months,
             owns: self.owns,
             newest: 0,
             news: Vec::new(),
         };
-        // Before everything that comes now: they were committed earlier.
+        // First, because they were committed earlier than these jobs were asked for.
         let mut fanned_out = false;
         let outcome = if may_fan_out {
             fan_out(&mut write, &mut self.stored_events, started).map(|any| fanned_out = any)
@@ -286,7 +282,7 @@ impl Writer {
                 if !self.conn.is_autocommit() {
                     let _ = self.conn.execute_batch("ROLLBACK");
                 }
-                self.known.forget();
+                self.config.forget();
                 self.months.forget();
                 self.stored_events.are_back();
                 if mending.is_some() {
@@ -300,10 +296,7 @@ impl Writer {
 
     /// Another connection's commit moves `data_version`; our own do not.
     fn look_outside(&mut self) {
-        let version = self
-            .conn
-            .prepare_cached("PRAGMA data_version")
-            .and_then(|mut statement| statement.query_row([], |row| row.get::<_, i64>(0)));
+        let version = self.conn.value::<i64>("PRAGMA data_version", []);
         match version {
             Ok(version) if version == self.data_version => {}
             Ok(version) => {
@@ -318,34 +311,29 @@ impl Writer {
     }
 
     /// Ids are given under the write lock, so their order is commit order and a forward cursor is safe.
-    fn tell_what_came_in(&mut self) -> rusqlite::Result<()> {
-        let mut news = vec![Arrival::Outside];
+    fn tell_what_came_in(&mut self) -> Result<()> {
+        let mut news = Vec::new();
         self.stored_events.look(&self.conn)?;
-        if self.known.forget_if_outdated(&self.conn)? {
+        // First: messages that came with a change or after it are delivered by the change.
+        if self.config.forget_if_outdated(&self.conn)? {
             news.push(Arrival::Reconfigured);
         }
-        let newest: i64 = self
-            .conn
-            .prepare_cached("SELECT coalesce(max(id), 0) FROM _postrider_queue")?
-            .query_row([], |row| row.get(0))?;
+        news.push(Arrival::Outside);
+        let newest: i64 = self.conn.value("SELECT coalesce(max(id), 0) FROM _postrider_queue", [])?;
         if newest > self.newest_message {
-            let mut statement = self.conn.prepare_cached(
+            let endpoints: Vec<i64> = self.conn.column(
                 "SELECT DISTINCT endpoint_id FROM _postrider_queue
                  WHERE id > ?1 AND typeof(endpoint_id) = 'integer' LIMIT 1000",
+                [self.newest_message],
             )?;
-            let endpoints = statement
-                .query_map([self.newest_message], |row| row.get(0))?
-                .collect::<rusqlite::Result<Vec<i64>>>()?;
             self.newest_message = newest;
             self.unsynced_outside = true;
             news.extend(endpoints.into_iter().map(|id| Arrival::Pending(EndpointId(id))));
         }
-        let mut freed =
-            self.conn.prepare_cached("SELECT endpoint_id, turn FROM _postrider_freed WHERE turn > ?1")?;
-        let mut freed = freed.query([self.freed])?;
-        while let Some(row) = freed.next()? {
-            news.push(Arrival::Pending(EndpointId(row.get(0)?)));
-            self.freed = self.freed.max(row.get(1)?);
+        let freed = "SELECT endpoint_id, turn FROM _postrider_freed WHERE turn > ?1";
+        for (endpoint, turn) in self.conn.rows(freed, [self.freed], |row| Ok((row.get(0)?, row.get(1)?)))? {
+            news.push(Arrival::Pending(EndpointId(endpoint)));
+            self.freed = self.freed.max(turn);
             self.unsynced_outside = true;
         }
         self.listeners.tell(news);
@@ -353,7 +341,7 @@ impl Writer {
     }
 }
 
-/// What a transaction leaves to be told.
+/// What a committed transaction reports.
 struct Committed {
     news: Vec<Arrival>,
     /// Stored events became messages.
@@ -366,7 +354,7 @@ fn fan_out(
     events: &mut StoredEvents,
     started: Instant,
 ) -> std::result::Result<bool, Rollback> {
-    write.known.load_if_forgotten(write.conn).map_err(Rollback::Failed)?;
+    write.config.load_if_forgotten(write.conn)?;
     match events.fan_out(write, started + TRANSACTION_BUDGET) {
         FannedOut::None => Ok(false),
         FannedOut::Some => Ok(true),
@@ -379,12 +367,17 @@ fn mend(
     step: setback::Mending,
     started: Instant,
 ) -> std::result::Result<Option<setback::Mending>, Rollback> {
-    write.known.load_if_forgotten(write.conn).map_err(Rollback::Failed)?;
+    write.config.load_if_forgotten(write.conn)?;
     setback::mend(write, step, started + TRANSACTION_BUDGET).map_err(Rollback::Failed)
 }
 
-/// Of all that waits, what goes behind the events of this line waits for them, or is told why they wait.
-fn hold_back(line: &Line<'_>, held: &mut VecDeque<Box<dyn Job>>, waiting: &mut VecDeque<Box<dyn Job>>) {
+/// Holds back the jobs that must run after these events. Where the events cannot be fanned out, the jobs fail with
+/// the same reason.
+fn hold_back(
+    line: &EventsAhead<'_>,
+    held: &mut VecDeque<Box<dyn WriteJob>>,
+    waiting: &mut VecDeque<Box<dyn WriteJob>>,
+) {
     let all: Vec<_> = held.drain(..).chain(waiting.drain(..)).collect();
     for mut job in all {
         let waits = job.goes_behind(line.newest).is_some_and(|event| line.oldest <= event);
@@ -398,11 +391,11 @@ fn hold_back(line: &Line<'_>, held: &mut VecDeque<Box<dyn Job>>, waiting: &mut V
 
 fn run_jobs(
     write: &mut Write<'_>,
-    waiting: &mut VecDeque<Box<dyn Job>>,
-    ran: &mut Vec<Box<dyn Job>>,
+    waiting: &mut VecDeque<Box<dyn WriteJob>>,
+    ran: &mut Vec<Box<dyn WriteJob>>,
     started: Instant,
 ) -> std::result::Result<(), Rollback> {
-    write.known.load_if_forgotten(write.conn).map_err(Rollback::Failed)?;
+    write.config.load_if_forgotten(write.conn)?;
     while let Some(mut job) = waiting.pop_front() {
         let before = write.conn.total_changes();
         let outcome = job.run(write);
@@ -415,25 +408,22 @@ fn run_jobs(
             break;
         }
     }
-    write.counts.write(write.conn).map_err(Rollback::Failed)
+    Ok(write.counts.write(write.conn)?)
 }
 
 fn commit(conn: &Connection) -> std::result::Result<(), Rollback> {
-    conn.prepare_cached("COMMIT")
-        .and_then(|mut statement| statement.execute([]))
-        .map(|_| ())
-        .map_err(Rollback::from)
+    Ok(conn.run("COMMIT", [])?)
 }
 
 enum Rollback {
     /// A job failed after it had changed something.
     Spoiled,
-    /// The database refused; nothing of the transaction is there.
+    /// The database refused and the transaction was rolled back.
     Failed(StoreError),
 }
 
-impl From<rusqlite::Error> for Rollback {
-    fn from(error: rusqlite::Error) -> Self {
-        Self::Failed(storage_error(error))
+impl From<StoreError> for Rollback {
+    fn from(error: StoreError) -> Self {
+        Self::Failed(error)
     }
 }

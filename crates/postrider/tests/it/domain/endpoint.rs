@@ -46,9 +46,13 @@ fn a_bad_option_is_refused_by_the_name_of_its_field() {
         (json!({"rate_limit": {"limit": 0, "interval": "second"}}), "options.rate_limit.limit"),
         (json!({"rate_limit": {"limit": 1}}), "options.rate_limit.interval"),
         (json!({"on_dead": "stop"}), "options.on_dead"),
+        (json!({"on_dead": {"hold": null}}), "options.on_dead"),
         (json!({"key_scope": "Global"}), "options.key_scope"),
+        (json!({"key_scope": {"global": null}}), "options.key_scope"),
+        (json!({"rate_limit": {"limit": 1, "interval": {"second": null}}}), "options.rate_limit.interval"),
         (json!({"max_queue_size": -1}), "options.max_queue_size"),
         (json!({"durability": "maybe"}), "options.durability"),
+        (json!({"durability": {"durable": null}}), "options.durability"),
         (json!({"timeout": 5}), "options.timeout"),
     ];
     for (raw, field) in table {

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use postrider::settings::{ArchiveMode, AttemptLog, CaptureResponse, Kind, Settings, TABLE};
+use postrider::settings::{ArchiveMode, AttemptLog, CaptureResponse, SettingKind, Settings, TABLE};
 
 /// Name, default, and the range where the contract gives one.
 type Row = (&'static str, &'static str, Option<(u64, u64)>);
@@ -39,9 +39,9 @@ fn names_defaults_and_ranges_are_those_of_the_contract() {
             TABLE.iter().find(|setting| setting.name == *name).unwrap_or_else(|| panic!("{name} is missing"));
         assert_eq!(setting.default, *default, "{name}");
         match (&setting.kind, range) {
-            (Kind::Whole { min, max }, Some(range)) => assert_eq!((*min, *max), *range, "{name}"),
-            (Kind::Choice(_), Some(_)) => panic!("{name} has a range in the contract"),
-            (Kind::Whole { .. } | Kind::Choice(_), None) => {}
+            (SettingKind::Whole { min, max }, Some(range)) => assert_eq!((*min, *max), *range, "{name}"),
+            (SettingKind::Choice(_), Some(_)) => panic!("{name} has a range in the contract"),
+            (SettingKind::Whole { .. } | SettingKind::Choice(_), None) => {}
         }
     }
 }
@@ -52,8 +52,8 @@ fn every_setting_says_what_it_was_told() {
     for setting in TABLE {
         assert_eq!(settings.value(setting.name).as_deref(), Some(setting.default), "{}", setting.name);
         let other = match &setting.kind {
-            Kind::Whole { max, .. } => max.to_string(),
-            Kind::Choice(choices) => choices.last().unwrap().to_string(),
+            SettingKind::Whole { max, .. } => max.to_string(),
+            SettingKind::Choice(choices) => choices.last().unwrap().to_string(),
         };
         settings.apply(setting.name, &other).unwrap();
         assert_eq!(settings.value(setting.name), Some(other), "{}", setting.name);
@@ -70,7 +70,7 @@ fn the_choices_are_those_of_the_contract() {
     ];
     for (name, expected) in table {
         let setting = TABLE.iter().find(|setting| setting.name == name).unwrap();
-        let Kind::Choice(choices) = &setting.kind else { panic!("{name} is a choice") };
+        let SettingKind::Choice(choices) = &setting.kind else { panic!("{name} is a choice") };
         assert_eq!(*choices, expected, "{name}");
     }
 }
@@ -111,14 +111,14 @@ fn the_defaults_are_the_ones_in_the_table() {
 fn what_is_out_of_range_is_refused_by_name_and_changes_nothing() {
     for setting in TABLE {
         let bad = match &setting.kind {
-            Kind::Whole { min, max } => {
+            SettingKind::Whole { min, max } => {
                 let mut bad =
                     vec![(max + 1).to_string(), "ten".into(), "1.5".into(), "-1".into(), String::new()];
                 bad.extend(min.checked_sub(1).map(|below| below.to_string()));
                 bad.push("99999999999999999999999".into());
                 bad
             }
-            Kind::Choice(_) => vec!["ON".into(), String::new(), "0".into(), "on ".into()],
+            SettingKind::Choice(_) => vec!["ON".into(), String::new(), "0".into(), "on ".into()],
         };
         for value in bad {
             let mut settings = Settings::default();
@@ -133,8 +133,8 @@ fn what_is_out_of_range_is_refused_by_name_and_changes_nothing() {
 fn both_ends_of_every_range_are_accepted_and_take_effect() {
     for setting in TABLE {
         let values = match &setting.kind {
-            Kind::Whole { min, max } => vec![min.to_string(), max.to_string()],
-            Kind::Choice(choices) => choices.iter().map(|choice| (*choice).to_owned()).collect(),
+            SettingKind::Whole { min, max } => vec![min.to_string(), max.to_string()],
+            SettingKind::Choice(choices) => choices.iter().map(|choice| (*choice).to_owned()).collect(),
         };
         for value in values {
             let mut settings = Settings::default();

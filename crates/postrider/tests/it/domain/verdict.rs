@@ -4,7 +4,8 @@ use jiff::Timestamp;
 use postrider::retry::{RetryOverrides, RetryPolicy};
 use postrider::settings::Settings;
 use postrider::verdict::{
-    Class, DeadReason, Failure, Outcome, RETRY_AFTER_MAX, Receipt, Standing, Verdict, endpoint_hold, verdict,
+    AttemptContext, Class, DeadReason, Failure, Outcome, RETRY_AFTER_MAX, Receipt, ReceiverHealth, Verdict,
+    endpoint_hold, verdict,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -22,16 +23,16 @@ fn policy() -> RetryPolicy {
     RetryOverrides::default().over(&Settings::default())
 }
 
-fn standing(budget_used: u32) -> Standing {
-    Standing { budget_used, losses: 0, expires_at: None, auto_disable_on_gone: false }
+fn context(budget_used: u32) -> AttemptContext {
+    AttemptContext { budget_used, losses: 0, expires_at: None, auto_disable_on_gone: false }
 }
 
-fn lost_before(losses: u32, budget_used: u32) -> Standing {
-    Standing { losses, ..standing(budget_used) }
+fn lost_before(losses: u32, budget_used: u32) -> AttemptContext {
+    AttemptContext { losses, ..context(budget_used) }
 }
 
-fn decide(outcome: &Outcome, standing: Standing) -> Verdict {
-    verdict(outcome, standing, &policy(), now(), 0.5)
+fn decide(outcome: &Outcome, context: AttemptContext) -> Verdict {
+    verdict(outcome, context, &policy(), now(), 0.5)
 }
 
 fn failed(class: Class) -> Outcome {
@@ -47,7 +48,7 @@ fn asked(seconds: u64) -> Outcome {
 }
 
 fn retry_in(seconds: u64) -> Verdict {
-    Verdict::Retry { due_at: now() + SECOND * seconds as u32 }
+    Verdict::Retry { due_at: now() + SECOND * seconds as u32, asked: false }
 }
 
 const EXHAUSTED: Verdict = Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false };
@@ -71,7 +72,7 @@ fn each_class_has_one_consequence() {
         (&Outcome::Lost { alone: true }, 11, EXHAUSTED),
     ];
     for (outcome, used, expected) in table {
-        assert_eq!(decide(outcome, standing(used)), expected, "{outcome:?} after {used}");
+        assert_eq!(decide(outcome, context(used)), expected, "{outcome:?} after {used}");
     }
 }
 
@@ -94,16 +95,16 @@ fn a_first_lost_lease_is_due_at_once_and_later_ones_by_the_policy() {
             assert_eq!(decided, retry_in(seconds), "{losses} losses before, {used} used, alone: {alone}");
         }
         let (failed, later) = (failed(Class::Retryable), lost_before(losses, used));
-        assert_eq!(decide(&failed, later), decide(&failed, standing(used)), "a failure is no loss");
+        assert_eq!(decide(&failed, later), decide(&failed, context(used)), "a failure is no loss");
     }
-    let spared = decide(&Outcome::Lost { alone: false }, standing(11));
+    let spared = decide(&Outcome::Lost { alone: false }, context(11));
     assert_eq!(spared, Verdict::Spare { due_at: now() }, "the first loss on its last attempt");
 }
 
 #[test]
 fn an_attempt_that_a_stop_cut_off_costs_no_budget() {
-    for standing in [standing(1), standing(11), lost_before(3, 11), lost_before(1, 1000)] {
-        assert_eq!(decide(&Outcome::CutOff, standing), Verdict::Spare { due_at: now() }, "{standing:?}");
+    for context in [context(1), context(11), lost_before(3, 11), lost_before(1, 1000)] {
+        assert_eq!(decide(&Outcome::CutOff, context), Verdict::Spare { due_at: now() }, "{context:?}");
     }
 }
 
@@ -170,10 +171,10 @@ fn no_limit_of_attempts_means_no_death_of_attempts() {
 #[test]
 fn gone_disables_the_endpoint_only_when_asked_to() {
     for auto_disable_on_gone in [true, false] {
-        let standing = Standing { auto_disable_on_gone, ..standing(1) };
+        let context = AttemptContext { auto_disable_on_gone, ..context(1) };
         let expected = Verdict::Dead { reason: DeadReason::Gone, disable_endpoint: auto_disable_on_gone };
-        assert_eq!(decide(&failed(Class::Gone), standing), expected);
-        assert_eq!(decide(&failed(Class::Permanent), standing), PERMANENT);
+        assert_eq!(decide(&failed(Class::Gone), context), expected);
+        assert_eq!(decide(&failed(Class::Permanent), context), PERMANENT);
     }
 }
 
@@ -190,18 +191,18 @@ fn a_failure_past_the_expiry_is_expired_not_dead() {
     for outcome in &outcomes {
         for used in [1, 11] {
             for past in [Duration::ZERO, SECOND] {
-                let standing = Standing { expires_at: Some(now() - past), ..standing(used) };
-                assert_eq!(decide(outcome, standing), Verdict::Expire, "{outcome:?} after {used}");
+                let context = AttemptContext { expires_at: Some(now() - past), ..context(used) };
+                assert_eq!(decide(outcome, context), Verdict::Expire, "{outcome:?} after {used}");
             }
         }
     }
-    let standing = Standing { expires_at: Some(now() - SECOND), ..standing(1) };
-    assert_eq!(decide(&Outcome::Delivered(Receipt::default()), standing), Verdict::Complete);
+    let context = AttemptContext { expires_at: Some(now() - SECOND), ..context(1) };
+    assert_eq!(decide(&Outcome::Delivered(Receipt::default()), context), Verdict::Complete);
 }
 
 #[test]
 fn a_failure_before_the_expiry_is_judged_as_ever() {
-    let live = |used| Standing { expires_at: Some(now() + SECOND), ..standing(used) };
+    let live = |used| AttemptContext { expires_at: Some(now() + SECOND), ..context(used) };
     assert_eq!(decide(&failed(Class::Retryable), live(1)), retry_in(10));
     assert_eq!(decide(&failed(Class::Retryable), live(11)), EXHAUSTED);
     assert_eq!(decide(&failed(Class::Permanent), live(1)), PERMANENT);
@@ -210,9 +211,10 @@ fn a_failure_before_the_expiry_is_judged_as_ever() {
 /// What the endpoint said must not be lost with the message that heard it.
 #[test]
 fn gone_disables_the_endpoint_even_when_the_message_expired() {
-    let standing = Standing { expires_at: Some(now() - SECOND), auto_disable_on_gone: true, ..standing(1) };
+    let context =
+        AttemptContext { expires_at: Some(now() - SECOND), auto_disable_on_gone: true, ..context(1) };
     let expected = Verdict::Dead { reason: DeadReason::Gone, disable_endpoint: true };
-    assert_eq!(decide(&failed(Class::Gone), standing), expected);
+    assert_eq!(decide(&failed(Class::Gone), context), expected);
 }
 
 #[test]
@@ -227,35 +229,35 @@ fn retry_after_replaces_the_delay_and_holds_the_endpoint_within_limits() {
         (86_401, 86_400, 300),
     ];
     for (seconds, put_off, held) in table {
-        let expected = Verdict::Retry { due_at: now() + SECOND * put_off };
-        assert_eq!(decide(&asked(seconds), standing(1)), expected, "Retry-After: {seconds}");
+        let expected = Verdict::Retry { due_at: now() + SECOND * put_off, asked: true };
+        assert_eq!(decide(&asked(seconds), context(1)), expected, "Retry-After: {seconds}");
         let hold = endpoint_hold(&asked(seconds), MAX_DELAY, now());
         assert_eq!(hold, Some(now() + SECOND * held), "Retry-After: {seconds}");
     }
     assert_eq!(RETRY_AFTER_MAX, Duration::from_secs(86_400));
-    assert_eq!(decide(&asked(u64::from(u32::MAX) * 1000), standing(1)), decide(&asked(86_400), standing(1)));
+    assert_eq!(decide(&asked(u64::from(u32::MAX) * 1000), context(1)), decide(&asked(86_400), context(1)));
 }
 
 #[test]
 fn retry_after_buys_no_further_attempt() {
-    assert_eq!(decide(&asked(5), standing(11)), EXHAUSTED);
+    assert_eq!(decide(&asked(5), context(11)), EXHAUSTED);
 }
 
 #[test]
 fn busy_receivers_and_bad_messages_do_not_count_for_the_breaker() {
-    let with = |class, status| Failure { status, ..Failure::new(class, "no") };
+    let with = |class, receiver| Failure { receiver, ..Failure::new(class, "no") };
     let table = [
-        (with(Class::Retryable, None), true),
-        (with(Class::Retryable, Some(500)), true),
-        (with(Class::Retryable, Some(503)), true),
-        (with(Class::Retryable, Some(408)), true),
-        (with(Class::Retryable, Some(429)), false),
-        (with(Class::Permanent, Some(400)), false),
-        (with(Class::Permanent, None), false),
-        (with(Class::Gone, Some(410)), false),
+        (Failure::retryable("no"), true, false),
+        (Failure::timed_out(SECOND), true, true),
+        (with(Class::Retryable, ReceiverHealth::Overloaded), true, true),
+        (with(Class::Retryable, ReceiverHealth::Failing), true, false),
+        (with(Class::Retryable, ReceiverHealth::Busy), false, true),
+        (with(Class::Retryable, ReceiverHealth::Unknown), false, false),
+        (Failure::permanent("no"), false, false),
+        (Failure::new(Class::Gone, "no"), false, false),
     ];
-    for (failure, counts) in table {
-        assert_eq!(failure.counts_for_breaker(), counts, "{failure:?}");
+    for (failure, counts, overload) in table {
+        assert_eq!((failure.counts_for_breaker(), failure.is_overload()), (counts, overload), "{failure:?}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use postrider::breaker::CircuitName;
 use postrider::clock::ManualClock;
-use postrider::engine::{Event, Happening};
+use postrider::engine::{EngineEvent, EngineEventKind};
 use postrider::{Engine, NewMessage, Operate, State};
 use serde_json::json;
 use tokio::sync::broadcast;
@@ -22,7 +22,7 @@ struct Opened {
     world: World,
     clock: Arc<ManualClock>,
     engine: Engine,
-    events: broadcast::Receiver<Event>,
+    events: broadcast::Receiver<EngineEvent>,
 }
 
 impl Opened {
@@ -53,10 +53,10 @@ impl Opened {
     }
 }
 
-async fn until_circuit(events: &mut broadcast::Receiver<Event>, state: CircuitName) {
-    until_event(events, |happening| match happening {
-        Happening::Circuit { to, .. } => (*to == state).then_some(()),
-        Happening::Attempted { .. } | Happening::Lost { .. } => None,
+async fn until_circuit(events: &mut broadcast::Receiver<EngineEvent>, state: CircuitName) {
+    until_event(events, |kind| match kind {
+        EngineEventKind::Circuit { to, .. } => (*to == state).then_some(()),
+        EngineEventKind::Attempted { .. } | EngineEventKind::Lost { .. } => None,
     })
     .await;
 }

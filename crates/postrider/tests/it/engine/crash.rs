@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use postrider::engine::Happening;
+use postrider::endpoint::EndpointChange;
+use postrider::engine::EngineEventKind;
 use postrider::store::{ClaimRequest, Hello, NoDirectClaims, Pick, Redrive, Want};
 use postrider::{MessageId, NewMessage, Operate, State, Store};
 use serde_json::{Value, json};
@@ -39,9 +40,9 @@ async fn lost_claims_go_through_the_retry_decision_and_come_back_at_most_eight_a
     let engine = world.engine().await;
     let mut events = engine.events();
     for _ in &lost {
-        let state = until_event(&mut events, |happening| match happening {
-            Happening::Lost { state, .. } => Some(*state),
-            Happening::Attempted { .. } | Happening::Circuit { .. } => None,
+        let state = until_event(&mut events, |kind| match kind {
+            EngineEventKind::Lost { state, .. } => Some(*state),
+            EngineEventKind::Attempted { .. } | EngineEventKind::Circuit { .. } => None,
         });
         assert_eq!(state.await, State::Pending);
     }
@@ -251,11 +252,12 @@ async fn lost_claims_of_an_endpoint_without_room_do_not_hold_up_those_of_others(
     world.endpoint_from(slower("open")).await;
     lose(&mut world, &[("full", 8), ("open", 4)]).await;
     world.receiver.script(|arrival| if arrival.path == "full" { Answer::ok().held() } else { Answer::ok() });
-    // Its backlog takes its room before those that were lost come due.
-    world.send_many("full", 8).await;
+    // It has room for one of the eight that were lost.
+    let options = Some(json!({ "max_in_flight": 1 }));
+    world.store.alter_endpoint("full", EndpointChange { options, ..Default::default() }).await.unwrap();
     let engine = world.engine().await;
     world.receiver.until("those of the other", |receiver| receiver.at("open").len() == 8).await;
-    assert_eq!(world.receiver.running("full"), 8);
+    world.receiver.until("a full endpoint", |receiver| receiver.running("full") == 1).await;
     world.receiver.release();
     world.until_empty().await;
     engine.stop().await;

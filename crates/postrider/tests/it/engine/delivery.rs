@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use postrider::engine::Happening;
+use postrider::engine::EngineEventKind;
 use postrider::rusqlite::{Connection, TransactionBehavior};
 use postrider::store::figures::OTHERS;
 use postrider::store::sqlite::send_in;
@@ -163,11 +163,11 @@ async fn an_attempt_is_told_once_its_end_is_in_the_store() {
     assert!(engine.is_progressing());
     let mut events = engine.events();
     let id = world.send("a", 1).await;
-    let (message, attempt, state, status) = until_event(&mut events, |happening| match happening {
-        Happening::Attempted { message, attempt, state, status, .. } => {
+    let (message, attempt, state, status) = until_event(&mut events, |kind| match kind {
+        EngineEventKind::Attempted { message, attempt, state, response_status: status, .. } => {
             Some((*message, *attempt, *state, *status))
         }
-        Happening::Lost { .. } | Happening::Circuit { .. } => None,
+        EngineEventKind::Lost { .. } | EngineEventKind::Circuit { .. } => None,
     })
     .await;
     assert_eq!((message, attempt, state, status), (id, 1, State::Completed, Some(200)));

@@ -53,7 +53,9 @@ pub(super) struct Faulty {
     /// Notes of results that are still to be refused.
     pub(super) refused_notes: AtomicU32,
     pub(super) looked_for_expired: AtomicUsize,
-    /// When it had cleaned up everything.
+    last_upkeep: std::sync::Mutex<Option<Instant>>,
+    /// The upkeep turns in which everything was cleaned up. A test may advance its clock as soon as it sees a turn, so the
+    /// end of a clean-up may be later.
     pub(super) cleaned_up: std::sync::Mutex<Vec<Instant>>,
 }
 
@@ -79,6 +81,7 @@ impl Faulty {
             left: AtomicUsize::new(0),
             refused_notes: AtomicU32::new(0),
             looked_for_expired: AtomicUsize::new(0),
+            last_upkeep: std::sync::Mutex::default(),
             cleaned_up: std::sync::Mutex::default(),
         })
     }
@@ -205,8 +208,9 @@ impl Store for Faulty {
         self.ask()?.move_circuit(endpoint, from_epoch, to).await
     }
 
-    async fn expire(&self, limit: usize) -> Result<Vec<Expired>> {
-        let expired = self.ask()?.expire(limit).await;
+    async fn upkeep(&self, limit: usize) -> Result<Vec<Expired>> {
+        let expired = self.ask()?.upkeep(limit).await;
+        *self.last_upkeep.lock().unwrap() = Some(Instant::now());
         self.looked_for_expired.fetch_add(1, SeqCst);
         expired
     }
@@ -214,7 +218,7 @@ impl Store for Faulty {
     async fn clean_up(&self, limit: usize) -> Result<Cleaned> {
         let cleaned = self.ask()?.clean_up(limit).await?;
         if !cleaned.more {
-            self.cleaned_up.lock().unwrap().push(Instant::now());
+            self.cleaned_up.lock().unwrap().extend(*self.last_upkeep.lock().unwrap());
         }
         Ok(cleaned)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use postrider::engine::Happening;
+use postrider::engine::EngineEventKind;
 use postrider::{EngineOptions, State};
 use serde_json::json;
 
@@ -150,9 +150,9 @@ async fn an_endpoint_dropped_while_attempts_run_takes_no_room_along() {
     }
     let first = world.send("stays", 0).await;
     world.receiver.release();
-    until_event(&mut events, |happening| match happening {
-        Happening::Attempted { message, .. } => (*message == first).then_some(()),
-        Happening::Lost { .. } | Happening::Circuit { .. } => None,
+    until_event(&mut events, |kind| match kind {
+        EngineEventKind::Attempted { message, .. } => (*message == first).then_some(()),
+        EngineEventKind::Lost { .. } | EngineEventKind::Circuit { .. } => None,
     })
     .await;
     world.receiver.until("an empty node", |receiver| receiver.running_in_all() == 0).await;

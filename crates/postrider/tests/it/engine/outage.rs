@@ -271,7 +271,7 @@ async fn a_claim_made_under_a_lease_that_was_lost_since_starts_nothing() {
     engine.stop().await;
 }
 
-/// The store judges the node, which learns of it and joins anew.
+/// The store takes the lease from the node, which notices and joins again.
 async fn lose_the_lease(world: &World, faulty: &Faulty) {
     let judge = "UPDATE _postrider_nodes SET state = 'lost' WHERE state = 'live'";
     assert_eq!(Connection::open(world.path()).unwrap().execute(judge, []).unwrap(), 1);

@@ -67,7 +67,7 @@ async fn a_refused_message_is_dead_at_once() {
     let engine = world.engine().await;
     let id = world.send("a", 1).await;
     let story = world.until_state(id, State::Dead).await;
-    assert!(story.last_error.unwrap().starts_with("[PERMANENT]"));
+    assert!(story.listed.last_error.unwrap().starts_with("[PERMANENT]"));
     assert_eq!(world.dead_letters().await[0].reason, "permanent");
     assert_eq!(world.receiver.count(), 1);
     engine.stop().await;
@@ -81,7 +81,7 @@ async fn a_gone_receiver_disables_its_endpoint_and_later_messages_are_kept() {
     let engine = world.engine().await;
     let id = world.send("a", 1).await;
     let story = world.until_state(id, State::Dead).await;
-    assert!(story.last_error.unwrap().starts_with("[DISABLE]"));
+    assert!(story.listed.last_error.unwrap().starts_with("[DISABLE]"));
     assert_eq!(world.store.endpoint("a").await.unwrap().disabled, Some(DisabledBy::Gone));
     let kept = world.send_many("a", 3).await;
     world.receiver.answer(Answer::ok());
@@ -137,7 +137,7 @@ async fn captured_answers_are_kept_with_their_attempts() {
         let id = world.send("a", setting).await;
         let story = world.until_state(id, State::Completed).await;
         let bodies: Vec<Option<&[u8]>> =
-            story.attempts.iter().map(|attempt| attempt.body.as_deref()).collect();
+            story.attempts.iter().map(|attempt| attempt.response_body.as_deref()).collect();
         assert_eq!(bodies, [failed.map(str::as_bytes), delivered.map(str::as_bytes)], "{setting}");
         engine.stop().await;
     }

@@ -115,14 +115,17 @@ async fn a_shortage_is_no_attempt_and_no_failure_and_is_tried_once_a_second() {
     assert_eq!(endpoint.circuit.state.name(), CircuitName::Closed);
     for id in &sent {
         let story = short.world.story(*id).await;
-        assert_eq!((story.state, story.attempt_count, story.last_error), (State::Pending, 0, None));
+        assert_eq!(
+            (story.listed.state, story.listed.attempt_count, story.listed.last_error),
+            (State::Pending, 0, None)
+        );
     }
 
     short.resolver.fails(None);
     short.clock.advance(A_SECOND);
     for id in sent {
         let story = short.world.until_state(id, State::Completed).await;
-        assert_eq!(story.attempt_count, 1);
+        assert_eq!(story.listed.attempt_count, 1);
     }
     assert!(short.world.dead_letters().await.is_empty());
     short.engine.stop().await;

@@ -7,7 +7,7 @@ use postrider::{MessageId, Operate, State};
 use serde_json::json;
 
 use super::receiver::Answer;
-use super::world::World;
+use super::world::{World, to};
 
 /// Has the engine stopped starting attempts? It may be a moment behind the store.
 async fn until_quiet(world: &World, path: &str) {
@@ -157,5 +157,41 @@ async fn a_redriven_message_is_delivered_again() {
     assert_eq!(world.tool().redrive(Redrive::All).await.unwrap(), 1);
     world.until_state(id, State::Completed).await;
     assert_eq!(world.receiver.arrivals()[1].attempt, 2, "attempt numbers go on");
+    engine.stop().await;
+}
+
+/// A caller that changes an endpoint and then sends relies on the change, in this process and in another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_sent_after_a_change_of_its_endpoint_is_delivered_by_the_change() {
+    let world = World::new().await;
+    world.endpoint("a").await;
+    let engine = world.engine().await;
+    let tool = world.tool();
+    let here: &dyn Operate = &*world.store;
+    for (turn, operator) in [here, &tool].into_iter().cycle().take(40).enumerate() {
+        let path = format!("turn-{turn}");
+        let config = json!({ "url": world.receiver.url(&path) });
+        let change = EndpointChange { config: config.as_object().cloned(), ..EndpointChange::default() };
+        operator.alter_endpoint("a", change).await.unwrap();
+        let id = operator.send(to("a", turn)).await.unwrap().id;
+        world.until_state(id, State::Completed).await;
+        assert_eq!(world.receiver.at(&path).len(), 1, "{turn}");
+    }
+    engine.stop().await;
+}
+
+/// Changes of other endpoints are loaded together. One by one, these would take far longer than the test waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_changes_do_not_hold_up_messages() {
+    let world = World::new().await;
+    world.endpoint("a").await;
+    world.endpoint("b").await;
+    let engine = world.engine().await;
+    let changes = (0..2000).map(|turn| world.store.set_endpoint_paused("b", turn % 2 == 0));
+    for changed in futures_util::future::join_all(changes).await {
+        changed.unwrap();
+    }
+    let id = world.send("a", 1).await;
+    world.until_state(id, State::Completed).await;
     engine.stop().await;
 }

@@ -66,7 +66,7 @@ async fn what_does_not_end_in_time_is_given_back_and_costs_no_budget() {
         assert_eq!((story.state, story.attempt_count), (State::Pending, started));
         assert!(story.due_at.is_some_and(|due_at| due_at <= world.store.now()));
     }
-    let error = world.story(free).await.last_error;
+    let error = world.story(free).await.listed.last_error;
     assert_eq!(error.as_deref(), Some("[RETRYABLE] the node stopped before the receiver answered"));
     world.receiver.until("the connections to close", |receiver| receiver.running("a") == 0).await;
     world.receiver.answer(Answer::ok());

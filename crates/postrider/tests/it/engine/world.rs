@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use postrider::clock::{Clock, ManualClock, SystemClock};
-use postrider::engine::{Event, Happening};
+use postrider::engine::{EngineEvent, EngineEventKind};
 use postrider::sink::Environment;
 use postrider::store::sqlite::SqliteOptions;
 use postrider::store::{DeadLetter, DlqFilter, Story};
@@ -213,15 +213,15 @@ pub(super) fn quick(max_attempts: u32) -> Value {
 /// The next event that `wanted` makes something of.
 #[track_caller]
 pub(super) fn until_event<T>(
-    events: &mut broadcast::Receiver<Event>,
-    wanted: impl Fn(&Happening) -> Option<T>,
+    events: &mut broadcast::Receiver<EngineEvent>,
+    wanted: impl Fn(&EngineEventKind) -> Option<T>,
 ) -> impl Future<Output = T> {
     let caller = std::panic::Location::caller();
     async move {
         let wait = async {
             loop {
                 let event = events.recv().await.expect("the engine runs and the test keeps up");
-                if let Some(found) = wanted(&event.happening) {
+                if let Some(found) = wanted(&event.kind) {
                     return found;
                 }
             }

@@ -3,12 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use postrider::protocol::{Kind, Protocol, Scope, max_attempts_option};
-use serde_json::{Map, Value, json};
+use postrider::protocol::{EndpointConfig, MessageOptions, Protocol, SetBy, ValueKind};
+use serde_json::{Value, json};
 
-use super::support::object;
+use super::support::{endpoint, object};
 
 const WHSEC: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+/// In form only.
+const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
 
 /// An http config with this key besides the URL.
 fn with(key: &str, value: Value) -> Value {
@@ -50,6 +53,7 @@ fn good_http_configs_are_accepted() {
         with("retry_status", json!([404, "4xx"])),
         with("retry_status", json!([])),
         with("tls", json!({})),
+        with("tls", json!({"client_cert": CERTIFICATE, "client_key": "file:key"})),
         with("auto_disable_on_gone", json!(true)),
         with("max_redirects", json!(10)),
         with("http2", json!(false)),
@@ -67,7 +71,9 @@ fn bad_http_configs_name_the_field_and_the_rule() {
         (url(&format!("http://x/{}", "a".repeat(2048))), "config.url: must have 1 to 2048 bytes"),
         (json!({"url": 1}), "config.url: must be a string"),
         (json!({"url": null}), "config.url: must be a string"),
-        (url("example.com"), "config.url: is not a valid URL: relative URL without a base"),
+        (url("example.com"), "config.url: must begin with http:// or https://"),
+        (url("http:example.com"), "config.url: must begin with http:// or https://"),
+        (url("http:///u:p@x/"), "config.url: is not a valid URL: empty host"),
         (url("ftp://example.com/"), "config.url: must begin with http:// or https://"),
         (url("file:///etc/passwd"), "config.url: must begin with http:// or https://"),
         (url("gopher://x/"), "config.url: must begin with http:// or https://"),
@@ -101,6 +107,10 @@ fn bad_http_configs_name_the_field_and_the_rule() {
         (
             with("headers", json!({"X": "é"})),
             "config.headers.X: must be visible ASCII characters, spaces and tabs",
+        ),
+        (
+            with("headers", json!({"Host": ""})),
+            "config.headers.Host: must be a host name with an optional port",
         ),
         (
             with("headers", json!({"Host": "a/b"})),
@@ -160,7 +170,7 @@ fn bad_http_configs_name_the_field_and_the_rule() {
         ),
         (
             with("auth", json!({"type": "bearer", "token": "t", "x": 1})),
-            "config.auth.x: is not known here; known are: type, token",
+            "config.auth.x: unknown field; expected one of: type, token",
         ),
         (with("auth", json!({"type": "basic", "password": "p"})), "config.auth.username: is required"),
         (with("auth", json!({"type": "basic", "username": "u"})), "config.auth.password: is required"),
@@ -225,18 +235,41 @@ fn bad_http_configs_name_the_field_and_the_rule() {
             with("tls", json!({"ca": "-----BEGIN PRIVATE KEY-----\naHVzaA==\n-----END PRIVATE KEY-----\n"})),
             "config.tls.ca: must hold certificates only, and no private key",
         ),
-        (with("tls", json!({"cert": "x"})), "config.tls.cert: is not known here; known are: ca"),
+        (
+            with("tls", json!({"cert": "x"})),
+            "config.tls.cert: unknown field; expected one of: ca, client_cert, client_key",
+        ),
+        (
+            with("tls", json!({"ca": "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n"})),
+            "config.tls.ca: is not valid PEM",
+        ),
+        (
+            with("tls", json!({"client_cert": CERTIFICATE})),
+            "config.tls.client_cert: needs config.tls.client_key",
+        ),
+        (
+            with("tls", json!({"client_key": "file:key"})),
+            "config.tls.client_key: needs config.tls.client_cert",
+        ),
+        (
+            with("tls", json!({"client_cert": CERTIFICATE, "client_key": "nonsense"})),
+            "config.tls.client_key: must be PEM text with a private key, or a reference to such a secret",
+        ),
+        (
+            with("tls", json!({"client_cert": CERTIFICATE, "client_key": "-----BEGIN PRIVATE KEY-----"})),
+            "config.tls.client_key: must be PEM text with a private key, or a reference to such a secret",
+        ),
         (with("auto_disable_on_gone", json!(1)), "config.auto_disable_on_gone: must be true or false"),
         (with("max_redirects", json!(11)), "config.max_redirects: must be a whole number from 0 to 10"),
         (with("max_redirects", json!(1.5)), "config.max_redirects: must be a whole number from 0 to 10"),
         (with("http2", json!("yes")), "config.http2: must be true or false"),
         (
             with("url_suffix", json!("/x")),
-            "config.url_suffix: is not known here; known are: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, cloudevents_type, retry_status, tls, auto_disable_on_gone, max_redirects, http2",
+            "config.url_suffix: unknown field; expected one of: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, cloudevents_type, retry_status, tls, auto_disable_on_gone, max_redirects, http2",
         ),
         (
             with("proxy", json!("http://p")),
-            "config.proxy: is not known here; known are: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, cloudevents_type, retry_status, tls, auto_disable_on_gone, max_redirects, http2",
+            "config.proxy: unknown field; expected one of: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, cloudevents_type, retry_status, tls, auto_disable_on_gone, max_redirects, http2",
         ),
     ];
     for (config, expected) in bad {
@@ -324,7 +357,7 @@ fn file_configs_stay_below_the_root() {
         ),
         (
             json!({"path": "a", "url": "x"}),
-            Some("config.url: is not known here; known are: path, rotate_size, timeout"),
+            Some("config.url: unknown field; expected one of: path, rotate_size, timeout"),
         ),
     ];
     for (config, expected) in cases {
@@ -355,7 +388,7 @@ fn message_options_are_checked_against_the_protocol() {
         (
             Protocol::File,
             json!({"timeout": 1}),
-            Some("options.timeout: is not known here; known are: max_attempts"),
+            Some("options.timeout: unknown field; expected one of: max_attempts"),
         ),
         (
             Protocol::Http,
@@ -366,12 +399,14 @@ fn message_options_are_checked_against_the_protocol() {
         (
             Protocol::Http,
             json!({"url": "http://x"}),
-            Some("options.url: is not known here; known are: method, timeout, url_suffix, max_attempts"),
+            Some("options.url: unknown field; expected one of: method, timeout, url_suffix, max_attempts"),
         ),
         (
             Protocol::Http,
             json!({"headers": {}}),
-            Some("options.headers: is not known here; known are: method, timeout, url_suffix, max_attempts"),
+            Some(
+                "options.headers: unknown field; expected one of: method, timeout, url_suffix, max_attempts",
+            ),
         ),
         (Protocol::Http, suffix("a"), Some(start)),
         (Protocol::Http, suffix("@evil.example/"), Some(start)),
@@ -412,35 +447,39 @@ fn message_options_are_checked_against_the_protocol() {
 
 #[test]
 fn a_message_may_have_a_timeout_of_its_own() {
-    let config = object(with("timeout", json!(2.5)));
-    let none = object(json!({}));
-    let timeout = |config: &Map<_, _>, options: &Map<_, _>| Protocol::Http.attempt_timeout(config, options);
-    assert_eq!(timeout(&none, &none), Duration::from_secs(10));
-    assert_eq!(timeout(&config, &none), Duration::from_millis(2500));
-    assert_eq!(timeout(&config, &object(json!({"timeout": 0.5}))), Duration::from_millis(500));
-    assert_eq!(timeout(&object(json!({"timeout": -1})), &none), Duration::from_secs(10), "never a panic");
+    let config = with("timeout", json!(2.5));
+    let timeout = |config: Value, options: Value| endpoint("http", config).attempt_timeout(&object(options));
+    assert_eq!(timeout(url("http://x/"), json!({})), Duration::from_secs(10));
+    assert_eq!(timeout(config.clone(), json!({})), Duration::from_millis(2500));
+    assert_eq!(timeout(config, json!({"timeout": 0.5})), Duration::from_millis(500));
+    for broken in [json!({}), with("timeout", json!(-1))] {
+        assert_eq!(timeout(broken, json!({})), Duration::from_secs(10), "never a panic");
+    }
 }
 
 #[test]
 fn a_gone_receiver_disables_its_endpoint_only_when_asked() {
-    assert!(!Protocol::Http.auto_disable_on_gone(&object(json!({}))));
-    assert!(Protocol::Http.auto_disable_on_gone(&object(json!({"auto_disable_on_gone": true}))));
+    let disables = |config: Value| EndpointConfig::new(Protocol::Http, object(config)).auto_disable_on_gone();
+    assert!(!disables(url("http://x/")));
+    assert!(!disables(json!({})));
+    assert!(disables(with("auto_disable_on_gone", json!(true))));
 }
 
 #[test]
 fn a_message_limits_its_own_attempts() {
-    assert_eq!(max_attempts_option(&object(json!({"max_attempts": 3}))), Some(3));
-    assert_eq!(max_attempts_option(&object(json!({}))), None);
+    assert_eq!(MessageOptions::of(&object(json!({"max_attempts": 3}))).max_attempts, Some(3));
+    assert_eq!(MessageOptions::of(&object(json!({}))).max_attempts, None);
 }
 
 #[test]
 fn every_default_in_the_table_passes_its_own_check() {
     for protocol in Protocol::ALL {
-        for key in protocol.keys().filter(|key| key.scope != Scope::Message) {
+        for key in protocol.keys().filter(|key| key.set_by != SetBy::Message) {
             let Some(default) = key.default else { continue };
             let mut config = object(match protocol {
                 Protocol::Http => json!({"url": "http://x/", "cloudevents": "binary"}),
                 Protocol::File => json!({"path": "x"}),
+                Protocol::Redis => json!({"host": "x", "stream_key": "x"}),
             });
             config.insert(key.name.to_owned(), serde_json::from_str(default).unwrap());
             assert_eq!(protocol.check_config(&config), Ok(()), "{}", key.name);
@@ -452,6 +491,6 @@ fn every_default_in_the_table_passes_its_own_check() {
 fn a_required_key_has_no_default() {
     for key in Protocol::ALL.iter().flat_map(|protocol| protocol.keys()) {
         assert!(!key.required || key.default.is_none(), "{}", key.name);
-        assert_eq!(key.is_secret(), matches!(key.kind, Kind::Secret(_) | Kind::Secrets { .. }));
+        assert_eq!(key.is_secret(), matches!(key.kind, ValueKind::Secret(_) | ValueKind::Secrets { .. }));
     }
 }

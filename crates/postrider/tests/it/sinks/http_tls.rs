@@ -5,7 +5,11 @@ use std::sync::Arc;
 
 use postrider::sink::{Environment, Sink, connect};
 use postrider::verdict::Class;
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use serde_json::{Value, json};
 use tokio_rustls::TlsAcceptor;
 
@@ -16,13 +20,31 @@ use crate::authority::Authority;
 
 impl Authority {
     pub(super) fn acceptor(&self, name: &str, protocols: &[&str]) -> TlsAcceptor {
+        self.acceptor_for(WebPkiClientVerifier::no_client_auth(), name, protocols)
+    }
+
+    /// Demands certificates that this authority issued.
+    fn demanding_acceptor(&self, name: &str) -> TlsAcceptor {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.pem().as_bytes()).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+        self.acceptor_for(verifier.build().unwrap(), name, &[])
+    }
+
+    fn acceptor_for(
+        &self,
+        clients: Arc<dyn ClientCertVerifier>,
+        name: &str,
+        protocols: &[&str],
+    ) -> TlsAcceptor {
         let (certificate, key) = self.issue(&[name], "");
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()
-            .with_no_client_auth()
+            .with_client_cert_verifier(clients)
             .with_single_cert(vec![certificate.der().clone()], key)
             .unwrap();
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
@@ -69,6 +91,54 @@ async fn a_certificate_can_be_made_out_to_an_address() {
 }
 
 #[tokio::test]
+async fn a_receiver_that_demands_a_certificate_gets_that_of_the_endpoint() {
+    let authority = Authority::new();
+    let server = serve(authority.demanding_acceptor("receiver.test")).await;
+    let (certificate, key) = authority.issue(&[], "postrider");
+    let tls = |key: &str| json!({"tls": {"ca": authority.pem(), "client_cert": certificate.pem(), "client_key": key}});
+    let sink = named_sink(&server, "receiver.test", tls(&key.serialize_pem()));
+    for number in 0..3 {
+        sink.deliver(&delivery(message(number, "{}"))).await.unwrap();
+    }
+    assert_eq!(server.received().len(), 3);
+    let without = named_sink(&server, "receiver.test", json!({"tls": {"ca": authority.pem()}}));
+    let failure = without.deliver(&delivery(message(9, "{}"))).await.failed();
+    assert_eq!(failure.class, Class::Retryable);
+    assert_eq!(server.received().len(), 3);
+
+    let secrets = tempfile::tempdir().unwrap();
+    std::fs::write(secrets.path().join("key"), key.serialize_pem()).unwrap();
+    let url = json!({"url": format!("https://receiver.test:{}/", server.address.port())});
+    let mut config = object(tls("file:key"));
+    config.extend(object(url));
+    let environment = Environment {
+        resolver: Answers::new(&[&["127.0.0.1"][..]; 100]),
+        secrets_dir: Some(secrets.path().to_owned()),
+        ..open_environment()
+    };
+    let sink = connect(&endpoint("http", Value::Object(config.clone())), &environment).unwrap();
+    sink.deliver(&delivery(message(4, "{}"))).await.unwrap();
+
+    std::fs::write(secrets.path().join("key"), "no key").unwrap();
+    let connected = |config: &Value| connect(&endpoint("http", config.clone()), &environment);
+    let config = Value::Object(config);
+    let failure = connected(&config).err().unwrap().failed();
+    assert_eq!(failure.class, Class::Retryable, "the node lacks it");
+    assert_says(&failure, "the secret file:key must be PEM text with a private key");
+
+    let (_, other_key) = authority.issue(&[], "other");
+    std::fs::write(secrets.path().join("key"), other_key.serialize_pem()).unwrap();
+    let failure = connected(&config).err().unwrap().failed();
+    assert_eq!(failure.class, Class::Retryable, "the certificate may follow");
+    assert_says(&failure, "config.tls.client_cert: cannot be used");
+
+    let config = json!({"url": "https://receiver.test/", "tls": tls(&other_key.serialize_pem())["tls"]});
+    let failure = connect(&endpoint("http", config), &environment).err().unwrap().failed();
+    assert_eq!(failure.class, Class::Permanent);
+    assert_says(&failure, "config.tls.client_cert: cannot be used");
+}
+
+#[tokio::test]
 async fn another_authority_or_another_name_is_refused_before_anything_is_sent() {
     let authority = Authority::new();
     let server = serve(authority.acceptor("receiver.test", &[])).await;
@@ -111,4 +181,25 @@ async fn a_redirect_never_leaves_encryption() {
     assert_eq!(failure.class, Class::Permanent);
     assert_says(&failure, "unencrypted");
     assert!(plain.received().is_empty());
+}
+
+#[tokio::test]
+async fn the_certificate_of_the_endpoint_is_shown_to_its_own_origin_only() {
+    let authority = Authority::new();
+    let stranger = serve(authority.demanding_acceptor("stranger.test")).await;
+    let location = format!("https://stranger.test:{}/", stranger.address.port());
+    let redirect = move |_: &super::server::Received| {
+        let mut response = status(307);
+        response.headers_mut().insert("location", location.parse().unwrap());
+        response
+    };
+    let acceptor = authority.demanding_acceptor("receiver.test");
+    let server = Server::start_at(loopback(), Speaks::Http1, Some(acceptor), redirect).await;
+    let (certificate, key) = authority.issue(&[], "postrider");
+    let tls =
+        json!({"ca": authority.pem(), "client_cert": certificate.pem(), "client_key": key.serialize_pem()});
+    let sink = named_sink(&server, "receiver.test", json!({"tls": tls, "max_redirects": 1}));
+    let failure = sink.deliver(&delivery(message(1, "{}"))).await.failed();
+    assert_eq!(failure.class, Class::Retryable);
+    assert_eq!((server.received().len(), stranger.received().len()), (1, 0));
 }

@@ -20,7 +20,7 @@ fn secrets_are_hidden_and_references_and_the_rest_are_shown() {
         },
         "auth": {"type": "basic", "username": "u", "password": "p"},
         "signing_secrets": ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "${POSTRIDER_SECRET_B}", "file:c"],
-        "tls": {"ca": "PEM"},
+        "tls": {"ca": "PEM", "client_cert": "PEM", "client_key": "PEM"},
     });
     let expected = json!({
         "url": "https://example.com/hook",
@@ -31,7 +31,7 @@ fn secrets_are_hidden_and_references_and_the_rest_are_shown() {
         },
         "auth": {"type": "basic", "username": "u", "password": "***"},
         "signing_secrets": ["***", "${POSTRIDER_SECRET_B}", "file:c"],
-        "tls": {"ca": "PEM"},
+        "tls": {"ca": "PEM", "client_cert": "PEM", "client_key": "***"},
     });
     assert_eq!(shown(config), expected);
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use postrider::breaker::Circuit;
 use postrider::endpoint::{Endpoint, EndpointId, EndpointOptions};
 use postrider::message::{JSON, Message, MessageId};
-use postrider::protocol::Protocol;
+use postrider::protocol::{EndpointConfig, Protocol};
 use postrider::sink::{Capture, Delivery, Environment, Sink, Undelivered, connect};
 use postrider::verdict::Failure;
 use serde_json::{Map, Value, json};
@@ -22,11 +22,12 @@ pub(super) fn object(value: Value) -> Map<String, Value> {
 }
 
 pub(super) fn endpoint(protocol: &str, config: Value) -> Endpoint {
+    let protocol = Protocol::from_name(protocol).unwrap();
     Endpoint {
         id: EndpointId(1),
         name: "orders".into(),
-        protocol: Protocol::from_name(protocol).unwrap(),
-        config: object(config),
+        protocol,
+        config: EndpointConfig::new(protocol, object(config)),
         retry: Default::default(),
         options: EndpointOptions::default(),
         disabled: None,

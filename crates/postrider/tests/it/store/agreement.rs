@@ -240,9 +240,9 @@ impl Way for SqliteSql {
         self.shop.fanned_out().await;
         let refused = DlqFilter { reason: Some("invalid_event".into()), ..DlqFilter::default() };
         for letter in self.shop.store.dlq(refused).await.unwrap() {
-            if letter.status == postrider::store::DlqStatus::Failed {
-                self.shop.store.discard(letter.id).await.unwrap();
-                let error = letter.last_error.unwrap();
+            if letter.listed.status == postrider::store::DlqStatus::Failed {
+                self.shop.store.discard(letter.listed.id).await.unwrap();
+                let error = letter.listed.last_error.unwrap();
                 return Err(error.strip_prefix("[PERMANENT] ").expect("its class").to_owned());
             }
         }

@@ -73,7 +73,7 @@ async fn no_value_in_any_column_keeps_the_others_from_being_claimed() {
             let pick = Pick::Suspects(suspects.iter().map(|suspect| suspect.id).collect());
             world.ask(world.node, false, vec![Want { endpoint: world.a, room: 10, pick }]).await;
             world.ask(world.node, false, vec![due(world.a, 10)]).await;
-            world.store().expire(10).await.unwrap();
+            world.store().upkeep(10).await.unwrap();
             can_be_looked_at(&world).await;
             assert_eq!(world.state(whole).await, State::Completed, "{case}");
             // What is not set aside was claimed, has expired, or is due at another time.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use postrider::breaker::CircuitState;
 use postrider::store::{End, NextDue};
+use postrider::verdict::Verdict;
 use postrider::{MessageId, NewMessage, Operate, State, Store};
 
 use super::sqlite::Sqlite;
@@ -23,11 +24,11 @@ async fn due_at(world: &World<Sqlite>, id: MessageId) -> Timestamp {
     world.story(id).await.due_at.expect("it is pending")
 }
 
-/// Fails with this answer, and is due again after so many seconds.
-async fn fail(world: &World<Sqlite>, ticket: Ticket, status: u16, seconds: u64) {
+/// Fails with this status, and is due again after `seconds`: by its policy, or because its receiver `asked` for that.
+async fn fail(world: &World<Sqlite>, ticket: Ticket, status: u16, seconds: u64, asked: bool) {
     let mut record = ticket.record(world.now(), &retry_at(world.now()));
-    record.status = Some(status);
-    let verdict = retry_at(world.in_seconds(seconds));
+    record.response_status = Some(status);
+    let verdict = Verdict::Retry { due_at: world.in_seconds(seconds), asked };
     world.end(ticket, End::Attempted { verdict, record }).await;
 }
 
@@ -37,8 +38,8 @@ async fn after_the_clock_was_set_back_nothing_waits_longer_than_its_policy() {
     let retried = world.send(to("a").ordering_key("k")).await;
     let asked = world.send(to("a")).await;
     let tickets = world.claim(world.a, 2).await;
-    fail(&world, tickets[0], 500, 10).await;
-    fail(&world, tickets[1], 503, 80_000).await;
+    fail(&world, tickets[0], 500, 10, false).await;
+    fail(&world, tickets[1], 503, 80_000, true).await;
     let behind = world.send(to("a").ordering_key("k")).await;
     let fresh = world.send(to("a")).await;
     let scheduled_at = world.in_seconds(100 * DAY);
@@ -70,11 +71,40 @@ async fn what_a_receiver_asked_for_is_left_alone() {
     let mut world = World::<Sqlite>::start().await;
     let id = world.send(to("a")).await;
     let ticket = world.claim_one().await;
-    fail(&world, ticket, 429, 3600).await;
+    fail(&world, ticket, 429, 3600, true).await;
     let asked_for = due_at(&world, id).await;
     world.harness().clock_back_by(Duration::from_secs(3600));
     look(&world).await;
     assert_eq!(due_at(&world, id).await, asked_for, "within a day it may have asked for that");
+}
+
+/// A busy receiver that did not say when to come back asked for nothing.
+#[tokio::test]
+async fn a_busy_answer_without_retry_after_is_pulled_in() {
+    for status in [429, 503] {
+        let mut world = World::<Sqlite>::start().await;
+        let id = world.send(to("a")).await;
+        let ticket = world.claim_one().await;
+        fail(&world, ticket, status, 10, false).await;
+        world.harness().clock_back_by(Duration::from_secs(3600));
+        look(&world).await;
+        assert_eq!(due_at(&world, id).await, world.in_seconds(10), "after {status}");
+    }
+}
+
+/// Asked once is not asked for ever: a later retry by the policy is judged by the policy.
+#[tokio::test]
+async fn what_a_receiver_asked_for_does_not_outlast_its_attempt() {
+    let mut world = World::<Sqlite>::start().await;
+    let id = world.send(to("a")).await;
+    let ticket = world.claim_one().await;
+    fail(&world, ticket, 503, 60, true).await;
+    world.live(60).await;
+    let ticket = world.claim_one().await;
+    fail(&world, ticket, 503, 20, false).await;
+    world.harness().clock_back_by(Duration::from_secs(3600));
+    look(&world).await;
+    assert_eq!(due_at(&world, id).await, world.in_seconds(20));
 }
 
 #[tokio::test]
@@ -82,7 +112,7 @@ async fn a_clock_that_was_set_back_while_no_node_ran_is_noticed_at_the_start() {
     let mut world = World::<Sqlite>::start().await;
     let id = world.send(to("a")).await;
     let ticket = world.claim_one().await;
-    fail(&world, ticket, 500, 10).await;
+    fail(&world, ticket, 500, 10, false).await;
     world.store().heartbeat(world.node).await.unwrap();
     world.harness().set_back(3);
     world.crash().await;

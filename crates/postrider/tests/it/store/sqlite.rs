@@ -2,18 +2,20 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use postrider::clock::ManualClock;
 use postrider::rusqlite::Connection;
 use postrider::store::sqlite::SqliteOptions;
-use postrider::{MessageId, SqliteStore};
+use postrider::{MessageId, SqliteStore, StoreError};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::model;
 use super::world::{Damage, Harness};
+
+const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Sqlite {
     folder: TempDir,
@@ -64,10 +66,18 @@ impl Harness for Sqlite {
     }
 
     async fn open(&self) -> SqliteStore {
-        let path = self.path();
-        let clock = self.clock.clone();
-        SqliteStore::open(SqliteOptions { migrate: true, clock, ..SqliteOptions::node(path) })
-            .expect("the file opens")
+        let options =
+            || SqliteOptions { migrate: true, clock: self.clock.clone(), ..SqliteOptions::node(self.path()) };
+        // A process that another test is about to start holds the lock of a closed store until its exec.
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match SqliteStore::open(options()) {
+                Err(StoreError::Unusable(_)) if Instant::now() < deadline => {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                opened => return opened.expect("the file opens"),
+            }
+        }
     }
 
     async fn beside(&self) -> SqliteStore {

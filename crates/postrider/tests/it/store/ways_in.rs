@@ -389,7 +389,7 @@ async fn endpoints(way: impl Way) {
         (
             json!({"url": "https://x.y/"}),
             json!({"override_header": []}),
-            "options.override_header: is not known here; known are: durability, max_in_flight, rate_limit, on_dead, \
+            "options.override_header: unknown field; expected one of: durability, max_in_flight, rate_limit, on_dead, \
              key_scope, max_queue_size, override_headers"
                 .into(),
         ),
@@ -423,7 +423,10 @@ async fn endpoints(way: impl Way) {
     }
     let file = endpoint("b", "file", json!({"path": "out.jsonl"}), json!({"override_headers": []}));
     let told = way.create(file).await;
-    assert_eq!(told, Err("options.override_headers: only http endpoints have it".to_owned()));
+    assert_eq!(
+        told,
+        Err("options.override_headers: file endpoints have no headers in their config".to_owned())
+    );
     let mut good = config("retry_status", json!([404, "4xx", "3xx", 599, 410]));
     good["cloudevents"] = json!("binary");
     good["cloudevents_type"] = json!("shop.order é");

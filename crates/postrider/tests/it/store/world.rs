@@ -360,8 +360,8 @@ impl Ticket {
             outcome: if delivered { AttemptOutcome::Delivered } else { AttemptOutcome::Failed },
             class: (!delivered).then_some(Class::Retryable),
             error: (!delivered).then(|| format!("[RETRYABLE] try {} failed", self.attempt)),
-            status: Some(if delivered { 200 } else { 500 }),
-            body: None,
+            response_status: Some(if delivered { 200 } else { 500 }),
+            response_body: None,
         }
     }
 }
@@ -370,7 +370,7 @@ pub(crate) const DEAD: Verdict =
     Verdict::Dead { reason: DeadReason::AttemptsExhausted, disable_endpoint: false };
 
 pub(crate) fn retry_at(due_at: Timestamp) -> Verdict {
-    Verdict::Retry { due_at }
+    Verdict::Retry { due_at, asked: false }
 }
 
 pub(crate) fn due(endpoint: EndpointId, room: u32) -> Want {

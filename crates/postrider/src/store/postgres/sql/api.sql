@@ -1,7 +1,6 @@
 -- What applications call to send, inside their own transactions.
 
--- One JSON message without options, the common case: one read, one insert. Everything out of the ordinary goes the
--- long way, which also knows how to refuse.
+-- One JSON message without options, the common case: one read, one insert. Everything else, errors included, is left to _send().
 CREATE FUNCTION postrider.send(endpoint_name text, payload jsonb) RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 DECLARE
@@ -14,16 +13,16 @@ DECLARE
   v_bytes_max bigint;
   v_id_max bigint;
 BEGIN
-  -- Only the name comes from outside, and there is one row of everything: so the planner keeps its plan. The queue is not
-  -- full before this id: ids given since the last count are the most that can have come. None is taken before that is known,
-  -- or those of refused sends would be counted, too.
+  -- One parameter and one row per table, so that the planner keeps its plan. v_id_max: the queue is not full before this id,
+  -- because at most as many messages came as ids were assigned since the last count. The id is taken after the check, or ids of
+  -- refused sends would count too.
   SELECT e.id, e.disabled_by IS DISTINCT FROM 'operator' AND NOT e.options ? 'max_queue_size', e.paused,
          l.max_payload_bytes, CASE WHEN l.max_queue_size = 0 THEN 9223372036854775807
                                    ELSE g.at_id + l.max_queue_size - g.queued END
   INTO v_endpoint, v_accepts, v_paused, v_bytes_max, v_id_max
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g
   WHERE e.name = endpoint_name AND e.dropped_at IS NULL AND l.single AND g.single;
-  -- A value of 128 levels has 256 brackets.
+  -- A value of 128 levels has at least 256 bytes of brackets.
   IF (v_accepts AND octet_length(v_payload) <= v_bytes_max
       AND (octet_length(v_payload) <= 256 OR NOT postrider._is_too_deep(payload))
       AND coalesce(pg_sequence_last_value('postrider.message_ids'), 0) < v_id_max) IS NOT TRUE THEN
@@ -34,7 +33,7 @@ BEGIN
   v_id := nextval('postrider.message_ids');
   INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, content_type, payload)
   VALUES (v_id, v_now, v_now, v_endpoint, 'application/json', v_payload);
-  -- As in _ring, which reads the setting where there is one.
+  -- _ring() inlined for the common case without the setting postrider.notify.
   IF v_paused THEN
     RETURN v_id;
   ELSIF current_setting('postrider.notify', true) <> '' THEN
@@ -69,203 +68,12 @@ BEGIN
     p_correlation_id, p_expires_at, p_ordering_key, p_headers, p_options, NULL)).id;
 END $$;
 
--- Asynchronous commit for this transaction: what it sends survives a crash of a process, and may be lost, with the rest
--- of the transaction, when the whole server stops in the moment before the log is on disk.
+-- Asynchronous commit for this transaction: its messages survive the crash of a process, and may be lost, with the rest of the
+-- transaction, when the whole server crashes before the log is on disk.
 CREATE FUNCTION postrider.enable_fast_mode() RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
-END $$;
-
--- Many messages, all or nothing: a list that goes to p_endpoint, or with an endpoint each (p_endpoints). Arrays have an
--- entry for each message; a null array stands for "none has it". One row for each message, in order. What is refused of a
--- list is named with its place, what is refused of several events with that of its event (p_events).
-CREATE FUNCTION postrider._send_batch(
-  p_endpoint text, p_endpoints text[], p_payloads bytea[], p_content_types text[], p_priorities integer[],
-  p_scheduled_at timestamptz[], p_idempotency_keys text[], p_correlation_ids uuid[], p_expires_at timestamptz[],
-  p_ordering_keys text[], p_headers jsonb[], p_options jsonb[], p_event_types text[], p_events bigint[] DEFAULT NULL
-) RETURNS TABLE (id bigint, duplicate boolean) LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE
-  v_count integer := coalesce(cardinality(p_payloads), 0);
-  v_now timestamptz := postrider._now();
-  v_names text[] := CASE WHEN p_endpoints IS NULL THEN ARRAY[p_endpoint]
-                         ELSE ARRAY(SELECT DISTINCT n FROM unnest(p_endpoints) AS n ORDER BY n) END;
-  v_destinations postrider._destination[];
-  d postrider._destination;
-  -- Of each message the place of its destination, its endpoint and its scope of keys; null where all have the first.
-  v_at integer[];
-  v_endpoints bigint[];
-  v_scopes bigint[];
-  m record;
-  v_known bigint[];
-  v_first integer[];
-  v_new integer;
-BEGIN
-  IF v_count = 0 THEN
-    RETURN;
-  END IF;
-  v_destinations := postrider._destinations(v_names);
-  d := v_destinations[1];
-  IF v_count > d.max_batch_messages THEN
-    PERFORM postrider._too_large('messages', v_count, d.max_batch_messages, 'max_batch_messages');
-  END IF;
-  IF cardinality(v_names) > 1 THEN
-    SELECT array_agg(o.ordinality::integer ORDER BY m.ord), array_agg(o.id ORDER BY m.ord), array_agg(o.key_scope ORDER BY m.ord)
-    INTO v_at, v_endpoints, v_scopes
-    FROM unnest(p_endpoints) WITH ORDINALITY AS m (name, ord) JOIN unnest(v_destinations) WITH ORDINALITY AS o ON o.name = m.name;
-  END IF;
-  -- One look at all of them; only what has something to be checked is checked one by one.
-  FOR m IN
-    SELECT t.*
-    FROM unnest(p_payloads, p_content_types, p_priorities, p_scheduled_at, p_expires_at, p_idempotency_keys,
-                p_ordering_keys, p_event_types, p_headers, p_options, v_at)
-           WITH ORDINALITY AS t (payload, content_type, priority, scheduled_at, expires_at, idempotency_key, ordering_key,
-                                 event_type, headers, options, destination, ord)
-    WHERE t.payload IS NULL OR octet_length(t.payload) > d.max_payload_bytes
-       OR (p_content_types IS NOT NULL AND t.content_type IS DISTINCT FROM 'application/json')
-       OR (p_priorities IS NOT NULL AND t.priority IS DISTINCT FROM 0) OR t.scheduled_at IS NOT NULL
-       OR t.expires_at IS NOT NULL OR t.idempotency_key IS NOT NULL OR t.ordering_key IS NOT NULL
-       OR t.headers IS NOT NULL OR t.options IS NOT NULL
-       -- Every message of an event has the same one, and it is good.
-       OR ((t.ord = 1 OR t.event_type <> p_event_types[1]) AND (octet_length(t.event_type) > d.max_key_bytes
-           OR t.event_type = '' OR t.event_type ~ E'[\\u0001-\\u001f\\u007f-\\u009f]'))
-    ORDER BY t.ord
-  LOOP
-    PERFORM postrider._check_message(CASE WHEN p_endpoints IS NULL THEN format('messages[%s].', m.ord - 1)
-                                          WHEN p_events IS NOT NULL THEN format('events[%s].', p_events[m.ord] - 1)
-                                          ELSE '' END,
-      v_destinations[coalesce(m.destination, 1)], octet_length(m.payload),
-      CASE WHEN p_content_types IS NULL THEN 'application/json' ELSE m.content_type END,
-      CASE WHEN p_priorities IS NULL THEN 0 ELSE m.priority END, m.scheduled_at, m.expires_at,
-      m.idempotency_key, m.ordering_key, m.event_type, m.headers, m.options);
-  END LOOP;
-  -- All locks, in order, before anything is looked up: expiring a holder lets its own key go.
-  IF p_idempotency_keys IS NOT NULL THEN
-    PERFORM postrider._lock_idempotency_keys(array_agg(coalesce(k.endpoint_id, d.id)), array_agg(k.key))
-    FROM unnest(p_idempotency_keys, v_endpoints) AS k (key, endpoint_id) WHERE k.key IS NOT NULL;
-  END IF;
-  IF p_ordering_keys IS NOT NULL THEN
-    PERFORM postrider._lock_keys(array_agg(postrider._key(coalesce(k.key_scope, d.key_scope), k.key)))
-    FROM unnest(p_ordering_keys, v_scopes) AS k (key, key_scope) WHERE k.key IS NOT NULL;
-  END IF;
-  IF p_idempotency_keys IS NOT NULL THEN
-    SELECT f.known, f.first INTO v_known, v_first
-    FROM postrider._batch_holders(v_destinations, v_at, p_endpoints IS NULL, p_payloads, p_content_types,
-      p_idempotency_keys, v_now) f;
-  END IF;
-  v_new := CASE WHEN v_known IS NULL THEN v_count
-                ELSE (SELECT count(*) FROM unnest(v_known, v_first) AS f (k, s) WHERE k IS NULL AND s IS NULL) END;
-  IF v_new > 0 THEN
-    PERFORM postrider._make_room_for_batch(v_destinations, p_endpoints, v_known, v_first, v_new);
-  END IF;
-  -- Nearly all have no keys: nothing can be there already, and nothing is before them.
-  IF p_idempotency_keys IS NULL AND p_ordering_keys IS NULL THEN
-    RETURN QUERY
-      INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, priority, scheduled_at, expires_at, correlation_id,
-        content_type, event_type, headers, options, payload)
-      SELECT nextval('postrider.message_ids'), greatest(v_now, t.scheduled_at), v_now, coalesce(t.endpoint_id, d.id),
-        coalesce(t.priority, 0), t.scheduled_at, t.expires_at, t.correlation_id,
-        coalesce(t.content_type, 'application/json'), t.event_type, nullif(t.headers, '{}'), nullif(t.options, '{}'),
-        t.payload
-      FROM unnest(p_payloads, p_content_types, p_priorities, p_scheduled_at, p_expires_at, p_event_types, p_headers,
-                  p_options, p_correlation_ids, v_endpoints)
-             AS t (payload, content_type, priority, scheduled_at, expires_at, event_type, headers, options, correlation_id,
-                   endpoint_id)
-      RETURNING queue.id, false;
-    PERFORM postrider._ring(o.id, clock_timestamp()) FROM unnest(v_destinations) AS o WHERE NOT o.paused;
-    RETURN;
-  END IF;
-  BEGIN
-    RETURN QUERY
-      WITH message AS MATERIALIZED (
-        SELECT t.ord, t.payload, t.content_type, t.priority, t.scheduled_at, t.expires_at, t.idempotency_key,
-               t.ordering_key, t.event_type, t.headers, t.options, t.correlation_id, coalesce(t.endpoint_id, d.id) AS endpoint_id,
-               CASE WHEN t.ordering_key IS NOT NULL THEN coalesce(t.key_scope, d.key_scope) END AS key_scope,
-               v_known[t.ord] AS known, v_first[t.ord] AS first,
-               CASE WHEN v_known[t.ord] IS NULL AND v_first[t.ord] IS NULL THEN nextval('postrider.message_ids') END AS id
-        FROM unnest(p_payloads, p_content_types, p_priorities, p_scheduled_at, p_expires_at, p_idempotency_keys,
-                    p_ordering_keys, p_event_types, p_headers, p_options, p_correlation_ids, v_endpoints, v_scopes)
-               WITH ORDINALITY AS t (payload, content_type, priority, scheduled_at, expires_at, idempotency_key, ordering_key,
-                                     event_type, headers, options, correlation_id, endpoint_id, key_scope, ord)
-        ORDER BY t.ord
-      ), place AS (
-        SELECT k.first_id, postrider._place_of_new(k.key) AS place
-        FROM (SELECT postrider._key(m.key_scope, m.ordering_key) AS key, min(m.id) AS first_id FROM message m
-              WHERE m.ordering_key IS NOT NULL AND m.id IS NOT NULL GROUP BY 1) AS k
-      ), inserted AS (
-        INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, place, priority, scheduled_at, expires_at,
-          key_scope, key_position, correlation_id, content_type, ordering_key, idempotency_key, event_type, headers, options,
-          payload)
-        SELECT m.id, greatest(v_now, m.scheduled_at), v_now, m.endpoint_id,
-          CASE WHEN m.ordering_key IS NULL THEN 0 ELSE coalesce(p.place, 1) END,
-          coalesce(m.priority, 0), m.scheduled_at, m.expires_at, m.key_scope,
-          CASE WHEN m.ordering_key IS NOT NULL THEN m.id END, m.correlation_id,
-          coalesce(m.content_type, 'application/json'), m.ordering_key, m.idempotency_key, m.event_type,
-          nullif(m.headers, '{}'), nullif(m.options, '{}'), m.payload
-        FROM message m LEFT JOIN place p ON p.first_id = m.id
-        WHERE m.id IS NOT NULL ORDER BY m.ord
-      )
-      SELECT coalesce(m.known, m.id, f.id), m.id IS NULL
-      FROM message m LEFT JOIN message f ON f.ord = m.first ORDER BY m.ord;
-  EXCEPTION WHEN unique_violation THEN
-    -- Somebody holds the key whom an old snapshot does not show.
-    IF postrider._is_read_committed() THEN
-      RAISE;
-    END IF;
-    RAISE EXCEPTION USING ERRCODE = '40001',
-      MESSAGE = 'could not serialize access: another transaction sent with the same idempotency key; try again';
-  END;
-  IF v_new > 0 THEN
-    PERFORM postrider._ring(o.id, clock_timestamp()) FROM unnest(v_destinations) AS o WHERE NOT o.paused;
-  END IF;
-END $$;
-
--- Which messages of a batch are there already: `known` has the ids of those that hold the same key, `first` the place in
--- the batch of the one that is to hold it. The keys are locked. p_at is null where all have the first destination.
-CREATE FUNCTION postrider._batch_holders(
-  p_destinations postrider._destination[], p_at integer[], p_listed boolean, p_payloads bytea[], p_content_types text[],
-  p_keys text[], p_now timestamptz, OUT known bigint[], OUT first integer[]
-) LANGUAGE plpgsql AS $$
-DECLARE
-  m record;
-BEGIN
-  known := array_fill(NULL::bigint, ARRAY[cardinality(p_payloads)]);
-  first := array_fill(NULL::integer, ARRAY[cardinality(p_payloads)]);
-  FOR m IN
-    SELECT k.key, k.ord::integer, p_payloads[k.ord] AS payload, coalesce(k.destination, 1) AS destination,
-           coalesce(p_content_types[k.ord], 'application/json') AS content_type,
-           min(k.ord) OVER (PARTITION BY k.destination, k.key)::integer AS first_ord
-    FROM unnest(p_keys, p_at) WITH ORDINALITY AS k (key, destination, ord)
-    WHERE k.key IS NOT NULL ORDER BY k.ord
-  LOOP
-    IF m.ord = m.first_ord OR known[m.first_ord] IS NOT NULL THEN
-      known[m.ord] := postrider._idempotency_holder(p_destinations[m.destination], m.key, m.payload, m.content_type,
-        p_now, m.ord - 1, p_listed);
-    ELSIF m.payload = p_payloads[m.first_ord]
-      AND m.content_type = coalesce(p_content_types[m.first_ord], 'application/json') THEN
-      first[m.ord] := m.first_ord;
-    ELSE
-      PERFORM postrider._idempotency_conflict(NULL, m.ord - 1, p_listed);
-    END IF;
-  END LOOP;
-END $$;
-
--- Refuses when the queue, or the part of any endpoint, has no room for what of the batch is new.
-CREATE FUNCTION postrider._make_room_for_batch(
-  p_destinations postrider._destination[], p_endpoints text[], p_known bigint[], p_first integer[], p_new bigint
-) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-  d postrider._destination := p_destinations[1];
-BEGIN
-  d.queue_max := NULL;
-  PERFORM postrider._make_room(d, p_new);
-  FOR d IN SELECT * FROM unnest(p_destinations) WHERE queue_max > 0 LOOP
-    d.max_queue_size := 0;
-    PERFORM postrider._make_room(d, CASE WHEN p_endpoints IS NULL THEN p_new ELSE (
-      SELECT count(*) FROM unnest(p_endpoints, p_known, p_first) AS m (endpoint, known, first)
-      WHERE m.endpoint = d.name AND m.known IS NULL AND m.first IS NULL) END);
-  END LOOP;
 END $$;
 
 -- JSON messages without options, all or nothing: one read, one insert.
@@ -296,7 +104,7 @@ BEGIN
     FROM unnest(p_payloads) AS p
     RETURNING id, octet_length(payload) AS bytes
   )
-  -- Ids were given in the order of the payloads.
+  -- Ids were assigned in the order of the payloads.
   SELECT array_agg(id ORDER BY id), max(bytes), bool_or(bytes IS NULL) INTO v_ids, v_largest, v_empty FROM inserted;
   IF v_empty OR v_largest > d.max_payload_bytes THEN
     PERFORM postrider._check_message(format('messages[%s].', n - 1), d, octet_length(convert_to(p::text, 'UTF8')),
@@ -312,21 +120,6 @@ SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
   RETURN postrider.send_batch_with_priority(p_endpoint_name, p_payloads);
 END $$;
-
--- A list of messages, column by column.
-CREATE TYPE postrider._batch AS (
-  payloads bytea[],
-  content_types text[],
-  priorities integer[],
-  scheduled_at timestamptz[],
-  idempotency_keys text[],
-  correlation_ids uuid[],
-  expires_at timestamptz[],
-  ordering_keys text[],
-  headers jsonb[],
-  options jsonb[],
-  event_types text[]
-);
 
 -- Messages as a list of objects: payload, or payload_base64 with content_type; and the options of send_with_options.
 CREATE FUNCTION postrider.send_batch_with_options(p_endpoint_name text, p_messages jsonb) RETURNS bigint[]
@@ -347,7 +140,7 @@ CREATE FUNCTION postrider._message_fields() RETURNS text[] LANGUAGE sql IMMUTABL
     'expires_at', 'ordering_key', 'headers', 'options']
 $$;
 
--- What is wrong with one message of a list, said with its place: messages[3].priority.
+-- Checks one message of a list; errors name its index: messages[3].priority.
 CREATE FUNCTION postrider._check_listed(p_field text, p_message jsonb, p_known text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_given record;
@@ -358,7 +151,7 @@ BEGIN
   FOR v_given IN SELECT key, value FROM jsonb_each(p_message) ORDER BY key COLLATE "C" LOOP
     IF v_given.key <> ALL (p_known) THEN
       PERFORM postrider._invalid(format('%s.%s', p_field, v_given.key),
-        'is not known here; known are: ' || array_to_string(p_known, ', '));
+        'unknown field; expected one of: ' || array_to_string(p_known, ', '));
     ELSIF v_given.key = 'payload' OR v_given.value = 'null' THEN
       CONTINUE;
     ELSIF v_given.key = 'priority' THEN
@@ -405,7 +198,7 @@ BEGIN
     FROM jsonb_array_elements(p_messages) WITH ORDINALITY AS a (item, n),
       jsonb_each(CASE WHEN postrider._is_object(item) THEN item ELSE '{}' END) AS member;
   END IF;
-  -- Nearly all have only a payload, and there is nothing to check in that.
+  -- Most messages have only a payload, which needs no check here.
   FOR m IN
     SELECT item, n FROM jsonb_array_elements(p_messages) WITH ORDINALITY AS a (item, n)
     WHERE NOT (jsonb_typeof(item) = 'object' AND item ? 'payload' AND item - 'payload' = '{}')
@@ -432,7 +225,7 @@ BEGIN
   RETURN v;
 END $$;
 
--- For the library: it has to know which message is a duplicate, and works with the rights of an application.
+-- For the library, which works with the rights of an application and needs to know which message is a duplicate.
 CREATE FUNCTION postrider._program_send(
   p_endpoint text, p_payload bytea, p_content_type text, p_priority smallint, p_scheduled_at timestamptz,
   p_idempotency_key text, p_correlation_id uuid, p_expires_at timestamptz, p_ordering_key text, p_headers jsonb,

@@ -1,4 +1,4 @@
--- The archive and the attempts as monthly partitions, and all retention in bounded steps.
+-- The monthly partitions of `archive` and `attempts`.
 
 -- The month of a time, whatever the session's time zone.
 CREATE FUNCTION postrider._month(p_at timestamptz) RETURNS timestamp LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -12,11 +12,10 @@ CREATE FUNCTION postrider._months(p_table text) RETURNS TABLE (name text, month 
   ORDER BY c.relname
 $$;
 
--- Makes one month, unless it is there; true when it was made. Rows of that month in the default partition are in the
--- way of attaching it, so they move into it first: in one transaction, or readers would not find them in between.
--- Only attaching, at the end, makes readers wait. It waits for them up to its callers' lock_timeout: a queue of
--- readers behind it would be worse than another try later.
--- A session may write times as it likes; bounds are written so that they are read as they were meant.
+-- Creates one month unless it exists; true when it was created. Rows of that month in the default partition would block attaching
+-- it, so they move first, in the same transaction, or readers would miss them in between. Only attaching, at the end, blocks
+-- readers; it waits for them up to the caller's lock_timeout, because readers would queue up behind it. DateStyle: the bounds of
+-- the partition must be read as they were written.
 CREATE FUNCTION postrider._make_month(p_table text, p_month timestamp) RETURNS boolean LANGUAGE plpgsql
 SET DateStyle = 'ISO' AS $$
 DECLARE
@@ -38,11 +37,11 @@ BEGIN
     p_table, v_name, v_from, v_to);
   RETURN true;
 EXCEPTION WHEN lock_not_available THEN
-  -- Somebody reads for long. The default partition takes what comes; the next round tries again.
+  -- A reader holds the table. The default partition takes new rows; the next round tries again.
   RETURN false;
 END $$;
 
--- Months from this one on, and the month of whatever sits in the default partition; how many were made.
+-- Creates this and the next p_ahead months, and the months of rows in the default partition; returns how many.
 CREATE FUNCTION postrider._maintain_months(p_table text, p_ahead integer) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
   v_month timestamp := postrider._month(postrider._now());
@@ -53,7 +52,7 @@ BEGIN
     v_made := v_made + postrider._make_month(p_table, v_month + n * interval '1 month')::integer;
   END LOOP;
   LOOP
-    -- What another program wrote with a time that no calendar of nodes has stays there.
+    -- Rows with times outside of this range, written by another program, stay there.
     EXECUTE format('SELECT %I FROM postrider.%I WHERE %1$I >= ''1970-01-01 00:00+00'' AND %1$I < ''9999-12-01 00:00+00'' LIMIT 1',
       CASE p_table WHEN 'archive' THEN 'created_at' ELSE 'started_at' END, p_table || '_default') INTO v_stray;
     EXIT WHEN v_stray IS NULL OR NOT postrider._make_month(p_table, postrider._month(v_stray));
@@ -62,18 +61,18 @@ BEGIN
   RETURN v_made;
 END $$;
 
--- Makes the months to come, and empties the default partitions; how many partitions were made.
+-- Creates the coming months, and empties the default partitions; returns how many partitions were created.
 CREATE FUNCTION postrider.maintain_archive_partitions(months_ahead integer DEFAULT 3) RETURNS integer LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp SET lock_timeout = '2s' AS $$
 BEGIN
   IF months_ahead IS NULL OR months_ahead NOT BETWEEN 0 AND 120 THEN
     PERFORM postrider._invalid('months_ahead', 'must be a whole number from 0 to 120');
   END IF;
-  PERFORM pg_advisory_xact_lock(1886548338, 1);
+  PERFORM pg_advisory_xact_lock(:lock_store, :store_months);
   RETURN postrider._maintain_months('archive', months_ahead) + postrider._maintain_months('attempts', months_ahead);
 END $$;
 
--- Attempts of queued messages stay however old they are, and their month with them.
+-- Attempts of queued messages are kept however old they are, and so is their month.
 CREATE FUNCTION postrider._has_queued(p_partition text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
   v_queued boolean;
@@ -83,7 +82,7 @@ BEGIN
   RETURN v_queued;
 END $$;
 
--- True when it went.
+-- True when it was dropped.
 CREATE FUNCTION postrider._drop_attempts(p_partition text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   IF postrider._has_queued(p_partition) THEN
@@ -95,7 +94,7 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
   RETURN false;
 END $$;
 
--- What else is in a month that stays.
+-- Deletes the other attempts of a month that is kept.
 CREATE FUNCTION postrider._clean_attempts(p_partition text, p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
   v_count integer;
@@ -114,7 +113,7 @@ EXCEPTION WHEN lock_not_available THEN
   RETURN 0;
 END $$;
 
--- A month of the archive goes when all of it was finished before p_before. True when it went.
+-- Drops a month of the archive when all of it was finished before p_before. True when it was dropped.
 CREATE FUNCTION postrider._drop_archived(p_partition text, p_before timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
   v_look text := format('SELECT EXISTS (SELECT FROM postrider.%I WHERE finished_at > $1)', p_partition);
@@ -122,7 +121,7 @@ DECLARE
 BEGIN
   EXECUTE v_look INTO v_kept USING p_before;
   IF NOT v_kept THEN
-    -- Who archives into it at this moment is waited for, and looked at.
+    -- Wait for transactions that archive into it, then check again.
     EXECUTE format('LOCK TABLE postrider.%I IN SHARE MODE', p_partition);
     EXECUTE v_look INTO v_kept USING p_before;
   END IF;
@@ -136,7 +135,7 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
   RETURN false;
 END $$;
 
--- Before when a month is old.
+-- Months that ended before this time are old.
 CREATE FUNCTION postrider._kept_from(p_retention_months integer) RETURNS timestamptz LANGUAGE sql STABLE AS $$
   SELECT (postrider._now() AT TIME ZONE 'UTC' - p_retention_months * interval '1 month') AT TIME ZONE 'UTC'
 $$;
@@ -146,8 +145,8 @@ CREATE FUNCTION postrider._old_months(p_table text, p_retention_months integer) 
   WHERE month + interval '1 month' <= postrider._kept_from(p_retention_months) AT TIME ZONE 'UTC'
 $$;
 
--- Drops one month of either table; true when one went. From then on everybody who archives waits until the transaction
--- ends, so it had better end.
+-- Drops one month of either table; true when one was dropped. Archiving then waits until this transaction ends, so nothing else is
+-- done in it.
 CREATE FUNCTION postrider._drop_old_month(p_retention_months integer) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
   v_name text;
@@ -178,7 +177,7 @@ BEGIN
   RETURN v_done;
 END $$;
 
--- Drops months whose newest finished_at is longer ago than that; how many of the archive went.
+-- Drops months whose newest finished_at is older than the retention; returns how many of the archive.
 CREATE FUNCTION postrider.cleanup_old_archive_partitions(retention_months integer DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp SET lock_timeout = '2s' AS $$
 DECLARE
@@ -188,7 +187,7 @@ BEGIN
   IF v_months NOT BETWEEN 1 AND 120 THEN
     PERFORM postrider._invalid('retention_months', 'must be a whole number from 1 to 120');
   END IF;
-  PERFORM pg_advisory_xact_lock(1886548338, 1);
+  PERFORM pg_advisory_xact_lock(:lock_store, :store_months);
   WHILE postrider._drop_old_month(v_months) LOOP
   END LOOP;
   WHILE postrider._clean_old_attempts(v_months, 10000) > 0 LOOP
@@ -196,92 +195,6 @@ BEGIN
   RETURN v_before - (SELECT count(*) FROM postrider._months('archive'));
 END $$;
 
--- Settling archives already; here because others have it.
+-- Does nothing: settling archives. Part of the interface.
 CREATE FUNCTION postrider.archive_completed_messages(older_than_seconds integer DEFAULT 3600, batch_size integer DEFAULT 1000)
 RETURNS integer LANGUAGE sql IMMUTABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$ SELECT 0 $$;
-
-CREATE FUNCTION postrider._clean_reservations(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
-DECLARE
-  v_count integer;
-BEGIN
-  DELETE FROM postrider._reservations WHERE (endpoint_id, idempotency_key) IN (
-    SELECT endpoint_id, idempotency_key FROM postrider._reservations WHERE until <= postrider._now()
-    LIMIT p_limit FOR UPDATE SKIP LOCKED);
-  GET DIAGNOSTICS v_count = ROW_COUNT;
-  RETURN v_count;
-END $$;
-
--- What was replayed from what, as long as the archive is kept.
-CREATE FUNCTION postrider._clean_replayed(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
-DECLARE
-  v_before timestamptz := postrider._now()
-    - postrider._setting('archive_retention_months')::integer * interval '1 month';
-  v_count integer;
-BEGIN
-  DELETE FROM postrider._replayed WHERE id IN (
-    SELECT id FROM postrider._replayed WHERE at <= v_before ORDER BY at LIMIT p_limit FOR UPDATE SKIP LOCKED);
-  GET DIAGNOSTICS v_count = ROW_COUNT;
-  RETURN v_count;
-END $$;
-
--- What senders committed while their endpoint was dropped, if that was after p_dropped_after. The next one of a key is
--- found when the one before it has gone. Waits for nobody who has one of them in the middle of a transaction.
-CREATE FUNCTION postrider._cancel_orphans(p_dropped_after timestamptz, p_limit integer) RETURNS integer
-LANGUAGE plpgsql AS $$
-DECLARE
-  v_done integer := 0;
-  v_ids bigint[];
-BEGIN
-  WHILE v_done < p_limit LOOP
-    v_ids := ARRAY(
-      SELECT o.id FROM postrider.endpoints e, LATERAL (
-        SELECT q.id FROM postrider.queue q WHERE q.place = 0 AND q.endpoint_id = e.id
-        LIMIT p_limit - v_done FOR UPDATE SKIP LOCKED) AS o
-      WHERE e.dropped_at > p_dropped_after LIMIT p_limit - v_done
-    ) || ARRAY(
-      SELECT q.id FROM postrider.queue q JOIN postrider.endpoints e ON e.id = q.endpoint_id
-      WHERE q.place = 3 AND e.dropped_at > p_dropped_after LIMIT p_limit - v_done FOR UPDATE OF q SKIP LOCKED);
-    EXIT WHEN cardinality(v_ids) = 0;
-    PERFORM postrider._cancel_by_force(id) FROM unnest(v_ids) AS id;
-    v_done := v_done + cardinality(v_ids);
-  END LOOP;
-  RETURN v_done;
-END $$;
-
--- One bounded step of all retention, and what it evicted. Whoever comes second has nothing to do.
-CREATE FUNCTION postrider._clean_up(p_limit integer, OUT more boolean, OUT evicted jsonb[])
-LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
-DECLARE
-  v_left integer := p_limit;
-  v_months integer := postrider._setting('archive_retention_months')::integer;
-  v_evicted jsonb;
-BEGIN
-  more := false;
-  evicted := '{}';
-  IF NOT pg_try_advisory_xact_lock(1886548338, 1) THEN
-    RETURN;
-  END IF;
-  -- Who archives or looks waits for a transaction that makes or drops a month: nothing else is done in it.
-  IF postrider._maintain_months('archive', 3) + postrider._maintain_months('attempts', 3) > 0
-     OR postrider._drop_old_month(v_months) THEN
-    more := true;
-    RETURN;
-  END IF;
-  v_left := v_left - postrider._clean_event_log(v_left);
-  v_left := v_left - postrider._clean_reservations(v_left);
-  v_left := v_left - postrider._clean_holds(v_left);
-  v_left := v_left - postrider._clean_nodes(v_left);
-  v_left := v_left - postrider._clean_replayed(v_left);
-  v_left := v_left - postrider._clean_replays(v_left);
-  v_left := v_left - postrider._cancel_orphans('-infinity', v_left);
-  v_left := v_left - postrider._clean_old_attempts(v_months, v_left);
-  v_evicted := postrider._clean_dlq(v_left);
-  v_left := v_left - postrider._evicted_count(v_evicted);
-  evicted := array_remove(ARRAY[v_evicted], NULL);
-  IF v_left > 0 THEN
-    v_evicted := postrider._evict_dlq(v_left);
-    v_left := v_left - postrider._evicted_count(v_evicted);
-    evicted := evicted || array_remove(ARRAY[v_evicted], NULL);
-  END IF;
-  more := v_left <= 0;
-END $$;

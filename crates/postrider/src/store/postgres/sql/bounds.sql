@@ -1,20 +1,20 @@
--- Bounds: from which position on claims and departures are read (tables.sql says why). Now and then what is still there
--- is taken along to a new position, and the bound moves up.
+-- Bounds: the position from which claims and departures are read (tables.sql says why). Now and then the remaining rows move to a
+-- new position, and the bound moves up.
 
--- So many rows that are gone may be walked over: it is not worth moving a bound for fewer.
+-- Readers may walk over this many deleted rows; moving a bound for fewer is not worth it.
 CREATE FUNCTION postrider._positions_walked() RETURNS integer LANGUAGE sql IMMUTABLE AS $$ SELECT 100 $$;
 
 CREATE FUNCTION postrider._bound_lock(p_name text) RETURNS integer LANGUAGE sql IMMUTABLE
-AS $$ SELECT CASE p_name WHEN 'claims' THEN 4 WHEN 'departures' THEN 5 END $$;
+AS $$ SELECT CASE p_name WHEN 'claims' THEN :store_claims WHEN 'departures' THEN :store_departures END $$;
 
--- Called before a row gets its position: no bound moves over it until it is committed.
+-- Called before a row gets its position: the bound cannot pass the row until it commits.
 CREATE FUNCTION postrider._hold_bound(p_name text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM pg_advisory_xact_lock_shared(1886548338, postrider._bound_lock(p_name));
+  PERFORM pg_advisory_xact_lock_shared(:lock_store, postrider._bound_lock(p_name));
 END $$;
 
--- A position of which everything before it is committed. Null when the bound may stay, or when somebody who wrote takes
--- long to commit: other writers wait behind who waits here.
+-- A position before which everything is committed. Null when the bound may stay, or when a writer takes long to commit: while we
+-- wait for it, other writers wait behind us.
 CREATE FUNCTION postrider._next_bound(p_name text) RETURNS bigint LANGUAGE plpgsql SET lock_timeout = '20ms' AS $$
 DECLARE
   v_position bigint;
@@ -23,9 +23,9 @@ BEGIN
      < (SELECT max(position) FROM postrider._bounds WHERE name = p_name) + postrider._positions_walked() THEN
     RETURN NULL;
   END IF;
-  PERFORM pg_advisory_xact_lock(1886548338, postrider._bound_lock(p_name));
+  PERFORM pg_advisory_xact_lock(:lock_store, postrider._bound_lock(p_name));
   v_position := nextval('postrider._positions');
-  -- Undoes the lock and nothing else. Whoever writes from now on does it behind this position, and need not wait.
+  -- Releases the lock by rolling back this block. Writers get positions after this one from now on.
   RAISE lock_not_available;
 EXCEPTION WHEN lock_not_available THEN
   RETURN v_position;
@@ -37,15 +37,20 @@ BEGIN
   DELETE FROM postrider._bounds WHERE name = p_name AND position < p_position;
 END $$;
 
--- Each claim that there is, for who asks now and then. Whatever else it is that is asked of them, they are found by their
--- positions alone: all other ways lead over those that are gone.
+-- All claims, for occasional queries. Always read by position: other plans would walk over deleted rows.
 CREATE FUNCTION postrider._current_claims() RETURNS SETOF postrider._claims LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
   RETURN QUERY SELECT * FROM postrider._claims;
 END $$;
 
--- One at a time. The sum stays the same, so nobody who reads it in between is misled.
+CREATE FUNCTION postrider._departed(p_count bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM postrider._hold_bound('departures');
+  INSERT INTO postrider._departure_rows (departed) VALUES (p_count);
+END $$;
+
+-- One session at a time. The sum stays the same, so readers in between are right.
 CREATE FUNCTION postrider._fold_departures() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_bound bigint := postrider._next_bound('departures');
@@ -57,8 +62,8 @@ BEGIN
   END IF;
 END $$;
 
--- One at a time. Claims that last are taken along. Those that are new or just being settled stay where they are, and
--- the bound before them: most are gone before it moves again.
+-- One session at a time. Old claims move to the new position. New ones and those that are being settled stay, and the bound stays
+-- before them: most are deleted before it moves again.
 CREATE FUNCTION postrider._take_claims_along() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_bound bigint := postrider._next_bound('claims');
@@ -67,7 +72,7 @@ BEGIN
     UPDATE postrider._claim_rows SET position = v_bound WHERE (node_id, batch) IN (
       SELECT node_id, batch FROM postrider._claims WHERE position < v_bound - postrider._positions_walked()
       FOR UPDATE SKIP LOCKED);
-    -- Not beyond what was held: a claim that was begun since may not be seen yet, and one after it may.
+    -- Not past the first remaining claim: one that began since may be visible while an earlier one is not.
     PERFORM postrider._move_bound('claims', least(v_bound, (SELECT min(position) FROM postrider._claims)));
   END IF;
 END $$;

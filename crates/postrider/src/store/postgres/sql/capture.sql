@@ -1,8 +1,7 @@
--- Capture: triggers that send what changes in an application's table. All but the checks runs with the caller's rights: who
--- captures a table has to be allowed to make triggers on it, and who writes to it has to be allowed to send. TRUNCATE
--- is not captured.
+-- Capture: triggers that send the changes of an application's table. All but the checks run with the caller's rights: capturing a
+-- table needs the right to create triggers on it, and writing to it needs the right to send. TRUNCATE is not captured.
 
--- The endpoint, and the headers that every message is to carry.
+-- Checks the endpoint, and the headers of all messages.
 CREATE FUNCTION postrider._check_captured(p_endpoint text, p_headers jsonb) RETURNS void LANGUAGE plpgsql STABLE
 AS $$
 DECLARE
@@ -44,18 +43,17 @@ DECLARE
   v_new jsonb := to_jsonb(p_new);
   v_column text := p_options->>'ordering_key';
 BEGIN
-  -- Without its key it would be sent out of order.
+  -- Without its ordering key the message would be out of order.
   IF NOT coalesce(v_new, v_old) ? v_column THEN
     RAISE EXCEPTION USING ERRCODE = '22023', COLUMN = 'ordering_key', MESSAGE = format(
-      'ordering_key: %s has no column "%s" any more; capture it again with the name that the column has now', p_table, v_column);
+      'ordering_key: %s has no column "%s" any more; capture the table again with the new name of the column', p_table, v_column);
   END IF;
   PERFORM postrider._send_captured(p_endpoint, p_operation, p_table, v_old, v_new, p_options,
     coalesce(v_new, v_old)->>v_column);
 END $$;
 
--- TG_ARGV: endpoint, options, and `partitioned` where rows come from partitions: people know the table by its own name.
--- on_refused = skip: the application's statement goes on without its message, also where what changed is no JSON that
--- the server can keep.
+-- TG_ARGV: endpoint, options, and `partitioned` when rows come from partitions: messages name the partitioned table. on_refused =
+-- skip: the statement succeeds without its message, also when the row cannot be stored as JSON.
 CREATE FUNCTION postrider._capture_row() RETURNS trigger LANGUAGE plpgsql
 SET search_path = postrider, pg_temp AS $$
 DECLARE
@@ -78,8 +76,8 @@ BEGIN
   RETURN NULL;
 END $$;
 
--- The same for a statement: old and new are lists of rows, in the same order. Only the trigger itself sees them, so it
--- reads them in both branches: who does not skip needs no subtransaction.
+-- The same for a statement: old and new are lists of rows, in the same order. Only the trigger function sees these tables, so both
+-- branches read them: without skip there is no subtransaction.
 CREATE FUNCTION postrider._capture_statement() RETURNS trigger LANGUAGE plpgsql
 SET search_path = postrider, pg_temp AS $$
 DECLARE
@@ -116,7 +114,7 @@ BEGIN
   RETURN NULL;
 END $$;
 
--- The operations in capitals, after everything else was checked.
+-- Checks a capture; returns the operations in capitals.
 CREATE FUNCTION postrider._checked_capture(
   p_table regclass, p_endpoint text, p_operations text[], p_options jsonb, p_known text[]
 ) RETURNS text[] LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
@@ -142,7 +140,7 @@ BEGIN
   END IF;
   FOR v_key IN SELECT jsonb_object_keys(p_options) LOOP
     IF v_key <> ALL (p_known) THEN
-      PERFORM postrider._invalid('p_options.' || v_key, 'is not known here; known are: ' || array_to_string(p_known, ', '));
+      PERFORM postrider._invalid('p_options.' || v_key, 'unknown field; expected one of: ' || array_to_string(p_known, ', '));
     END IF;
   END LOOP;
   IF p_options ? 'on_refused' THEN
@@ -161,14 +159,14 @@ BEGIN
   RETURN v_operations;
 END $$;
 
--- Of rows, or of statements of one kind. The server would cut a long name off, and two endpoints share one trigger.
+-- The trigger's name. The server would truncate a long one, and two endpoints would share a trigger.
 CREATE FUNCTION postrider._capture_name(p_of text, p_endpoint text) RETURNS text LANGUAGE sql IMMUTABLE
 SET search_path = postrider, pg_temp AS $$
   SELECT CASE WHEN length(name) <= 63 THEN name ELSE left(name, 54) || '_' || left(md5(name), 8) END
   FROM (SELECT format('postrider_capture_%s_%s', p_of, p_endpoint)) AS whole (name)
 $$;
 
--- One message for every row that changes: {op, table, at, txid, old, new}. Options: on_refused (fail or skip), priority,
+-- One message per changed row: {op, table, at, txid, old, new}. Options: on_refused (fail or skip), priority,
 -- headers, and ordering_key, the name of the column whose value is the message's ordering key.
 CREATE FUNCTION postrider.capture_rows(
   p_table regclass, p_endpoint text, p_operations text[] DEFAULT ARRAY['insert', 'update', 'delete'],
@@ -185,7 +183,7 @@ BEGIN
     (SELECT CASE relkind WHEN 'p' THEN 'partitioned' ELSE '' END FROM pg_class WHERE oid = p_table));
 END $$;
 
--- One message for every statement, with all its rows; none when it changes no row.
+-- One message per statement, with all its rows; none when it changes no row.
 CREATE FUNCTION postrider.capture_statements(
   p_table regclass, p_endpoint text, p_operations text[] DEFAULT ARRAY['insert', 'update', 'delete'],
   p_options jsonb DEFAULT NULL
@@ -196,7 +194,7 @@ DECLARE
   v_operation text;
   v_name text;
 BEGIN
-  -- What an earlier call captured besides.
+  -- Drop triggers of an earlier call with more operations.
   FOR v_name IN
     SELECT t.tgname FROM unnest(ARRAY['INSERT', 'UPDATE', 'DELETE']) AS o
       JOIN pg_trigger t ON t.tgrelid = p_table AND t.tgname = postrider._capture_name(lower(o), p_endpoint)
@@ -213,7 +211,7 @@ BEGIN
   END LOOP;
 END $$;
 
--- Takes every capture off a table; how many triggers that were.
+-- Drops all captures of a table; returns how many triggers.
 CREATE FUNCTION postrider.uncapture(p_table regclass) RETURNS integer LANGUAGE plpgsql
 SET search_path = postrider, pg_temp AS $$
 DECLARE

@@ -1,8 +1,8 @@
--- Claim: find what is due, write down who has it, hand it out. Never reads what is not due, never waits for
--- an application, and changes no message: a claim is one row, however many messages it holds.
+-- Claim: find due messages, record the claim, return them. Never reads messages that are not due, never waits for an application,
+-- and changes no message: a claim is one row, however many messages it holds.
 
--- Ids in some node's hands. One that is not queued any more may be among them. In PL/pgSQL, like everything on
--- the way of each message: a function in SQL is planned anew at every call (130 instead of 8 microseconds here).
+-- Ids that nodes have claimed; some may have left the queue already. PL/pgSQL, like everything on the path of a message: an SQL
+-- function is planned at every call (130 instead of 8 microseconds here).
 CREATE FUNCTION postrider._claimed_ids() RETURNS bigint[] LANGUAGE plpgsql STABLE AS $$
 BEGIN
   RETURN ARRAY(SELECT unnest(ids) FROM postrider._claims);
@@ -13,8 +13,8 @@ BEGIN
   RETURN EXISTS (SELECT FROM postrider._claims WHERE p_id = ANY (ids));
 END $$;
 
--- A rate limit as a virtual schedule: how many of p_wanted may start now, where that leaves the schedule, and
--- when the next one may start. The same arithmetic as in rate.rs, in microseconds.
+-- A rate limit as a virtual schedule: how many of p_wanted may start now, the new position of the schedule, and when the next one
+-- may start. The same arithmetic as in rate.rs, in microseconds.
 CREATE FUNCTION postrider._rate_grant(
   p_limit jsonb, p_position timestamptz, p_now timestamptz, p_wanted integer,
   OUT granted integer, OUT new_position timestamptz, OUT next_at timestamptz
@@ -35,9 +35,16 @@ BEGIN
   next_at := p_now + greatest(v_ahead + (v_interval + v_limit - 1) / v_limit - v_span, 0) * interval '1 microsecond';
 END $$;
 
+-- A message that was archived because it was past its expiry.
+CREATE TYPE postrider._expired AS (
+  id bigint,
+  endpoint_id bigint,
+  attempts integer
+);
+
 CREATE TYPE postrider._claim_answer AS (
   want integer,
-  -- Of a message; null in the last row of each want, which says when to ask again.
+  -- The message; null in the last row of each want, which says when to ask again.
   id bigint,
   attempt integer,
   attempts_before integer,
@@ -54,22 +61,21 @@ CREATE TYPE postrider._claim_answer AS (
   headers jsonb,
   options jsonb,
   payload bytea,
-  -- now, at, nothing; `expired`: this is one that was met on the way, with its attempts
+  -- now, at, nothing: when to ask again. expired: this message expired and was archived.
   next text,
   next_at timestamptz
 );
 
--- Wants, one per position of the arrays: an endpoint, how many, and of which kind: `due`, `probe`, or `suspects`
--- (then p_suspects of that position). While a backlog lasts, p_after_* say where the last claim of the endpoint
--- ended, so that entries of deleted messages before it are not walked again; null starts from the beginning.
--- Endpoints come sorted: two nodes that want the same wait for each other, never in a circle.
+-- Each index of the arrays is one want: an endpoint, how many messages, and which: `due`, `probe`, or `suspects` (ids in
+-- p_suspects). p_after_*: where the last claim of the endpoint ended, so that deleted messages before it are not walked over
+-- again; null starts from the beginning. Endpoints are sorted, so that two nodes cannot deadlock.
 CREATE FUNCTION postrider._claim(
   p_node bigint, p_batch bigint, p_alone boolean, p_endpoints bigint[], p_rooms integer[], p_picks text[],
   p_suspects jsonb, p_after_priority smallint[], p_after_due timestamptz[], p_after_id bigint[]
 ) RETURNS SETOF postrider._claim_answer LANGUAGE plpgsql AS $$
 DECLARE
   v_now timestamptz;
-  -- Somebody else takes long to claim for these.
+  -- Another node's claim holds the lock of these endpoints for too long.
   v_busy bigint[] := '{}';
   v_endpoint postrider.endpoints;
   v_noted postrider._endpoints;
@@ -77,20 +83,21 @@ DECLARE
   v_state record;
   v_taken bigint[] := '{}';
   v_got bigint[];
-  -- Where they are: locked, so they stay there.
+  -- The rows are locked, so their ctids stay valid.
   v_rows tid[];
-  v_expired bigint[];
+  v_expired postrider._expired[];
+  v_gone postrider._expired;
   v_room integer;
   v_rate record;
   v_next text;
   v_next_at timestamptz;
-  -- Endpoints of which a key went on, whose next message may stand before p_after_*.
+  -- Endpoints with a message that just became ready, which may be before p_after_*.
   v_unblocked bigint[] := '{}';
 BEGIN
-  -- Whoever claims for an endpoint sees what others claimed before it.
+  -- One claim per endpoint at a time, so that it sees what was claimed before.
   FOR i IN 1 .. cardinality(p_endpoints) LOOP
-    -- Who had to be left out once was waited for long enough.
-    IF NOT pg_try_advisory_xact_lock(1886548337, p_endpoints[i]::integer)
+    -- After one timeout, do not wait for further busy endpoints.
+    IF NOT pg_try_advisory_xact_lock(:lock_endpoint_claims, p_endpoints[i]::integer)
        AND (cardinality(v_busy) > 0 OR NOT postrider._wait_for_claims(p_endpoints[i])) THEN
       v_busy := v_busy || p_endpoints[i];
     END IF;
@@ -99,7 +106,7 @@ BEGIN
   SELECT paused_because IS NOT NULL AS paused, postrider._claimed_ids() AS claimed,
          EXISTS (SELECT FROM postrider._stalled_keys) AS stalled,
          EXISTS (SELECT FROM postrider.nodes WHERE id = p_node AND state = 'live') AS live,
-         -- Asked once for all, because on a good day nothing is.
+         -- Checked once for all endpoints, because mostly there is nothing.
          EXISTS (SELECT FROM postrider._circuits WHERE endpoint_id = ANY (p_endpoints) AND state <> 'closed')
            OR EXISTS (SELECT FROM postrider._holds WHERE endpoint_id = ANY (p_endpoints) AND until > v_now)
            OR EXISTS (SELECT FROM postrider._gone WHERE endpoint_id = ANY (p_endpoints)) AS noted
@@ -108,7 +115,7 @@ BEGIN
     PERFORM postrider._conflict(format('node %s lost its lease', p_node));
   END IF;
   IF v_state.stalled THEN
-    -- A global key goes on at an endpoint that nobody may be asking for.
+    -- A key with global scope may advance at an endpoint that this claim does not want.
     v_unblocked := ARRAY(SELECT postrider._advance_stalled_keys(100, 100));
     PERFORM postrider._tell_unblocked(e) FROM unnest(v_unblocked) AS e
     WHERE NOT EXISTS (SELECT FROM unnest(p_endpoints, p_picks) AS w (endpoint, pick) WHERE w.endpoint = e AND w.pick = 'due');
@@ -153,7 +160,7 @@ BEGIN
         WHEN 'probe' THEN
           SELECT got, next, next_at INTO v_got, v_next, v_next_at FROM postrider._pick_probe(
             v_endpoint.id, v_room, v_state.claimed || v_taken, v_now);
-        ELSE
+        WHEN 'suspects' THEN
           SELECT got, expired INTO v_got, v_expired FROM postrider._pick_suspects(
             ARRAY(SELECT jsonb_array_elements_text(p_suspects->(i - 1))::bigint LIMIT v_room), v_state.claimed, v_now);
       END CASE;
@@ -181,8 +188,8 @@ BEGIN
              q.options, q.payload, NULL::text, NULL::timestamptz
       FROM unnest(v_rows) WITH ORDINALITY AS g (row, position) JOIN postrider.queue q ON q.ctid = g.row
       ORDER BY g.position;
-    FOR n IN 1 .. cardinality(v_expired) BY 2 LOOP
-      RETURN NEXT (i, v_expired[n], v_expired[n + 1]::integer, NULL, NULL, p_endpoints[i], NULL, NULL, NULL, NULL, NULL,
+    FOREACH v_gone IN ARRAY v_expired LOOP
+      RETURN NEXT (i, v_gone.id, v_gone.attempts, NULL, NULL, p_endpoints[i], NULL, NULL, NULL, NULL, NULL,
                    NULL, NULL, NULL, NULL, NULL, NULL, 'expired', NULL)::postrider._claim_answer;
     END LOOP;
     RETURN NEXT (i, NULL, NULL, NULL, NULL, p_endpoints[i], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
@@ -195,39 +202,32 @@ BEGIN
   END IF;
 END $$;
 
--- For the end of other claims for this endpoint. Not for that of a node that takes no answer, because it is frozen or cut
--- off: the server hangs up on it in time, and other endpoints do not wait for that.
+-- Waits for other claims of this endpoint, up to a second. A node that is frozen or cut off may hold the lock for longer; other
+-- endpoints do not wait for that.
 CREATE FUNCTION postrider._wait_for_claims(p_endpoint bigint) RETURNS boolean LANGUAGE plpgsql
 SET lock_timeout = '1s' AS $$
 BEGIN
-  PERFORM pg_advisory_xact_lock(1886548337, p_endpoint::integer);
+  PERFORM pg_advisory_xact_lock(:lock_endpoint_claims, p_endpoint::integer);
   RETURN true;
 EXCEPTION WHEN lock_not_available THEN
   PERFORM postrider._hang_up_on_frozen(p_endpoint);
   RETURN false;
 END $$;
 
--- On a Unix socket the server itself waits for ever.
+-- Ends sessions that hold the lock and do not read their answer. Only on Unix sockets, where the server has no timeout for that.
 CREATE FUNCTION postrider._hang_up_on_frozen(p_endpoint bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM pg_terminate_backend(a.pid) FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
-  WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 AND l.classid = 1886548337 AND l.objid = p_endpoint::oid
+  WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 AND l.classid = :lock_endpoint_claims AND l.objid = p_endpoint::oid
     AND a.datname = current_database() AND a.client_addr IS NULL AND a.wait_event = 'ClientWrite'
     AND a.query_start < clock_timestamp() - interval '10 seconds';
 END $$;
 
--- Archives one that was met on the way; its id and its attempts, or nothing when somebody else has it.
-CREATE FUNCTION postrider._expire_on_the_way(p_id bigint) RETURNS bigint[] LANGUAGE plpgsql AS $$
-DECLARE
-  v_attempts bigint := (SELECT attempts FROM postrider.queue WHERE id = p_id);
-BEGIN
-  RETURN CASE WHEN postrider._expire_message(p_id) THEN ARRAY[p_id, v_attempts] ELSE '{}' END;
-END $$;
-
--- By priority, due time and id. Expired messages met on the way are archived, a bounded number of them.
+-- Picks by priority, due time and id, and archives the expired messages that it meets.
 CREATE FUNCTION postrider._pick_due(
   p_endpoint bigint, p_room integer, p_claimed bigint[], p_now timestamptz, p_after_priority smallint,
-  p_after_due timestamptz, p_after_id bigint, OUT got bigint[], OUT rows tid[], OUT expired bigint[], OUT next text,
+  p_after_due timestamptz, p_after_id bigint, OUT got bigint[], OUT rows tid[],
+  OUT expired postrider._expired[], OUT next text,
   OUT next_at timestamptz
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -237,7 +237,6 @@ DECLARE
   v_found bigint[];
   v_rows tid[];
   v_expired bigint[];
-  v_id bigint;
   v_due timestamptz;
   v_rest record;
 BEGIN
@@ -248,7 +247,7 @@ BEGIN
   LOOP
     IF v_below = 32767 AND p_after_priority IS NOT NULL THEN
       SELECT q.priority, q.due_at INTO v_priority, v_first_due FROM postrider.queue q
-      WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority > p_after_priority
+      WHERE q.place = :ready AND q.endpoint_id = p_endpoint AND q.priority > p_after_priority
       ORDER BY q.priority DESC, q.due_at LIMIT 1;
       IF NOT FOUND THEN
         v_priority := p_after_priority;
@@ -256,7 +255,7 @@ BEGIN
       END IF;
     ELSE
       SELECT q.priority, q.due_at INTO v_priority, v_first_due FROM postrider.queue q
-      WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority < v_below
+      WHERE q.place = :ready AND q.endpoint_id = p_endpoint AND q.priority < v_below
       ORDER BY q.priority DESC, q.due_at LIMIT 1;
       EXIT WHEN NOT FOUND;
     END IF;
@@ -276,18 +275,19 @@ BEGIN
     INTO v_found, v_rows, v_expired
     FROM (
       SELECT q.id, q.ctid, q.expires_at IS NULL OR q.expires_at > p_now AS fresh FROM postrider.queue q
-      WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority = v_priority AND q.due_at <= p_now
+      WHERE q.place = :ready AND q.endpoint_id = p_endpoint AND q.priority = v_priority AND q.due_at <= p_now
         AND (q.due_at, q.id) > (CASE WHEN v_priority = p_after_priority THEN p_after_due ELSE '-infinity' END,
                                 CASE WHEN v_priority = p_after_priority THEN p_after_id ELSE 0 END)
-        -- As a subquery it is hashed: both sides can be hundreds.
+        -- A subquery is hashed; both sides can have hundreds of ids.
         AND q.id NOT IN (SELECT unnest(p_claimed))
       ORDER BY q.due_at, q.id
       LIMIT p_room - cardinality(got)
       FOR UPDATE SKIP LOCKED
     ) AS f;
-    FOREACH v_id IN ARRAY coalesce(v_expired, '{}') LOOP
-      expired := expired || postrider._expire_on_the_way(v_id);
-    END LOOP;
+    IF v_expired IS NOT NULL THEN
+      expired := expired || ARRAY(
+        SELECT e FROM unnest(v_expired) AS id, postrider._expire_message(id) AS e WHERE e.id IS NOT NULL);
+    END IF;
     got := got || coalesce(v_found, '{}');
     rows := rows || coalesce(v_rows, '{}');
     IF cardinality(got) >= p_room OR cardinality(v_expired) > 0 THEN
@@ -295,16 +295,16 @@ BEGIN
       next_at := NULL;
       RETURN;
     END IF;
-    -- Anything left of this priority is due later.
+    -- The rest of this priority is due later.
     SELECT q.due_at INTO v_due FROM postrider.queue q
-    WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority = v_priority AND q.due_at > p_now
+    WHERE q.place = :ready AND q.endpoint_id = p_endpoint AND q.priority = v_priority AND q.due_at > p_now
     ORDER BY q.due_at LIMIT 1;
     IF FOUND THEN
       next := 'at';
       next_at := least(next_at, v_due);
     END IF;
   END LOOP;
-  -- The backlog is at its end, so what came before p_after meanwhile is looked for.
+  -- The backlog ended: look for messages that appeared before p_after_*.
   IF p_after_priority IS NOT NULL THEN
     SELECT * INTO v_rest FROM postrider._pick_due(
       p_endpoint, p_room - cardinality(got), p_claimed || got, p_now, NULL, NULL, NULL);
@@ -316,8 +316,8 @@ BEGIN
   END IF;
 END $$;
 
--- One: the due message with the fewest attempts, among the first thousand of each priority; a suspect when
--- nothing else is due.
+-- Picks one: the due message with the fewest attempts, among the first thousand of each priority; a suspect when nothing else is
+-- due.
 CREATE FUNCTION postrider._pick_probe(
   p_endpoint bigint, p_room integer, p_claimed bigint[], p_now timestamptz,
   OUT got bigint[], OUT next text, OUT next_at timestamptz
@@ -333,13 +333,13 @@ BEGIN
   SELECT c.id INTO v_id
   FROM generate_series(0, 10) AS p (priority),
        LATERAL (SELECT q.id, q.attempts, q.priority, q.due_at FROM postrider.queue q
-                WHERE q.place = 0 AND q.endpoint_id = p_endpoint AND q.priority = p.priority AND q.due_at <= p_now
+                WHERE q.place = :ready AND q.endpoint_id = p_endpoint AND q.priority = p.priority AND q.due_at <= p_now
                   AND (q.expires_at IS NULL OR q.expires_at > p_now) AND q.id <> ALL (p_claimed)
                 ORDER BY q.due_at, q.id LIMIT 1000) AS c
   ORDER BY c.attempts, c.priority DESC, c.due_at, c.id LIMIT 1;
   IF v_id IS NULL THEN
     SELECT q.id INTO v_id FROM postrider.queue q
-    WHERE q.place = 3 AND q.endpoint_id = p_endpoint AND q.due_at <= p_now
+    WHERE q.place = :on_probation AND q.endpoint_id = p_endpoint AND q.due_at <= p_now
       AND (q.expires_at IS NULL OR q.expires_at > p_now) AND q.id <> ALL (p_claimed)
     ORDER BY q.attempts, q.due_at LIMIT 1;
   END IF;
@@ -347,7 +347,7 @@ BEGIN
     got := ARRAY[v_id];
     RETURN;
   END IF;
-  -- What is due and was not to be had is in somebody else's hands for a moment: asking at once would only ask again.
+  -- A due message that could not be picked is locked for a moment: ask again a little later.
   next_at := postrider._oldest_pending(p_endpoint, p_claimed);
   IF next_at IS NULL THEN
     next := 'nothing';
@@ -357,36 +357,51 @@ BEGIN
   END IF;
 END $$;
 
--- Exactly these, as far as they are due, pending and still suspects.
+-- Picks those of these ids that are due, pending and still on probation.
 CREATE FUNCTION postrider._pick_suspects(
-  p_ids bigint[], p_claimed bigint[], p_now timestamptz, OUT got bigint[], OUT expired bigint[]
+  p_ids bigint[], p_claimed bigint[], p_now timestamptz, OUT got bigint[], OUT expired postrider._expired[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
   v_row record;
+  v_expired postrider._expired;
 BEGIN
   got := '{}';
   expired := '{}';
   FOR v_row IN
     SELECT q.id, q.expires_at FROM postrider.queue q
-    WHERE q.id = ANY (p_ids) AND q.place = 3 AND q.due_at <= p_now AND q.id <> ALL (p_claimed)
+    WHERE q.id = ANY (p_ids) AND q.place = :on_probation AND q.due_at <= p_now AND q.id <> ALL (p_claimed)
     ORDER BY array_position(p_ids, q.id) FOR UPDATE SKIP LOCKED
   LOOP
     IF v_row.expires_at <= p_now THEN
-      expired := expired || postrider._expire_on_the_way(v_row.id);
+      v_expired := postrider._expire_message(v_row.id);
+      IF v_expired.id IS NOT NULL THEN
+        expired := expired || v_expired;
+      END IF;
     ELSE
       got := got || v_row.id;
     END IF;
   END LOOP;
 END $$;
 
+-- The earliest due time of the endpoint's claimable messages; p_claimed are not claimable.
+CREATE FUNCTION postrider._oldest_pending(p_endpoint bigint, p_claimed bigint[]) RETURNS timestamptz
+LANGUAGE sql STABLE AS $$
+  SELECT min(first.due_at)
+  FROM generate_series(0, 10) AS p (priority),
+       LATERAL (SELECT q.due_at FROM postrider.queue q
+                WHERE q.place = :ready AND q.endpoint_id = p_endpoint AND q.priority = p.priority
+                  AND q.id <> ALL (p_claimed)
+                ORDER BY q.due_at LIMIT 1) AS first
+$$;
+
 -- Endpoints that have claimable messages, one step through the index for each.
 CREATE FUNCTION postrider._waiting() RETURNS TABLE (endpoint_id bigint, due_at timestamptz)
 LANGUAGE sql STABLE AS $$
   WITH RECURSIVE step (endpoint_id) AS (
-    (SELECT q.endpoint_id FROM postrider.queue q WHERE q.place = 0 ORDER BY q.endpoint_id LIMIT 1)
+    (SELECT q.endpoint_id FROM postrider.queue q WHERE q.place = :ready ORDER BY q.endpoint_id LIMIT 1)
     UNION ALL
     SELECT (SELECT q.endpoint_id FROM postrider.queue q
-            WHERE q.place = 0 AND q.endpoint_id > step.endpoint_id ORDER BY q.endpoint_id LIMIT 1)
+            WHERE q.place = :ready AND q.endpoint_id > step.endpoint_id ORDER BY q.endpoint_id LIMIT 1)
     FROM step WHERE step.endpoint_id IS NOT NULL
   )
   SELECT step.endpoint_id, pending.due_at
@@ -399,6 +414,6 @@ RETURNS TABLE (id bigint, endpoint_id bigint, losses integer, due_at timestamptz
 LANGUAGE sql STABLE AS $$
   SELECT q.id, q.endpoint_id, q.losses::integer, q.due_at, q.attempts - q.attempts_before, q.options
   FROM postrider.queue q
-  WHERE q.place = 3 AND NOT postrider._is_claimed(q.id)
+  WHERE q.place = :on_probation AND NOT postrider._is_claimed(q.id)
   ORDER BY q.due_at LIMIT p_limit
 $$;

@@ -1,19 +1,4 @@
--- The dead letter queue: bury, discard, release, put back, and how long letters are kept.
-
--- Things that are counted for metrics(). Rows are only added, so that nobody waits here; _recount_queue() folds them.
-CREATE TABLE postrider._counts (
-  name text NOT NULL,
-  value bigint NOT NULL
-);
-
-CREATE FUNCTION postrider._count(p_name text, p_value bigint) RETURNS void LANGUAGE sql
-AS $$ INSERT INTO postrider._counts (name, value) VALUES (p_name, p_value) $$;
-
--- How much is left while dlq_max_bytes evicts in steps: the sum is taken once.
-CREATE TABLE postrider._eviction (
-  single boolean PRIMARY KEY DEFAULT true CHECK (single),
-  bytes_left bigint NOT NULL
-);
+-- The dead letter queue: bury, discard, release, redrive, and retention.
 
 -- The last hundred errors of a message, oldest first.
 CREATE FUNCTION postrider._last_errors(p_message bigint, p_since timestamptz) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -26,8 +11,7 @@ BEGIN
           ORDER BY a.number DESC, a.started_at DESC LIMIT 100) AS l), '[]');
 END $$;
 
--- A claimed message dies: the whole of it goes to the DLQ with its last errors. Returns the endpoint whose next
--- message of the same key may go now.
+-- Moves a claimed message with its last errors to the DLQ. Returns the endpoint whose next message of the same key became ready.
 CREATE FUNCTION postrider._bury(p_id bigint, p_attempts integer, p_reason text, p_error text) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -39,7 +23,7 @@ BEGIN
   IF NOT FOUND THEN
     RETURN NULL;
   END IF;
-  -- A node's clock may be a little behind; without a bound every month would be searched.
+  -- A bound, or every month would be searched; a day earlier, because a node's clock may be behind.
   v_errors := postrider._last_errors(p_id, least(greatest(v.created_at, 'epoch'), postrider._now()) - interval '1 day');
   IF v.ordering_key IS NOT NULL THEN
     SELECT e.options->>'on_dead' IS NOT DISTINCT FROM 'hold' INTO v_holds
@@ -55,7 +39,7 @@ BEGIN
   IF postrider._setting('attempt_log') = 'off' THEN
     DELETE FROM postrider.attempts WHERE message_id = p_id;
   END IF;
-  IF v.ordering_key IS NOT NULL AND v.place <> 1 THEN
+  IF v.ordering_key IS NOT NULL AND v.place <> :behind_key THEN
     RETURN postrider._advance_key(postrider._key(v.key_scope, v.ordering_key));
   END IF;
   RETURN NULL;
@@ -87,7 +71,7 @@ BEGIN
   END IF;
 END $$;
 
--- Discards what of these is still failed; how many.
+-- Discards those that are still failed; returns how many.
 CREATE FUNCTION postrider._discard_letters(p_ids bigint[]) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
   v_ids bigint[] := ARRAY(
@@ -100,7 +84,7 @@ BEGIN
   RETURN cardinality(v_ids);
 END $$;
 
--- Lets a key go on that waits for its dead head; how many heads were released. The dead letters stay.
+-- Releases a key that dead letters hold; returns how many letters held it. The letters stay.
 CREATE FUNCTION postrider.release_key(key text, endpoint text DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
@@ -135,8 +119,8 @@ BEGIN
   RETURN v_count;
 END $$;
 
--- What of an endpoint, or of all, can be redriven, whole ordering keys together, groups in the order in which the first
--- of each was sent.
+-- The letters of an endpoint, or of all, that can be redriven: whole ordering keys together, in the order in which the first message
+-- of each key was sent.
 CREATE FUNCTION postrider._redrivable(p_endpoint text) RETURNS bigint[] LANGUAGE plpgsql STABLE AS $$
 DECLARE
   v_endpoint bigint := postrider._endpoint_named(p_endpoint);
@@ -152,80 +136,36 @@ BEGIN
     ORDER BY l.key_group, l.message_id, l.id);
 END $$;
 
--- Refuses when the queue has no room for all of them; nothing has changed then.
-CREATE FUNCTION postrider._redrive_room(p_ids bigint[]) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-  d postrider._destination;
-  v_endpoint record;
-  v_limit bigint;
-BEGIN
-  SELECT l.max_queue_size, g.queued + (m.last_value - g.at_id), m.last_value - g.exact_id, g.departed, g.counted_at, g.at_id,
-         m.last_value
-  INTO v_limit, d.queued, d.unsure, d.departed, d.counted_at, d.at_id, d.last_id
-  FROM postrider._limits l, postrider._gauge g, postrider.message_ids m;
-  d.max_queue_size := v_limit;
-  PERFORM postrider._make_room(d, cardinality(p_ids));
-  d.max_queue_size := 0;
-  FOR v_endpoint IN
-    SELECT e.id, e.name, (e.options->>'max_queue_size')::bigint AS queue_max, count(*) AS more
-    FROM postrider.dlq l JOIN postrider.endpoints e ON e.id = l.endpoint_id
-    WHERE l.id = ANY (p_ids) AND e.options ? 'max_queue_size' GROUP BY e.id ORDER BY e.id
-  LOOP
-    d.id := v_endpoint.id;
-    d.name := v_endpoint.name;
-    d.queue_max := v_endpoint.queue_max;
-    PERFORM postrider._make_room(d, v_endpoint.more);
-  END LOOP;
-END $$;
-
--- For how many more there is room in the whole queue (endpoint_id is null), and at those of these endpoints that have a
--- limit of their own, as far as it may be too little for p_more.
-CREATE FUNCTION postrider._room_left(p_endpoints bigint[], p_more bigint)
-RETURNS TABLE (endpoint_id bigint, room bigint) LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE
-  v_queued bigint := postrider._queued();
-  v_limit bigint := (SELECT max_queue_size FROM postrider._limits);
-BEGIN
-  RETURN QUERY
-    SELECT NULL::bigint, greatest(v_limit - v_queued, 0) WHERE v_limit > 0
-    UNION ALL
-    SELECT e.id, e.queue_max - cardinality(postrider._queued_of(e.id, e.queue_max))
-    FROM (SELECT o.id, (o.options->>'max_queue_size')::bigint AS queue_max
-          FROM postrider.endpoints o WHERE o.id = ANY (p_endpoints)) AS e
-    WHERE e.queue_max > 0 AND v_queued + p_more > e.queue_max;
-END $$;
-
--- Puts one letter of an ordering key before everything of the key that is queued, but behind those put back that were sent
--- before it. The key is locked: no sender and no other redrive is at work on it, but nodes are.
+-- Puts one letter of an ordering key before all queued messages of the key, but behind redriven ones that were sent earlier. The key
+-- is locked, so no sender and no other redrive works on it; nodes may.
 CREATE FUNCTION postrider._put_before(l postrider.dlq, p_due_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-  -- No sender gives one as low as this.
+  -- Lower than any position of a sent message.
   v_position bigint := l.message_id - 4611686018427387904;
   v_key bigint := postrider._key(l.key_scope, l.ordering_key);
   v_current record;
-  v_place smallint := 0;
+  v_place smallint := :ready;
   v_is_idle boolean := false;
 BEGIN
   PERFORM postrider._need_read_committed();
   LOOP
     SELECT id, key_position INTO v_current FROM postrider.queue
     WHERE postrider._key(key_scope, ordering_key) = v_key
-      AND postrider._turn(place, key_position) = postrider._turn(0::smallint, NULL);
+      AND postrider._turn(place, key_position) = postrider._turn(:ready::smallint, NULL);
     IF NOT FOUND THEN
       v_is_idle := NOT postrider._key_is_held(v_key);
       v_place := CASE WHEN NOT v_is_idle OR EXISTS (
         SELECT FROM postrider.queue WHERE postrider._key(key_scope, ordering_key) = v_key
-          AND postrider._turn(place, key_position) < v_position) THEN 1 ELSE 0 END;
+          AND postrider._turn(place, key_position) < v_position) THEN :behind_key ELSE :ready END;
       EXIT;
     END IF;
-    -- A node that settles or claims it is waited for; when it is gone, another one is current.
-    PERFORM FROM postrider.queue WHERE id = v_current.id AND place <> 1 FOR UPDATE;
+    -- Waits for a node that settles or claims it; when the message has left, another one is current.
+    PERFORM FROM postrider.queue WHERE id = v_current.id AND place <> :behind_key FOR UPDATE;
     CONTINUE WHEN NOT FOUND;
     IF v_current.key_position < v_position OR postrider._is_claimed(v_current.id) THEN
-      v_place := 1;
+      v_place := :behind_key;
     ELSE
-      UPDATE postrider.queue SET place = 1 WHERE id = v_current.id;
+      UPDATE postrider.queue SET place = :behind_key WHERE id = v_current.id;
     END IF;
     EXIT;
   END LOOP;
@@ -235,13 +175,13 @@ BEGIN
   VALUES (l.message_id, p_due_at, l.created_at, l.endpoint_id, l.attempts, l.attempts, v_place, l.priority,
     l.key_scope, v_position, l.correlation_id, l.content_type, l.ordering_key, l.event_type, l.last_error, l.headers,
     l.options, l.payload);
-  -- It held the key until now, and one that was put back earlier is first.
-  IF v_is_idle AND v_place = 1 THEN
+  -- The letter held the key until now, and an earlier redriven message comes first.
+  IF v_is_idle AND v_place = :behind_key THEN
     PERFORM postrider._tell_unblocked(postrider._advance_key(v_key));
   END IF;
 END $$;
 
--- Their rows and keys are locked; nodes may be at work on the messages that are current.
+-- The letters and their keys are locked; nodes may work on the current messages of the keys.
 CREATE FUNCTION postrider._put_letters_back(p_ids bigint[], p_due_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   l postrider.dlq;
@@ -258,9 +198,9 @@ BEGIN
   UPDATE postrider.dlq SET status = 'redriven' WHERE id = ANY (p_ids);
 END $$;
 
--- Puts back what of these is still failed, in their order; how many. The budget restarts while attempt numbers go
--- on; expiry and idempotency key are cleared. All of one redrive have the same due time, so that among them the
--- order is that of their ids. A step takes whole keys.
+-- Redrives those that are still failed, in their order; returns how many. The attempt budget restarts, attempt numbers continue;
+-- expiry and idempotency key are cleared. All letters of a redrive have the same due time, so that they are claimed in the order
+-- of their ids. A step takes whole keys.
 CREATE FUNCTION postrider._redrive_letters(p_ids bigint[], p_due_at timestamptz) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
   v_ids bigint[] := ARRAY(
@@ -275,15 +215,15 @@ BEGIN
   PERFORM postrider._lock_keys_within(interval '200 milliseconds', array_agg(key_scope), array_agg(ordering_key))
   FROM postrider.dlq WHERE id = ANY (v_ids) AND ordering_key IS NOT NULL;
   PERFORM postrider._put_letters_back(v_ids, p_due_at);
-  -- Nobody gets these ids: what comes back is counted as what is new.
+  -- Skip as many ids: the gauge counts ids, and redriven messages count as new.
   PERFORM nextval('postrider.message_ids') FROM generate_series(1, cardinality(v_ids));
   PERFORM postrider._tell_unblocked(endpoint_id)
   FROM (SELECT DISTINCT endpoint_id FROM postrider.dlq WHERE id = ANY (v_ids)) AS put_back;
   RETURN cardinality(v_ids);
 END $$;
 
--- Redrives or discards these; how many. Senders, nodes and whoever else has one of these letters could wait for us while
--- we wait for them: we give way, and long before the server would choose one of the two.
+-- Redrives or discards these; returns how many. Other transactions that have locked a letter could wait for us while we wait for
+-- them: we give up and retry long before deadlock detection starts.
 CREATE FUNCTION postrider._take_letters(p_action text, p_ids bigint[], p_due_at timestamptz) RETURNS integer
 LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 DECLARE
@@ -298,7 +238,7 @@ BEGIN
       v_why := SQLERRM;
     END;
     EXIT WHEN clock_timestamp() > v_until;
-    -- With nothing in hand.
+    -- The subtransaction was rolled back, so no lock is held while sleeping.
     PERFORM pg_sleep(0.1);
   END LOOP;
   PERFORM postrider._conflict(format('could not %s these dead letters: %s; try again later', p_action, v_why));
@@ -316,7 +256,7 @@ BEGIN
   RETURN v_count;
 END $$;
 
--- By its own id, so it is said why it cannot be put back.
+-- Raises the reason when this letter cannot be redriven. Returns the message's id.
 CREATE FUNCTION postrider._check_redrivable(p_dlq_id bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   v postrider.dlq := postrider._failed_letter(p_dlq_id);
@@ -342,7 +282,7 @@ BEGIN
   RETURN v_message;
 END $$;
 
--- In original order; how many were put back.
+-- In original order; returns how many.
 CREATE FUNCTION postrider.redrive_endpoint(name text) RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
@@ -358,7 +298,7 @@ BEGIN
   RETURN postrider._redrive(postrider._redrivable(NULL), '"all"');
 END $$;
 
--- Times and reasons are those of the failed ones.
+-- Times and reasons are those of failed letters.
 CREATE FUNCTION postrider.dlq_summary()
 RETURNS TABLE (endpoint text, failed bigint, redriven bigint, discarded bigint, oldest_failed timestamptz,
                newest_failed timestamptz, reasons jsonb)
@@ -375,7 +315,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
   GROUP BY e.id ORDER BY e.name
 $$;
 
--- Deletes these letters, counts and logs them. What was evicted, as the log has it: null when nothing was.
+-- Deletes, counts and logs these letters. Returns the log entry's detail; null when nothing was evicted.
 CREATE FUNCTION postrider._evict(p_ids bigint[], p_rule text) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
   v_count bigint;
@@ -395,7 +335,7 @@ END $$;
 CREATE FUNCTION postrider._evicted_count(p_evicted jsonb) RETURNS integer LANGUAGE sql IMMUTABLE
 AS $$ SELECT coalesce((p_evicted->>'count')::integer, 0) $$;
 
--- Letters past their days. Heads that hold their key stay.
+-- Evicts letters past dlq_retention_days. Letters that hold their key stay.
 CREATE FUNCTION postrider._clean_dlq(p_limit integer) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
   v_before timestamptz := postrider._now() - postrider._setting('dlq_retention_days')::integer * interval '24 hours';
@@ -405,7 +345,7 @@ BEGIN
     ORDER BY died_at LIMIT p_limit FOR UPDATE SKIP LOCKED), 'dlq_retention_days');
 END $$;
 
--- Oldest letters first, once there are more than dlq_max_bytes, until nine tenths of it are left.
+-- Above dlq_max_bytes: evicts the oldest letters first, down to nine tenths of it.
 CREATE FUNCTION postrider._evict_dlq(p_limit integer) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
   v_max bigint := postrider._setting('dlq_max_bytes')::bigint;
@@ -437,7 +377,7 @@ BEGIN
   RETURN v_evicted;
 END $$;
 
--- Everything past dlq_retention_days, and what is more than dlq_max_bytes; how many went.
+-- Evicts everything past dlq_retention_days and above dlq_max_bytes; returns how many.
 CREATE FUNCTION postrider.cleanup_dlq() RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN

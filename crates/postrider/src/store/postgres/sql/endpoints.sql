@@ -1,12 +1,6 @@
--- Endpoints and their circuits. Nodes never wait here for people, whose transactions may stay open for long.
+-- Endpoints. Nodes never wait for operators here, whose transactions may stay open.
 
-CREATE FUNCTION postrider._exists_already(p_what text, p_name text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-  RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = format('%s "%s" exists already', p_what, p_name),
-    COLUMN = p_what, CONSTRAINT = p_name;
-END $$;
-
--- The endpoint of this name, locked; 42704 when there is none.
+-- The endpoint of this name, locked; 42704 when it does not exist.
 CREATE FUNCTION postrider._endpoint(p_name text) RETURNS postrider.endpoints LANGUAGE plpgsql AS $$
 DECLARE
   v postrider.endpoints;
@@ -25,7 +19,7 @@ CREATE FUNCTION postrider.validate_endpoint_config(protocol text, config jsonb) 
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
   PERFORM postrider._check_config(protocol, config);
-  PERFORM postrider._check_timeout('config.timeout', config->'timeout',
+  PERFORM postrider._check_timeout('config.timeout', protocol, config->'timeout',
     (SELECT stale_recovery_timeout FROM postrider._limits));
 END $$;
 
@@ -61,8 +55,8 @@ BEGIN
   RETURN v_id;
 END $$;
 
--- What is null stays as it is. A JSON null resets retry_policy or options to their defaults. Triggers check the change and
--- tell of it.
+-- A null argument changes nothing. A JSON null resets retry_policy or options to their defaults. Triggers check the change and
+-- notify nodes.
 CREATE FUNCTION postrider.alter_endpoint(
   name text, config jsonb DEFAULT NULL, retry_policy jsonb DEFAULT NULL, options jsonb DEFAULT NULL
 ) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
@@ -78,8 +72,8 @@ BEGIN
   WHERE e.id = v_id;
 END $$;
 
--- An UPDATE of endpoints, by alter_endpoint() or by the owner: the lock of all changes first, then the check of each row,
--- then the event.
+-- An UPDATE of endpoints, by alter_endpoint() or by the owner: first the lock for changes, then the check of each row, then the
+-- event.
 CREATE FUNCTION postrider._begin_endpoint_change() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
@@ -94,9 +88,9 @@ BEGIN
   NEW.retry_policy := postrider._checked_retry_policy(NEW.retry_policy);
   NEW.options := postrider._checked_options(NEW.protocol, NEW.config, NEW.options);
   IF coalesce(NEW.options->>'key_scope', 'endpoint') <> coalesce(OLD.options->>'key_scope', 'endpoint')
-     AND (EXISTS (SELECT FROM postrider.queue q WHERE q.place = 1 AND q.endpoint_id = NEW.id)
-          OR EXISTS (SELECT FROM postrider.queue q WHERE q.place = 0 AND q.endpoint_id = NEW.id AND q.ordering_key IS NOT NULL)
-          OR EXISTS (SELECT FROM postrider.queue q WHERE q.place = 3 AND q.endpoint_id = NEW.id AND q.ordering_key IS NOT NULL)
+     AND (EXISTS (SELECT FROM postrider.queue q WHERE q.place = :behind_key AND q.endpoint_id = NEW.id)
+          OR EXISTS (SELECT FROM postrider.queue q WHERE q.place = :ready AND q.endpoint_id = NEW.id AND q.ordering_key IS NOT NULL)
+          OR EXISTS (SELECT FROM postrider.queue q WHERE q.place = :on_probation AND q.endpoint_id = NEW.id AND q.ordering_key IS NOT NULL)
           OR EXISTS (SELECT FROM postrider.dlq d WHERE d.endpoint_id = NEW.id AND d.status = 'failed' AND d.ordering_key IS NOT NULL)) THEN
     PERFORM postrider._invalid('options.key_scope',
       'cannot change while the endpoint has messages or dead letters with ordering keys');
@@ -128,21 +122,7 @@ BEGIN
   PERFORM set_config('postrider.switch', CASE WHEN p_allowed THEN 'allowed' ELSE '' END, true);
 END $$;
 
--- Its endpoint goes away, so even one in flight is taken back: its late result finds nothing to change.
-CREATE FUNCTION postrider._cancel_by_force(p_id bigint) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-  v postrider.queue;
-BEGIN
-  SELECT * INTO v FROM postrider.queue WHERE id = p_id FOR UPDATE;
-  IF FOUND THEN
-    PERFORM postrider._tell_unblocked(postrider._leave(p_id,
-      CASE WHEN v.delivered_late THEN 'completed' ELSE 'cancelled' END,
-      v.attempts + CASE WHEN postrider._is_claimed(p_id) THEN 1 ELSE 0 END));
-    PERFORM postrider._departed(1);
-  END IF;
-END $$;
-
--- Tables whose triggers send to this endpoint, which is their first argument.
+-- Tables with capture triggers for this endpoint, which is the triggers' first argument.
 CREATE FUNCTION postrider._captured_for(p_endpoint text) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
   v_argument bytea := convert_to(p_endpoint, getdatabaseencoding()) || E'\\x00';
@@ -153,8 +133,8 @@ BEGIN
             AND t.tgparentid = 0 AND substring(t.tgargs FROM 1 FOR length(v_argument)) = v_argument);
 END $$;
 
--- One step of a drop: cancels up to p_limit messages of the endpoint, and drops it when none is left. True when
--- done. What a sender commits after that is cancelled by a node within a second, or by the next cleanup if it took a day.
+-- One step of a drop: cancels up to p_limit messages of the endpoint, and drops it when none is left. True when done. Messages that
+-- senders commit after that are cancelled by a node within a second, or after a day by the next cleanup.
 CREATE FUNCTION postrider._drop_endpoint(p_name text, p_force boolean, p_limit integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -174,7 +154,7 @@ BEGIN
     PERFORM postrider._conflict(format('endpoint "%s" gets the changes of %s, which could not be written without it; '
       'call postrider.uncapture() first', p_name, v_tables));
   END IF;
-  -- Like everybody who needs both, first the claims and then their messages.
+  -- Lock order everywhere: claims, then messages.
   PERFORM FROM postrider._claim_rows r WHERE (r.node_id, r.batch) IN (
     SELECT c.node_id, c.batch
     FROM postrider._current_claims() c, unnest(c.ids) AS held (id) JOIN unnest(v_ids) AS own (id) USING (id))
@@ -183,7 +163,7 @@ BEGIN
   IF cardinality(v_ids) > p_limit THEN
     RETURN false;
   END IF;
-  -- Every key that waits for a dead head of this endpoint goes on: in the global scope others wait behind it.
+  -- Release the keys that dead letters of this endpoint hold: with global scope, messages of other endpoints wait behind them.
   FOR v_held IN
     UPDATE postrider.dlq SET holds_key = false WHERE holds_key AND endpoint_id = v.id
     RETURNING postrider._key(key_scope, ordering_key) AS key
@@ -198,7 +178,7 @@ BEGIN
   RETURN true;
 END $$;
 
--- Refused while it has messages; forced: they become cancelled.
+-- Refused while it has messages, unless forced: then they are cancelled.
 CREATE FUNCTION postrider.drop_endpoint(name text, p_force boolean DEFAULT false) RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
@@ -224,15 +204,15 @@ BEGIN
   END IF;
 END $$;
 
--- The receiver answered that it is gone: sends are accepted and kept, and from now on nothing is claimed. What an
--- operator said before stands.
+-- The receiver answered that it is gone: sends are accepted and kept, and nothing is claimed any more. An operator's earlier
+-- disable stays.
 CREATE FUNCTION postrider._note_gone(p_endpoint bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   INSERT INTO postrider._gone (endpoint_id)
   SELECT id FROM postrider._endpoints WHERE id = p_endpoint AND disabled_by IS NULL;
 END $$;
 
--- Disables what was noted, but for what somebody is changing right now: a node looks again every second.
+-- Disables the endpoints in _gone, except those that another transaction has locked: nodes try again every second.
 CREATE FUNCTION postrider._disable_gone_endpoints() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_id bigint;
@@ -260,7 +240,7 @@ DECLARE
 BEGIN
   PERFORM postrider._begin_change();
   v_id := (postrider._endpoint(name)).id;
-  -- What was noted before is over with this.
+  -- Clears _gone first, or the endpoint would be disabled again.
   PERFORM postrider._disable_gone_endpoints();
   PERFORM postrider._set_disabled_by(v_id, NULL);
 END $$;
@@ -291,112 +271,3 @@ SECURITY DEFINER SET search_path = postrider, pg_temp AS $$ SELECT postrider._se
 
 CREATE FUNCTION postrider.resume_endpoint(name text) RETURNS void LANGUAGE sql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$ SELECT postrider._set_paused(name, false) $$;
-
--- A receiver asked to be left alone. Kept in the store: a restart does not forget it.
-CREATE FUNCTION postrider._hold_endpoint(p_endpoint bigint, p_until timestamptz) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-  INSERT INTO postrider._holds (endpoint_id, until) SELECT p_endpoint, p_until
-  WHERE NOT EXISTS (SELECT FROM postrider._holds WHERE endpoint_id = p_endpoint AND until >= p_until);
-END $$;
-
--- What is over says nothing any more.
-CREATE FUNCTION postrider._clean_holds(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
-DECLARE
-  v_count integer;
-BEGIN
-  DELETE FROM postrider._holds WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM postrider._holds WHERE until <= postrider._now() LIMIT p_limit FOR UPDATE SKIP LOCKED));
-  GET DIAGNOSTICS v_count = ROW_COUNT;
-  RETURN v_count;
-END $$;
-
--- Compare-and-swap on the epoch; false when somebody else was first, or is resetting it and does not commit. p_until: of
--- an open circuit when it may be probed, of a half-open one how long the probe of p_probe_node is leased. p_kind: of the
--- event, circuit.<state> unless given.
-CREATE FUNCTION postrider._move_circuit(
-  p_endpoint bigint, p_from_epoch bigint, p_state text, p_epoch bigint, p_until timestamptz, p_probe_node bigint,
-  p_kind text DEFAULT NULL
-) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
-DECLARE
-  v_name text;
-BEGIN
-  UPDATE postrider._circuits c SET state = p_state, epoch = p_epoch, until = p_until, probe_node = p_probe_node
-  FROM postrider.endpoints e
-  WHERE c.endpoint_id = p_endpoint AND c.epoch = p_from_epoch AND e.id = p_endpoint AND e.dropped_at IS NULL
-  RETURNING e.name INTO v_name;
-  IF NOT FOUND THEN
-    RETURN false;
-  END IF;
-  PERFORM postrider._log_event(coalesce(p_kind, 'circuit.' || p_state), v_name, jsonb_build_object('epoch', p_epoch));
-  PERFORM pg_notify('postrider', 'config');
-  RETURN true;
-EXCEPTION WHEN lock_not_available THEN
-  RETURN false;
-END $$;
-
-CREATE FUNCTION postrider.reset_circuit_breaker(name text) RETURNS void LANGUAGE plpgsql
-SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
-DECLARE
-  v_id bigint;
-  v_epoch bigint;
-BEGIN
-  PERFORM postrider._begin_change();
-  v_id := (postrider._endpoint(name)).id;
-  SELECT epoch INTO v_epoch FROM postrider._circuits WHERE endpoint_id = v_id FOR UPDATE;
-  DELETE FROM postrider._holds WHERE endpoint_id = v_id;
-  PERFORM postrider._move_circuit(v_id, v_epoch, 'closed', v_epoch + 1, NULL, NULL, 'circuit.reset');
-END $$;
-
--- Consecutive failures reported through update_circuit_breaker; nodes count their own in memory.
-CREATE TABLE postrider._reported_failures (
-  endpoint_id bigint PRIMARY KEY,
-  epoch bigint NOT NULL,
-  consecutive integer NOT NULL
-);
-
--- For programs that deliver by themselves: reports one attempt, as a node would see it. Within the cooldown a report is of an
--- attempt that began before the circuit opened, and does not count; after it a report counts like a probe.
-CREATE FUNCTION postrider.update_circuit_breaker(endpoint_id bigint, success boolean) RETURNS void LANGUAGE plpgsql
-SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
-#variable_conflict use_column
-DECLARE
-  v postrider._endpoints;
-  v_consecutive integer;
-  v_now timestamptz := postrider._now();
-  v_until timestamptz := v_now + postrider._setting('circuit_breaker_cooldown')::integer * interval '1 second';
-  v_is_probe boolean;
-BEGIN
-  IF success IS NULL THEN
-    PERFORM postrider._invalid('success', 'must be true or false');
-  END IF;
-  PERFORM postrider._begin_change();
-  PERFORM FROM postrider._circuits c WHERE c.endpoint_id = update_circuit_breaker.endpoint_id FOR UPDATE;
-  SELECT * INTO v FROM postrider._endpoints e WHERE e.id = update_circuit_breaker.endpoint_id AND e.dropped_at IS NULL;
-  IF NOT FOUND THEN
-    PERFORM postrider._unknown('endpoint', update_circuit_breaker.endpoint_id::text);
-  END IF;
-  UPDATE postrider._results r SET delivered = r.delivered + success::integer,
-    retryable = r.retryable + (NOT success)::integer,
-    consecutive_failures = CASE WHEN success THEN 0 ELSE r.consecutive_failures + 1 END,
-    last_success_at = CASE WHEN success THEN v_now ELSE r.last_success_at END,
-    last_failure_at = CASE WHEN success THEN r.last_failure_at ELSE v_now END,
-    last_error = CASE WHEN success THEN r.last_error ELSE '[RETRYABLE] reported by update_circuit_breaker()' END
-  WHERE r.endpoint_id = v.id;
-  v_is_probe := v.circuit = 'half_open' OR (v.circuit = 'open' AND v.circuit_until <= v_now);
-  IF v_is_probe AND success THEN
-    PERFORM postrider._move_circuit(v.id, v.circuit_epoch, 'closed', v.circuit_epoch + 1, NULL, NULL);
-  ELSIF v_is_probe THEN
-    PERFORM postrider._move_circuit(v.id, v.circuit_epoch, 'open', v.circuit_epoch + 1, v_until, NULL);
-  ELSIF v.circuit = 'closed' AND success THEN
-    DELETE FROM postrider._reported_failures r WHERE r.endpoint_id = v.id;
-  ELSIF v.circuit = 'closed' THEN
-    INSERT INTO postrider._reported_failures AS r (endpoint_id, epoch, consecutive) VALUES (v.id, v.circuit_epoch, 1)
-    ON CONFLICT (endpoint_id) DO UPDATE SET epoch = excluded.epoch,
-      consecutive = CASE WHEN r.epoch = excluded.epoch THEN r.consecutive + 1 ELSE 1 END
-    RETURNING consecutive INTO v_consecutive;
-    IF v_consecutive >= postrider._setting('circuit_breaker_threshold')::integer THEN
-      DELETE FROM postrider._reported_failures r WHERE r.endpoint_id = v.id;
-      PERFORM postrider._move_circuit(v.id, v.circuit_epoch, 'open', v.circuit_epoch + 1, v_until, NULL);
-    END IF;
-  END IF;
-END $$;

@@ -1,4 +1,4 @@
--- The event log: what changed and who was lost, for people.
+-- The event log: changes and lost nodes, for people.
 
 CREATE FUNCTION postrider._log_event(p_kind text, p_subject text, p_detail jsonb) RETURNS bigint
 LANGUAGE sql AS $$
@@ -6,7 +6,7 @@ LANGUAGE sql AS $$
   VALUES (postrider._now(), p_kind, p_subject, coalesce(p_detail, '{}')) RETURNING id
 $$;
 
--- Oldest first, at most p_limit; how many went.
+-- Deletes up to p_limit old entries, oldest first; returns how many.
 CREATE FUNCTION postrider._clean_event_log(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
   v_before timestamptz := postrider._now()
@@ -19,7 +19,7 @@ BEGIN
   RETURN v_count;
 END $$;
 
--- Everything past event_log_retention_days; how many went.
+-- Deletes everything past event_log_retention_days; returns how many.
 CREATE FUNCTION postrider.cleanup_event_log() RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN

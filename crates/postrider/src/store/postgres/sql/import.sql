@@ -1,6 +1,6 @@
--- A whole store comes in: only where there is none yet, and only as a whole.
+-- Import of a whole store, into an empty one, in one transaction.
 
--- Refuses a store that holds anything, or that a node is running on: it would go on under the store's old name.
+-- Refuses a store that is not empty, or that a node runs on: the node would keep the store's old name.
 CREATE FUNCTION postrider._check_empty() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_found text := concat_ws(', ',
@@ -24,7 +24,7 @@ BEGIN
   END IF;
 END $$;
 
--- Until the import has ended nobody else gets in. A node that is started meanwhile waits, and finds it all.
+-- Locks the store until the import ends. A node that starts meanwhile waits for it.
 CREATE FUNCTION postrider._begin_import(p_archive_months text[], p_attempt_months text[]) RETURNS void
 LANGUAGE plpgsql SET lock_timeout = '10s' AS $$
 BEGIN
@@ -32,17 +32,17 @@ BEGIN
   LOCK TABLE postrider.nodes IN EXCLUSIVE MODE;
   PERFORM postrider._check_empty();
   PERFORM postrider._hold_bound('claims');
-  -- Of nodes that have ended.
+  -- Left by nodes that have ended.
   DELETE FROM postrider.nodes;
   DELETE FROM postrider.event_log;
-  -- Before their rows come, which would have to be moved otherwise.
+  -- Before the rows, which would have to be moved otherwise.
   PERFORM postrider._make_month('archive', month::timestamp) FROM unnest(p_archive_months) AS month;
   PERFORM postrider._make_month('attempts', month::timestamp) FROM unnest(p_attempt_months) AS month;
-  -- Letters come as they are.
+  -- Imported letters keep their status.
   ALTER TABLE postrider.dlq DISABLE TRIGGER dlq_begins_failed;
 END $$;
 
--- An endpoint with all that nodes wrote about it.
+-- Inserts an endpoint with what nodes wrote about it.
 CREATE FUNCTION postrider._import_endpoint() RETURNS trigger LANGUAGE plpgsql SET search_path = postrider, pg_temp AS $$
 BEGIN
   INSERT INTO postrider.endpoints (id, name, protocol, config, retry_policy, options, disabled_by, paused, revision,
@@ -60,7 +60,7 @@ END $$;
 CREATE TRIGGER endpoints_imported INSTEAD OF INSERT ON postrider._endpoints FOR EACH ROW
 EXECUTE FUNCTION postrider._import_endpoint();
 
--- The next id is beyond all that were ever given.
+-- The next id is above all that were ever assigned.
 CREATE FUNCTION postrider._continue_ids(p_sequence text, p_last jsonb) RETURNS void LANGUAGE sql AS $$
   SELECT setval(p_sequence::regclass, greatest(p_last::bigint, 1), p_last::bigint > 0)
 $$;

@@ -1,14 +1,14 @@
--- What JSON has to be on every way in. json/mod.rs says the same.
+-- Checks of JSON that is sent. json/mod.rs has the same rules.
 
--- Lists and objects, one within the other, deeper than nodes read them? The server walks over the value once.
+-- Is it nested deeper than nodes can read? One pass over the value.
 CREATE FUNCTION postrider._is_too_deep(p_value jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT jsonb_path_exists(p_value, 'strict $.**{128} ? (@.type() == "array" || @.type() == "object")') $$;
 
--- The same of every member of every object of a list.
+-- The same for every member of every object of a list.
 CREATE FUNCTION postrider._has_too_deep_members(p_list jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT jsonb_path_exists(p_list, 'strict $.**{130} ? (@.type() == "array" || @.type() == "object")') $$;
 
--- The value itself.
+-- Returns the value.
 CREATE FUNCTION postrider._checked_depth(p_field text, p_value jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN
   IF postrider._is_too_deep(p_value) THEN
@@ -17,10 +17,10 @@ BEGIN
   RETURN p_value;
 END $$;
 
--- The same of text that may not be JSON. Without its strings only the brackets count, and each round takes the innermost ones.
+-- The same for text that may not be JSON: without strings only brackets matter, and each round removes the innermost ones.
 CREATE FUNCTION postrider._is_too_deep_text(p_text text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN
-  -- Most have far fewer brackets, and counting is quick.
+  -- Most texts have far fewer brackets, and counting them is fast.
   IF 2 * octet_length(p_text) - octet_length(replace(p_text, '[', '')) - octet_length(replace(p_text, '{', '')) <= 128 THEN
     RETURN false;
   END IF;
@@ -32,11 +32,11 @@ BEGIN
   RETURN p_text <> '';
 END $$;
 
--- Does a payload of this content type have to be JSON?
+-- Must a payload of this content type be JSON?
 CREATE FUNCTION postrider._is_json(p_content_type text) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT lower(btrim(split_part(p_content_type, ';', 1))) ~ '^application/json$|[+]json$' $$;
 
--- Bytes that say they are JSON. The type json, not jsonb: any number is taken, and any escape.
+-- Checks bytes with a JSON content type. As json, not jsonb, which would refuse some numbers and escapes.
 CREATE FUNCTION postrider._check_payload(p_field text, p_content_type text, p_payload bytea) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -49,7 +49,7 @@ BEGIN
   BEGIN
     v_text := convert_from(p_payload, 'UTF8');
     v_too_deep := postrider._is_too_deep_text(v_text);
-    -- The server's own parser would give up with other words.
+    -- The server's parser would fail with another error.
     IF NOT v_too_deep THEN
       PERFORM v_text::json;
     END IF;

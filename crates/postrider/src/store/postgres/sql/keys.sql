@@ -1,17 +1,20 @@
--- Ordering keys. Of each key at most one message is not behind it (index queue_key). Senders of one key
--- wait for each other's transactions, so that commit order is the order of positions.
+-- Ordering keys. At most one message of each key is not behind it (index queue_key). Senders of one key wait for each other's
+-- transactions, so that commit order is the order of positions.
 --
--- Locks: a sender holds its key's lock exclusively and its stripe's shared; a batch with very many keys holds
--- whole stripes exclusively instead, because every lock takes room in the server's shared memory. So does a transaction
--- that has locked very many, one after the other.
+-- Locks: a sender holds the lock of its key exclusively and the lock of the key's stripe shared. A batch with very many keys, or a
+-- transaction that has locked very many one after the other, holds whole stripes exclusively instead, because every lock takes
+-- space in the server's shared memory.
+
+CREATE FUNCTION postrider._key_scope(e postrider.endpoints) RETURNS bigint LANGUAGE sql IMMUTABLE
+AS $$ SELECT CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END $$;
 
 CREATE FUNCTION postrider._key_stripe(p_key bigint) RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT (p_key & 63)::integer $$;
 
--- Whether this transaction may lock so many more keys one by one. The server has some thousand locks for everybody.
+-- May this transaction lock p_more keys one by one? The whole server has a few thousand locks.
 CREATE FUNCTION postrider._may_lock(p_more integer) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-  -- Anybody may have set it to anything.
+  -- Any role can set this to anything.
   v_said text := current_setting('postrider.locks', true);
   v_locks integer := CASE WHEN v_said ~ '^[0-9]{1,4}$' THEN v_said::integer ELSE 0 END + p_more;
 BEGIN
@@ -25,20 +28,20 @@ END $$;
 CREATE FUNCTION postrider._lock_key(p_key bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF postrider._may_lock(1) THEN
-    PERFORM pg_advisory_xact_lock_shared(1886548336, postrider._key_stripe(p_key));
+    PERFORM pg_advisory_xact_lock_shared(:lock_ordering_stripe, postrider._key_stripe(p_key));
     PERFORM pg_advisory_xact_lock(p_key);
   ELSE
-    PERFORM pg_advisory_xact_lock(1886548336, postrider._key_stripe(p_key));
+    PERFORM pg_advisory_xact_lock(:lock_ordering_stripe, postrider._key_stripe(p_key));
   END IF;
 END $$;
 
--- Never waits: a node must not wait for an application's transaction.
+-- Never waits: nodes must not wait for an application's transaction.
 CREATE FUNCTION postrider._try_lock_key(p_key bigint) RETURNS boolean LANGUAGE sql AS $$
-  SELECT pg_try_advisory_xact_lock_shared(1886548336, postrider._key_stripe(p_key)) AND pg_try_advisory_xact_lock(p_key)
+  SELECT pg_try_advisory_xact_lock_shared(:lock_ordering_stripe, postrider._key_stripe(p_key)) AND pg_try_advisory_xact_lock(p_key)
 $$;
 
--- For a batch, all of its keys at once; p_class is the stripes' first half. First every stripe and then every key, both
--- sorted: whoever takes only stripes, because it has very many keys, and whoever takes both never wait in a circle.
+-- Locks all keys of a batch. p_class: the first number of the stripe locks. All stripes first, then all keys, both sorted: batches
+-- that lock only stripes and batches that lock both cannot deadlock.
 CREATE FUNCTION postrider._lock_sorted(p_class integer, p_keys bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_keys bigint[] := ARRAY(SELECT DISTINCT k FROM unnest(p_keys) AS k WHERE k IS NOT NULL ORDER BY k);
@@ -54,11 +57,11 @@ END $$;
 
 CREATE FUNCTION postrider._lock_keys(p_keys bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM postrider._lock_sorted(1886548336, p_keys);
+  PERFORM postrider._lock_sorted(:lock_ordering_stripe, p_keys);
 END $$;
 
--- For what no application asked for: waits for senders so long in all, and then says for whom. Who waits for us meanwhile
--- goes on long before the server would look for a circle, and end one of the two.
+-- For callers that are no applications: waits for senders up to p_patience in all, then raises an error that names the key. Our
+-- waits end before deadlock detection starts.
 CREATE FUNCTION postrider._lock_keys_within(p_patience interval, p_scopes bigint[], p_keys text[]) RETURNS void
 LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
 DECLARE
@@ -83,40 +86,26 @@ BEGIN
       PERFORM postrider._lock_key(v.key);
     EXCEPTION WHEN lock_not_available THEN
       RAISE EXCEPTION USING ERRCODE = '55P03',
-        MESSAGE = format('a sender of ordering key "%s" is in the middle of its transaction', v.name);
+        MESSAGE = format('a sender of ordering key "%s" has an open transaction', v.name);
     END;
   END LOOP;
 END $$;
 
-CREATE FUNCTION postrider._is_read_committed() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
-BEGIN
-  RETURN current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
-END $$;
-
--- A claim changes no message, so nothing tells a transaction with an old snapshot that a node has one in its hands.
-CREATE FUNCTION postrider._need_read_committed() RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-  IF NOT postrider._is_read_committed() THEN
-    PERFORM postrider._conflict(format('this needs READ COMMITTED: at %s a transaction does not see which messages nodes '
-      'are delivering', upper(current_setting('transaction_isolation'))));
-  END IF;
-END $$;
-
--- A dead head keeps its key waiting (on_dead = hold).
+-- Does a dead letter hold this key (on_dead = hold)?
 CREATE FUNCTION postrider._key_is_held(p_key bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   RETURN EXISTS (SELECT FROM postrider.dlq WHERE holds_key AND postrider._key(key_scope, ordering_key) = p_key);
 END $$;
 
--- Nothing of these keys is ready or claimed any more: their heads may go, unless a key is held. Returns those that went on.
--- Does not wait for senders: what of theirs is committed is seen, and where one is in the middle of its transaction and
--- nothing is seen yet, a node looks again; and so it does when this transaction's snapshot is an old one.
+-- No message of these keys is ready or claimed any more: makes the next message of each key ready, unless the key is held, and
+-- returns those messages. Does not wait for senders. Where a sender has an open transaction and no committed message is visible,
+-- or where this transaction's snapshot is old, the key goes to _stalled_keys and a node tries again.
 CREATE FUNCTION postrider._advance_keys(p_keys bigint[])
 RETURNS TABLE (id bigint, endpoint_id bigint, priority smallint, due_at timestamptz) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   v_may_lock boolean := postrider._may_lock(cardinality(p_keys));
-  -- Before anything is looked at. Whoever has locked very many leaves the others to a node, rather than hold up everybody.
+  -- Locked before any message is read. A transaction that has locked very many leaves the rest to a node.
   v_alone boolean[] := ARRAY(SELECT v_may_lock AND postrider._try_lock_key(k) FROM unnest(p_keys) AS k);
   v_any_held boolean := EXISTS (SELECT FROM postrider.dlq WHERE holds_key);
   v_seen record;
@@ -131,41 +120,41 @@ BEGIN
   FROM unnest(p_keys, v_alone) AS k (key, alone)
   LEFT JOIN LATERAL (SELECT q.ctid, q.place FROM postrider.queue q WHERE postrider._key(q.key_scope, q.ordering_key) = k.key
                      ORDER BY postrider._turn(q.place, q.key_position) LIMIT 1) AS next ON true
-  WHERE (next.place = 1 OR next.place IS NULL AND NOT k.alone) AND NOT (v_any_held AND postrider._key_is_held(k.key));
+  WHERE (next.place = :behind_key OR next.place IS NULL AND NOT k.alone) AND NOT (v_any_held AND postrider._key_is_held(k.key));
   IF v_seen.rows IS NULL THEN
     RETURN;
   END IF;
   v_free := ARRAY(SELECT q.ctid FROM postrider.queue q WHERE q.ctid = ANY (v_seen.rows) FOR UPDATE SKIP LOCKED);
-  -- Of some a sender is in the middle of its transaction. Of some the next one is being cancelled or expires, or just did:
-  -- waiting could go in a circle, and who comes then is not known before that has ended.
+  -- The others are left to a node: a sender of the key has an open transaction, or the next message is being cancelled or expired.
+  -- Waiting for that could deadlock, and the message after it is unknown until it ends.
   IF cardinality(v_free) < cardinality(v_seen.rows) THEN
     INSERT INTO postrider._stalled_keys (key)
     SELECT k.key FROM unnest(v_seen.keys, v_seen.rows) AS k (key, next) WHERE k.next IS NULL OR k.next <> ALL (v_free);
   END IF;
-  RETURN QUERY UPDATE postrider.queue q SET place = CASE WHEN q.losses = 0 THEN 0 ELSE 3 END
+  RETURN QUERY UPDATE postrider.queue q SET place = CASE WHEN q.losses = 0 THEN :ready ELSE :on_probation END
     WHERE q.ctid = ANY (v_free) RETURNING q.id, q.endpoint_id, q.priority, q.due_at;
 END $$;
 
--- The smallest position of a key, and whose it is.
+-- The message of a key with the lowest position.
 CREATE FUNCTION postrider._head_of_key(p_key bigint, OUT id bigint, OUT key_position bigint)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 BEGIN
-  -- Somebody may have been put before the one that is not behind it.
+  -- A redriven message may have been put before the one that is not behind the key.
   SELECT h.id, h.key_position INTO id, key_position
   FROM (SELECT q.id, q.key_position FROM postrider.queue q WHERE postrider._key(q.key_scope, q.ordering_key) = p_key
         ORDER BY postrider._turn(q.place, q.key_position) LIMIT 2) AS h
   ORDER BY h.key_position LIMIT 1;
 END $$;
 
--- One of them; the endpoint that has something to do now.
+-- For one key; returns the endpoint whose message became ready.
 CREATE FUNCTION postrider._advance_key(p_key bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
   RETURN (SELECT endpoint_id FROM postrider._advance_keys(ARRAY[p_key]));
 END $$;
 
--- A dead letter of this key holds it no more. Does not wait for senders, nor for others who let it go: a node looks again
--- when they have ended.
+-- A dead letter stopped holding this key. Waits neither for senders nor for other transactions that release the key: a node tries
+-- again when they have ended.
 CREATE FUNCTION postrider._let_key_go(p_key bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF postrider._try_lock_key(p_key) THEN
@@ -175,8 +164,8 @@ BEGIN
   END IF;
 END $$;
 
--- Looks at keys that had to be left alone: at all of them, or at p_looks from anywhere on, and lets up to p_limit go.
--- Returns the endpoints that have something to do now.
+-- Tries stalled keys again: all of them, or p_looks from a random position on, until p_limit were advanced. Returns the endpoints
+-- whose messages became ready.
 CREATE FUNCTION postrider._advance_stalled_keys(p_limit integer, p_looks integer DEFAULT NULL) RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -185,7 +174,7 @@ DECLARE
   v_key bigint;
   v_endpoint bigint;
 BEGIN
-  -- Those whose senders are still at work do not count: however many they are, they hold up nobody else.
+  -- Keys that are still locked do not count towards p_limit, so they cannot block the others.
   FOR v_key IN
     SELECT k.key
     FROM (SELECT DISTINCT s.key

@@ -1,6 +1,6 @@
--- Lists of messages, window by window down the ids; the program says how wide a window is.
+-- Lists of messages, in windows of descending ids; the program chooses the width of a window.
 
--- The message with the highest id up to p_id that is queued or dead, as far as messages in that state are wanted.
+-- The message with the highest id up to p_id that is queued or dead, if p_state includes that.
 CREATE FUNCTION postrider._latest_open(p_state text, p_id bigint, OUT id bigint, OUT created_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
@@ -14,8 +14,8 @@ BEGIN
   ORDER BY l.id DESC LIMIT 1;
 END $$;
 
--- The last id up to p_id of what was made before and is archived, or not much more. A plan that reads until it meets some
--- would read all where there is none.
+-- The highest id up to p_id of a message that was archived and created before p_created_before, or slightly more. Bisection,
+-- because a plan that reads until it finds one would read everything when there is none.
 CREATE FUNCTION postrider._last_archived(p_id bigint, p_created_before timestamptz) RETURNS bigint
 LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 DECLARE
@@ -35,9 +35,9 @@ BEGIN
   RETURN v_last;
 END $$;
 
--- The last id that can match, or not much more. A list that begins with a long stretch of what it does not want would look
--- for its end window by window. Of what is queued or dead nothing is wanted that was made after p_too_new. A name that
--- nobody ever gave to an endpoint is a mistake, not an empty list.
+-- The highest id that can match, or slightly more, so that a list does not walk window by window over messages that cannot match.
+-- Queued and dead messages that were created after p_too_new cannot. The name of an endpoint that never existed is an error, not
+-- an empty list.
 CREATE FUNCTION postrider._begin_list(p_endpoint text, p_state text, p_created_before timestamptz, p_too_new timestamptz)
 RETURNS bigint LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -69,11 +69,10 @@ BEGIN
   RETURN v_last;
 END $$;
 
--- The messages with ids from p_from up to, but not including, p_to, wherever they are. Every row says how many there
--- are, matching or not, when the newest was made, and from which id on all of them were looked at: of the queue and the
--- DLQ the p_rows_max highest. The archive is in no order, so where it has more than that in the window nothing can be
--- said, and from_id is null. The first row stands alone when nothing matches. What has to be looked at is what costs,
--- so the window is counted before it is filtered; only those that are claimed are few, however long the queue is.
+-- The messages with p_from <= id < p_to, wherever they are. Every row has the number of messages in the window, matching or not,
+-- the creation time of the newest, and the id from which on all were read: the p_rows_max highest of the queue and of the DLQ. The
+-- archive has no order, so when it has more than that in the window, from_id is null. Without a match there is one row without a
+-- message. Reading is what costs, so rows are counted before they are filtered; claimed messages are always few.
 CREATE FUNCTION postrider._list_window(
   p_from bigint, p_to bigint, p_rows_max bigint, p_state text, p_endpoint text, p_ordering_key text, p_event_type text,
   p_correlation_id uuid, p_created_after timestamptz, p_created_before timestamptz, p_limit bigint)
@@ -85,7 +84,7 @@ LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
   v_claimed bigint[] := postrider._claimed_ids();
-  -- Names are compared before and told after: there may be thousands of messages between.
+  -- Compare ids, and join names only for the result: there may be thousands of messages.
   v_endpoints bigint[] := ARRAY(SELECT e.id FROM postrider.endpoints e WHERE e.name = p_endpoint);
   v_after timestamptz := coalesce(p_created_after, '-infinity');
   v_before timestamptz := coalesce(p_created_before, 'infinity');
@@ -105,7 +104,7 @@ BEGIN
         NULL::bigint AS dlq_id
       FROM queued q
       UNION ALL
-      -- Months that cannot hold any of it are not opened.
+      -- created_at excludes months that cannot match.
       (SELECT 2, a.id, a.endpoint_id, a.status, a.priority, NULL, a.attempts, a.last_error, a.content_type,
         a.idempotency_key, a.correlation_id, a.ordering_key, a.event_type, a.created_at, a.scheduled_at, a.expires_at,
         a.finished_at, NULL
@@ -134,11 +133,12 @@ BEGIN
         AND (p_ordering_key IS NULL OR w.ordering_key = p_ordering_key)
         AND (p_event_type IS NULL OR w.event_type = p_event_type)
         AND (p_correlation_id IS NULL OR w.correlation_id = p_correlation_id)
-        -- Another program may have written that one was made at the end of time.
+        -- Another program may have written infinity.
         AND w.created_at >= v_after AND (p_created_before IS NULL OR w.created_at < v_before)
       ORDER BY w.id DESC LIMIT p_limit
     )
-    SELECT c.rows, c.newest, c.from_id, m.id, (SELECT e.name FROM postrider.endpoints e WHERE e.id = m.endpoint_id), m.state, m.priority, CASE WHEN m.state = 'pending' THEN m.due_at END,
+    SELECT c.rows, c.newest, c.from_id, m.id, (SELECT e.name FROM postrider.endpoints e WHERE e.id = m.endpoint_id), m.state,
+      m.priority, CASE WHEN m.state = 'pending' THEN m.due_at END,
       m.attempts + (m.state = 'processing')::integer, m.last_error, m.content_type, m.idempotency_key,
       m.correlation_id, m.ordering_key, m.event_type, m.created_at, m.scheduled_at, m.expires_at, m.finished_at, m.dlq_id
     FROM counted c LEFT JOIN matching m ON m.id >= c.from_id ORDER BY m.id DESC;

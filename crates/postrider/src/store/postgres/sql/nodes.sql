@@ -1,19 +1,13 @@
--- Nodes, their leases, and what they are told.
-
--- From when leases may be judged: one full lease after the store could be reached again, so that everybody has the
--- time to come back. It was away when no node at all could confirm its lease, or when another server is the store now:
--- this one was started again, or a standby took its place.
-CREATE TABLE postrider._judgement (
-  single boolean PRIMARY KEY DEFAULT true CHECK (single),
-  earliest_at timestamptz NOT NULL,
-  server_started_at timestamptz NOT NULL
-);
+-- Nodes and their leases.
 
 CREATE FUNCTION postrider._node_lease() RETURNS interval LANGUAGE sql STABLE
 AS $$ SELECT postrider._setting('node_lease')::integer * interval '1 second' $$;
 
--- A node reached the store. Half a lease without a word from any node is a store that was away: heartbeats come
--- three times a lease.
+CREATE FUNCTION postrider._live_nodes() RETURNS bigint LANGUAGE sql STABLE AS $$
+  SELECT count(*) FROM postrider.nodes WHERE state = 'live' AND lease_until > postrider._now()
+$$;
+
+-- A node reached the store. Heartbeats come three times a lease, so half a lease without any means that the store was away.
 CREATE FUNCTION postrider._note_sign_of_life(p_now timestamptz, p_lease interval) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF (SELECT max(heartbeat_at) FROM postrider.nodes) > p_now - p_lease / 2
@@ -61,34 +55,6 @@ BEGIN
   END IF;
 END $$;
 
--- A transaction that has notified cannot be prepared for two-phase commit: its caller sets postrider.notify to off before.
-CREATE FUNCTION postrider._may_notify() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
-BEGIN
-  RETURN (lower(current_setting('postrider.notify', true)) IN ('off', 'false', 'no', '0')) IS NOT TRUE;
-END $$;
-
--- What was sent without a notification, at most p_limit; the node then claims from the start of the queue.
-CREATE FUNCTION postrider._take_unheard(p_limit integer) RETURNS bigint[] LANGUAGE plpgsql AS $$
-DECLARE
-  v_endpoints bigint[];
-BEGIN
-  WITH taken AS (
-    DELETE FROM postrider._unheard WHERE ctid = ANY (ARRAY(
-      SELECT ctid FROM postrider._unheard LIMIT p_limit FOR UPDATE SKIP LOCKED)) RETURNING endpoint_id)
-  SELECT array_agg(DISTINCT endpoint_id) INTO v_endpoints FROM taken;
-  RETURN coalesce(v_endpoints, '{}');
-END $$;
-
--- A message of this endpoint may be claimed again, or at last, in its old place: nodes may be past it.
-CREATE FUNCTION postrider._tell_unblocked(p_endpoint bigint) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-  IF p_endpoint IS NOT NULL AND NOT postrider._may_notify() THEN
-    INSERT INTO postrider._unheard (endpoint_id) VALUES (p_endpoint);
-  ELSIF p_endpoint IS NOT NULL THEN
-    PERFORM pg_notify('postrider', 'back:' || p_endpoint);
-  END IF;
-END $$;
-
 CREATE FUNCTION postrider._refuse_beside_nodes(p_then text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_live text := (SELECT string_agg(name, ', ' ORDER BY id) FROM postrider.nodes
@@ -101,7 +67,7 @@ BEGIN
   END IF;
 END $$;
 
--- For whoever holds a claim of this node, or a message of one; a moment only, because an open transaction may stay so.
+-- Waits up to a second for transactions that have locked a claim of this node, or a message of one.
 CREATE FUNCTION postrider._wait_for_holders(p_node bigint) RETURNS void LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
 DECLARE
   v_ids bigint[];
@@ -113,8 +79,8 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
   NULL;
 END $$;
 
--- A clean stop: what the node still holds goes back as if it had not been claimed. What it lost before is judged, and so is
--- what somebody else has in hand: a claim, or a message that is not to go back without a look at its key.
+-- A clean stop: the node's claims go back as if they had not been made. Claims and keyed messages that another transaction has
+-- locked stay behind, and other nodes treat them as lost.
 CREATE FUNCTION postrider._leave_node(p_node bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_batches bigint[];
@@ -152,13 +118,13 @@ BEGIN
   PERFORM postrider._end_node(p_node, 'left');
 END $$;
 
--- May leases and claims be judged now? Not before nodes had a lease's time to come back to this server.
+-- May leases run out now? Not before nodes had one lease to reconnect to this server.
 CREATE FUNCTION postrider._may_judge(p_now timestamptz) RETURNS boolean LANGUAGE sql STABLE AS $$
   SELECT EXISTS (SELECT FROM postrider._judgement
                  WHERE server_started_at = pg_postmaster_start_time() AND earliest_at <= p_now)
 $$;
 
--- Claims of nodes whose lease ran out, and claims that nobody settled in time.
+-- Claims of nodes whose lease ran out, and claims that were not settled within stale_recovery_timeout.
 CREATE FUNCTION postrider._lost_claims(p_limit integer)
 RETURNS TABLE (id bigint, endpoint_id bigint, node_id bigint, batch bigint, attempt integer, attempts_before integer,
                losses integer, alone boolean, started_at timestamptz, expires_at timestamptz, options jsonb)
@@ -181,7 +147,7 @@ BEGIN
                    OR NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = c.node_id AND n.state = 'live')) THEN
     RETURN;
   END IF;
-  -- What is left of a node that is gone when all its messages are settled.
+  -- Rows of lost claims whose messages have all left the queue.
   DELETE FROM postrider._claims c WHERE (c.node_id, c.batch) IN (
     SELECT r.node_id, r.batch
     FROM postrider._current_claims() o JOIN postrider._claim_rows r ON r.node_id = o.node_id AND r.batch = o.batch
@@ -198,37 +164,11 @@ BEGIN
            OR NOT EXISTS (SELECT FROM postrider.nodes n WHERE n.id = c.node_id AND n.state = 'live'))
       AND q.id = held.id
     LIMIT p_limit
-    -- What somebody has in hand cannot be judged now, and hides nothing else.
+    -- Locked rows are skipped until the next call.
     FOR UPDATE OF r, q SKIP LOCKED;
 END $$;
 
--- Adds the attempt results since the node's last report, and returns the endpoints that were stored. Rows locked by another
--- transaction are skipped; the node reports them again. In order, so that no two nodes wait for each other.
-CREATE FUNCTION postrider._note_results(
-  p_endpoints bigint[], p_delivered bigint[], p_retryable bigint[], p_permanent bigint[], p_gone bigint[], p_lost bigint[],
-  p_failed_since bigint[], p_last_success_at timestamptz[], p_last_failure_at timestamptz[], p_last_errors text[]
-) RETURNS SETOF bigint LANGUAGE plpgsql SET search_path = postrider, pg_temp AS $$
-BEGIN
-  RETURN QUERY
-    WITH free AS MATERIALIZED (
-      SELECT r.endpoint_id FROM postrider._results r WHERE r.endpoint_id = ANY (p_endpoints)
-      ORDER BY r.endpoint_id FOR UPDATE SKIP LOCKED
-    )
-    UPDATE postrider._results r SET delivered = r.delivered + n.delivered, retryable = r.retryable + n.retryable,
-      permanent = r.permanent + n.permanent, gone = r.gone + n.gone, lost = r.lost + n.lost,
-      consecutive_failures = CASE WHEN n.last_success_at IS NULL THEN r.consecutive_failures ELSE 0 END + n.failed_since,
-      last_success_at = coalesce(n.last_success_at, r.last_success_at),
-      last_failure_at = coalesce(n.last_failure_at, r.last_failure_at),
-      last_error = coalesce(n.last_error, r.last_error)
-    FROM free JOIN unnest(p_endpoints, p_delivered, p_retryable, p_permanent, p_gone, p_lost, p_failed_since,
-                          p_last_success_at, p_last_failure_at, p_last_errors)
-                AS n (endpoint_id, delivered, retryable, permanent, gone, lost, failed_since, last_success_at,
-                      last_failure_at, last_error) USING (endpoint_id)
-    WHERE r.endpoint_id = free.endpoint_id
-    RETURNING r.endpoint_id;
-END $$;
-
--- Who runs, and who ran until lately.
+-- Nodes that run, and nodes that ended lately.
 CREATE FUNCTION postrider.get_worker_status()
 RETURNS TABLE (node_id bigint, name text, state text, joined_at timestamptz, heartbeat_at timestamptz,
                lease_until timestamptz, seconds_since_heartbeat numeric, in_flight bigint)
@@ -240,7 +180,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
   FROM postrider.nodes n ORDER BY n.id
 $$;
 
--- Nodes that ended long ago and hold nothing any more.
+-- Deletes nodes that ended long ago and have no claims.
 CREATE FUNCTION postrider._clean_nodes(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
   v_before timestamptz := postrider._now()

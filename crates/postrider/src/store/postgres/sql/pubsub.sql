@@ -1,140 +1,5 @@
 -- Event types, subscriptions, and publish: an event becomes one message for every endpoint that wants it.
 
--- Keywords of JSON Schema that are enforced; others are refused when the event type is made.
-CREATE FUNCTION postrider._check_schema(p_field text, p_schema jsonb) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-  v_given record;
-  v_field text;
-  v_item record;
-BEGIN
-  IF jsonb_typeof(p_schema) = 'boolean' THEN
-    RETURN;
-  END IF;
-  IF NOT postrider._is_object(p_schema) THEN
-    PERFORM postrider._invalid(p_field, 'must be an object or a boolean');
-  END IF;
-  FOR v_given IN SELECT key, value FROM jsonb_each(p_schema) ORDER BY key COLLATE "C" LOOP
-    v_field := format('%s.%s', p_field, v_given.key);
-    CASE
-      WHEN v_given.key = 'type' THEN
-        FOR v_item IN
-          SELECT t FROM jsonb_array_elements(
-            CASE jsonb_typeof(v_given.value) WHEN 'array' THEN v_given.value ELSE jsonb_build_array(v_given.value) END) AS t
-        LOOP
-          PERFORM postrider._check_choice(v_field, v_item.t,
-            ARRAY['null', 'boolean', 'object', 'array', 'number', 'string', 'integer'],
-            'must be "null", "boolean", "object", "array", "number", "string" or "integer", or a list of them');
-        END LOOP;
-      WHEN v_given.key = 'enum' THEN
-        IF jsonb_typeof(v_given.value) <> 'array' THEN
-          PERFORM postrider._invalid(v_field, 'must be a list');
-        END IF;
-      WHEN v_given.key IN ('const', 'title', 'description', '$schema', '$id', '$comment', 'default', 'examples') THEN
-        NULL;
-      WHEN v_given.key = 'required' THEN
-        IF jsonb_typeof(v_given.value) <> 'array'
-           OR EXISTS (SELECT FROM jsonb_array_elements(v_given.value) AS r WHERE jsonb_typeof(r) <> 'string') THEN
-          PERFORM postrider._invalid(v_field, 'must be a list of strings');
-        END IF;
-      WHEN v_given.key = 'properties' THEN
-        IF NOT postrider._is_object(v_given.value) THEN
-          PERFORM postrider._invalid(v_field, 'must be an object');
-        END IF;
-        FOR v_item IN SELECT key, value FROM jsonb_each(v_given.value) ORDER BY key COLLATE "C" LOOP
-          PERFORM postrider._check_schema(format('%s.%s', v_field, v_item.key), v_item.value);
-        END LOOP;
-      WHEN v_given.key IN ('additionalProperties', 'items') THEN
-        PERFORM postrider._check_schema(v_field, v_given.value);
-      WHEN v_given.key IN ('minimum', 'maximum') THEN
-        IF jsonb_typeof(v_given.value) <> 'number' THEN
-          PERFORM postrider._invalid(v_field, 'must be a number');
-        END IF;
-      WHEN v_given.key IN ('minLength', 'maxLength', 'minItems', 'maxItems') THEN
-        PERFORM postrider._check_whole(v_field, v_given.value, 0, 9007199254740991);
-      ELSE
-        PERFORM postrider._invalid(v_field, 'is not known here; known are: type, enum, const, required, properties, '
-          'additionalProperties, items, minimum, maximum, minLength, maxLength, minItems, maxItems');
-    END CASE;
-  END LOOP;
-END $$;
-
--- Where and why a value breaks a schema, `payload.total: must be at least 0`; null when it does not.
-CREATE FUNCTION postrider._broken_schema(p_path text, p_value jsonb, p_schema jsonb) RETURNS text
-LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-  v_type text := jsonb_typeof(p_value);
-  v_types jsonb := CASE jsonb_typeof(p_schema->'type') WHEN 'array' THEN p_schema->'type'
-                        WHEN 'string' THEN jsonb_build_array(p_schema->'type') END;
-  v_item record;
-  v_broken text;
-BEGIN
-  IF p_schema = 'true' OR p_schema = '{}' THEN
-    RETURN NULL;
-  ELSIF p_schema = 'false' THEN
-    RETURN p_path || ': is not allowed here';
-  END IF;
-  IF v_types IS NOT NULL AND NOT v_types ? v_type
-     AND NOT (v_types ? 'integer' AND v_type = 'number' AND p_value::numeric = trunc(p_value::numeric)) THEN
-    RETURN format('%s: must be of type %s', p_path,
-      (SELECT string_agg(t, ' or ' ORDER BY n) FROM jsonb_array_elements_text(v_types) WITH ORDINALITY AS a (t, n)));
-  END IF;
-  IF p_schema ? 'enum' AND NOT EXISTS (SELECT FROM jsonb_array_elements(p_schema->'enum') AS e WHERE e = p_value) THEN
-    RETURN format('%s: must be one of %s', p_path, p_schema->'enum');
-  END IF;
-  IF p_schema ? 'const' AND p_value <> p_schema->'const' THEN
-    RETURN format('%s: must be %s', p_path, p_schema->'const');
-  END IF;
-  CASE v_type
-    WHEN 'number' THEN
-      RETURN CASE WHEN p_value::numeric < (p_schema->>'minimum')::numeric
-                    THEN format('%s: must be at least %s', p_path, p_schema->>'minimum')
-                  WHEN p_value::numeric > (p_schema->>'maximum')::numeric
-                    THEN format('%s: must be at most %s', p_path, p_schema->>'maximum') END;
-    WHEN 'string' THEN
-      RETURN CASE WHEN length(p_value #>> '{}') < (p_schema->>'minLength')::numeric
-                    THEN format('%s: must have at least %s characters', p_path, p_schema->>'minLength')
-                  WHEN length(p_value #>> '{}') > (p_schema->>'maxLength')::numeric
-                    THEN format('%s: must have at most %s characters', p_path, p_schema->>'maxLength') END;
-    WHEN 'array' THEN
-      IF jsonb_array_length(p_value) < (p_schema->>'minItems')::numeric THEN
-        RETURN format('%s: must have at least %s items', p_path, p_schema->>'minItems');
-      ELSIF jsonb_array_length(p_value) > (p_schema->>'maxItems')::numeric THEN
-        RETURN format('%s: must have at most %s items', p_path, p_schema->>'maxItems');
-      END IF;
-      IF p_schema ? 'items' THEN
-        FOR v_item IN SELECT i, n FROM jsonb_array_elements(p_value) WITH ORDINALITY AS a (i, n) LOOP
-          v_broken := postrider._broken_schema(format('%s[%s]', p_path, v_item.n - 1), v_item.i, p_schema->'items');
-          IF v_broken IS NOT NULL THEN
-            RETURN v_broken;
-          END IF;
-        END LOOP;
-      END IF;
-    WHEN 'object' THEN
-      SELECT r INTO v_broken FROM jsonb_array_elements_text(coalesce(p_schema->'required', '[]')) WITH ORDINALITY AS a (r, n)
-      WHERE NOT p_value ? r ORDER BY n LIMIT 1;
-      IF FOUND THEN
-        RETURN format('%s.%s: is required', p_path, v_broken);
-      END IF;
-      FOR v_item IN SELECT key, value FROM jsonb_each(p_value) ORDER BY key COLLATE "C" LOOP
-        IF (p_schema->'properties') ? v_item.key THEN
-          v_broken := postrider._broken_schema(format('%s.%s', p_path, v_item.key), v_item.value,
-            p_schema->'properties'->v_item.key);
-        ELSIF p_schema ? 'additionalProperties' THEN
-          v_broken := postrider._broken_schema(format('%s.%s', p_path, v_item.key), v_item.value,
-            p_schema->'additionalProperties');
-        ELSE
-          v_broken := NULL;
-        END IF;
-        IF v_broken IS NOT NULL THEN
-          RETURN v_broken;
-        END IF;
-      END LOOP;
-    ELSE
-      NULL;
-  END CASE;
-  RETURN NULL;
-END $$;
-
 CREATE FUNCTION postrider._check_event_name(p_field text, p_name text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF p_name IS NULL OR p_name !~ E'^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*$' OR length(p_name) > 128 THEN
@@ -143,7 +8,7 @@ BEGIN
   END IF;
 END $$;
 
--- Makes an event type. A schema is enforced on every event of it.
+-- Creates an event type. Its schema is enforced on every event.
 CREATE FUNCTION postrider.create_event_type(name text, description text DEFAULT NULL, schema jsonb DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 #variable_conflict use_column
@@ -162,7 +27,7 @@ BEGIN
   PERFORM postrider._log_event('event_type.created', create_event_type.name, '{}');
 END $$;
 
--- Its subscriptions stay: a pattern may fit other types, and the type may come back.
+-- Its subscriptions stay: a pattern may match other types, and the type may be created again.
 CREATE FUNCTION postrider.drop_event_type(name text) RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
@@ -176,7 +41,7 @@ BEGIN
   PERFORM postrider._log_event('event_type.dropped', drop_event_type.name, '{}');
 END $$;
 
--- Whether the subscription existed already is for the library.
+-- The library needs to know whether the subscription existed.
 CREATE FUNCTION postrider._subscribe(
   p_pattern text, p_endpoint text, p_filter jsonb, p_template jsonb, OUT id bigint, OUT existed boolean
 ) LANGUAGE plpgsql AS $$
@@ -188,7 +53,7 @@ BEGIN
     PERFORM postrider._invalid('pattern', 'must be the name of an event type, one that ends with ''.*'', or ''*''');
   END IF;
   PERFORM postrider._checked_depth('filter', p_filter), postrider._checked_depth('template', p_template);
-  -- A type that is named in full has to be there; what a pattern fits may come later.
+  -- A type that is named in full must exist; types that a pattern matches may be created later.
   IF p_pattern !~ E'\\*$' AND NOT EXISTS (SELECT FROM postrider.event_types WHERE name = p_pattern) THEN
     PERFORM postrider._unknown('event type', p_pattern);
   END IF;
@@ -196,7 +61,7 @@ BEGIN
   IF NOT FOUND THEN
     PERFORM postrider._unknown('endpoint', p_endpoint);
   END IF;
-  -- Again, when another transaction drops the one that was found.
+  -- Loop: another transaction may drop the existing one in between.
   LOOP
     INSERT INTO postrider.subscriptions AS s (pattern, endpoint_id, filter, template, created_at)
     VALUES (p_pattern, v_endpoint, p_filter, p_template, postrider._now())
@@ -257,15 +122,14 @@ CREATE FUNCTION postrider.disable_subscription(subscription_id bigint) RETURNS v
 SECURITY DEFINER SET search_path = postrider, pg_temp
 AS $$ SELECT postrider._enable_subscription(subscription_id, false) $$;
 
--- Every pattern that fits an event type: itself, each beginning of it with `.*`, and `*`. So that an index finds them.
+-- Every pattern that matches an event type: itself, each prefix with `.*`, and `*`, for a look-up by index.
 CREATE FUNCTION postrider._patterns_for(p_event_type text) RETURNS text[] LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
   SELECT ARRAY['*', p_event_type] || ARRAY(
     SELECT array_to_string(s[1:n], '.') || '.*'
     FROM (SELECT string_to_array(p_event_type, '.') AS s) AS segments, generate_series(1, cardinality(s) - 1) AS n)
 $$;
-CREATE INDEX subscriptions_pattern ON postrider.subscriptions (pattern);
 
--- What a JSON pointer points to; null where there is nothing.
+-- The value at a JSON pointer; JSON null when there is none.
 CREATE FUNCTION postrider._pointed(p_value jsonb, p_pointer text) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
   v_token text;
@@ -274,13 +138,13 @@ BEGIN
     v_token := replace(replace(v_token, '~1', '/'), '~0', '~');
     p_value := CASE jsonb_typeof(p_value)
       WHEN 'object' THEN p_value->v_token
-      -- Not what -> also takes: places from the end.
+      -- Unlike ->, no negative index.
       WHEN 'array' THEN CASE WHEN v_token ~ '^(0|[1-9][0-9]{0,8})$' THEN p_value->v_token::integer END END;
   END LOOP;
   RETURN coalesce(p_value, 'null');
 END $$;
 
--- A template filled: a string that is exactly {{/json/pointer}} becomes that value, null where there is none.
+-- Fills a template: a string that is exactly {{/json/pointer}} becomes that value, or null.
 CREATE FUNCTION postrider._filled(p_template jsonb, p_payload jsonb) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
   v_pointer text;
@@ -302,7 +166,7 @@ BEGIN
   END CASE;
 END $$;
 
--- Of a list what is at each of these places. A list of one, the event of a single publish, is not looked up again and again.
+-- The elements of a list at these indexes. A list of one is a single publish: its element for every index.
 CREATE FUNCTION postrider._picked(p_list anyarray, p_places bigint[]) RETURNS anyarray LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 BEGIN
   IF cardinality(p_list) = 1 THEN
@@ -311,8 +175,8 @@ BEGIN
   RETURN ARRAY(SELECT p_list[n] FROM unnest(p_places) AS n);
 END $$;
 
--- What subscribers get of events: one message for each entry of p_events, which are places in the other lists. Where no event
--- has an option, none of the messages has.
+-- The messages for subscribers: one per entry of p_events, which are indexes into the other lists. An option that no event has stays
+-- null.
 CREATE FUNCTION postrider._fanned_out(
   p_event_types text[], p_payloads jsonb[], b postrider._batch, p_events bigint[], p_subscriptions bigint[],
   p_templates jsonb[]
@@ -344,10 +208,9 @@ BEGIN
   RETURN t;
 END $$;
 
--- Who gets what of events: an entry for each message, in the order of the events and then of the subscriptions. What an
--- operator disabled is skipped and counted; what is gone is kept. The way is always the same, from an event to the
--- subscriptions that fit and from each to its endpoint, and `OFFSET 0` holds the planner to it: where it knows nothing of
--- the tables yet, it would rather begin with all endpoints.
+-- Which subscriptions get which events: one entry per message, in the order of the events, then of the subscriptions. Endpoints that
+-- an operator disabled are skipped and counted; messages for endpoints that are gone are kept. `OFFSET 0` fixes the join order,
+-- from an event to matching subscriptions to their endpoints: without statistics the planner would begin with all endpoints.
 CREATE FUNCTION postrider._wanted(
   p_event_types text[], p_payloads jsonb[], OUT skipped bigint, OUT events bigint[], OUT subscriptions bigint[],
   OUT endpoints text[], OUT templates jsonb[]
@@ -368,15 +231,14 @@ BEGIN
         WHERE o.dropped_at IS NULL ORDER BY e.n, s.id) AS f;
 END $$;
 
--- How an event is named among several; one alone needs no name.
+-- The prefix of fields for one of several events; empty for a single one.
 CREATE FUNCTION postrider._event_at(p_field text, p_place bigint) RETURNS text LANGUAGE sql STABLE AS $$
   SELECT CASE WHEN p_field = '' THEN '' ELSE format('%s[%s].', p_field, p_place - 1) END
 $$;
 
--- Several events, all or nothing: what each of their subscribers gets, as one batch. Returns how many messages were made.
--- Where b has payloads, they are the bytes as they came. Two subscriptions may make different messages of one event for one
--- endpoint, so each has an idempotency key of its own: `key#subscription`. A session keeps its plans: the planner would
--- rather make a new one for every list of another length, and takes longer for that than the fan-out does.
+-- Publishes events, all or nothing, and returns how many messages that made. Payloads in b are the original bytes. Two subscriptions
+-- may make different messages of one event for one endpoint, so each message has its own idempotency key: `key#subscription`.
+-- Generic plans: the planner would plan again for lists of another length, which takes longer than the fan-out.
 CREATE FUNCTION postrider._publish(p_field text, p_event_types text[], p_payloads jsonb[], b postrider._batch)
 RETURNS integer LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -388,12 +250,12 @@ DECLARE
   v_made integer := 0;
   d postrider._destination;
   t postrider._batch;
-  -- What is to be made: of which event, for which subscription.
+  -- One entry per message: its event, subscription, endpoint and template.
   v_events bigint[];
   v_subscriptions bigint[];
   v_endpoints text[];
   v_templates jsonb[];
-  -- The limit of a batch is about what callers write, not about what it becomes.
+  -- max_batch_messages limits what callers send, not what it fans out to.
   v_chunk integer := (SELECT least(max_batch_messages, 10000) FROM postrider._limits);
 BEGIN
   FOR v_event IN
@@ -415,7 +277,7 @@ BEGIN
       PERFORM postrider._invalid(split_part(v_broken, ': ', 1), substr(v_broken, strpos(v_broken, ': ') + 2));
     END IF;
   END LOOP;
-  -- A mistake is one even where nobody listens; what depends on the receiver is checked for each of them.
+  -- Events are checked even without subscribers; checks that depend on the endpoint follow for each message.
   SELECT l.max_payload_bytes, l.max_headers_bytes, l.max_key_bytes
   INTO d.max_payload_bytes, d.max_headers_bytes, d.max_key_bytes FROM postrider._limits l;
   PERFORM postrider._check_message(postrider._event_at(p_field, e.n), d,
@@ -423,7 +285,7 @@ BEGIN
     b.priorities[e.n], b.scheduled_at[e.n], b.expires_at[e.n], b.idempotency_keys[e.n], b.ordering_keys[e.n],
     e.event_type, b.headers[e.n], NULL)
   FROM unnest(p_event_types, p_payloads) WITH ORDINALITY AS e (event_type, payload, n);
-  -- With the number of any subscription behind it.
+  -- Leave room for the longest suffix.
   PERFORM postrider._check_key(postrider._event_at(p_field, n) || 'idempotency_key', k || '#9223372036854775807',
     d.max_key_bytes)
   FROM unnest(b.idempotency_keys) WITH ORDINALITY AS e (k, n) WHERE k IS NOT NULL;
@@ -440,7 +302,7 @@ BEGIN
     PERFORM postrider._too_large('event_type', v_widest, v_limit, 'max_fanout');
   END IF;
   IF cardinality(v_events) > v_chunk THEN
-    -- As one batch would: all locks, in order.
+    -- All locks in order, as one batch would take them.
     PERFORM postrider._lock_idempotency_keys(array_agg(o.id), array_agg(k.key || '#' || w.id))
     FROM unnest(v_events, v_subscriptions, v_endpoints) AS w (n, id, endpoint)
       JOIN unnest(b.idempotency_keys) WITH ORDINALITY AS k (key, n) USING (n)
@@ -461,7 +323,7 @@ BEGIN
   RETURN v_made;
 END $$;
 
--- One event to everybody who wants it; how many messages that made. Nobody is not an error.
+-- Publishes one event; returns how many messages that made. 0 is not an error.
 CREATE FUNCTION postrider.publish(
   p_event_type text, p_payload jsonb, p_priority integer DEFAULT 0, p_scheduled_at timestamptz DEFAULT NULL,
   p_idempotency_key text DEFAULT NULL, p_correlation_id uuid DEFAULT NULL, p_expires_at timestamptz DEFAULT NULL,
@@ -503,7 +365,7 @@ BEGIN
     ARRAY(SELECT e->'payload' FROM jsonb_array_elements(p_events) WITH ORDINALITY AS a (e, n) ORDER BY n), b);
 END $$;
 
--- For the library: events with their own bytes, which are JSON. A single one is not called events[0] when it is refused.
+-- For the library: events with their original bytes, which are JSON. p_single: errors do not say events[0].
 CREATE FUNCTION postrider._program_publish(
   p_single boolean, p_payloads bytea[], p_priorities smallint[], p_scheduled_at timestamptz[], p_idempotency_keys text[],
   p_correlation_ids uuid[], p_expires_at timestamptz[], p_ordering_keys text[], p_headers jsonb[], p_options jsonb[],

@@ -1,41 +1,5 @@
 -- Replay: finished messages are sent again, as new ones.
 
--- Which message a replayed one was made from. Beside the queue: nearly no message has one.
-CREATE TABLE postrider._replayed (
-  id bigint PRIMARY KEY,
-  original_id bigint NOT NULL,
-  at timestamptz NOT NULL
-);
-CREATE INDEX replayed_original ON postrider._replayed (original_id);
-CREATE INDEX replayed_at ON postrider._replayed (at);
-
--- A replay of many: nodes advance it in steps. What is selected was finished by started_at and is at most last_id.
--- counted_to and position are ids: up to there it is counted, up to there it is replayed.
-CREATE TABLE postrider.replays (
-  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  state text NOT NULL DEFAULT 'running' CHECK (state IN ('running', 'stopped', 'completed')),
-  endpoint_id bigint,
-  event_type text,
-  ordering_key text,
-  status text CHECK (status IN ('completed', 'expired', 'cancelled', 'failed')),
-  created_from timestamptz,
-  created_until timestamptz,
-  to_endpoint_id bigint,
-  rate_limit jsonb,
-  rate_position timestamptz,
-  last_id bigint NOT NULL,
-  counted bigint NOT NULL DEFAULT 0,
-  counted_to bigint NOT NULL DEFAULT 0,
-  position bigint NOT NULL DEFAULT 0,
-  done bigint NOT NULL DEFAULT 0,
-  skipped jsonb NOT NULL DEFAULT '{}',
-  waiting text,
-  next_at timestamptz NOT NULL,
-  started_at timestamptz NOT NULL,
-  ended_at timestamptz
-);
-CREATE INDEX replays_next ON postrider.replays (next_at) WHERE state = 'running';
-
 -- Sends one finished message again, to its own endpoint or to another; the id of the new one. Idempotency key and
 -- expiry are cleared.
 CREATE FUNCTION postrider._replay_message(p_id bigint, p_to text) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -63,7 +27,7 @@ BEGIN
   RETURN v_id;
 END $$;
 
--- The endpoint of a finished message, unless it was dropped: another one may have its name now.
+-- The endpoint of a finished message; null when it was dropped, even if another one has its name now.
 CREATE FUNCTION postrider._endpoint_of(p_id bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
   SELECT e.id FROM postrider.endpoints e
   WHERE e.dropped_at IS NULL AND e.id = coalesce(
@@ -77,8 +41,8 @@ BEGIN
   RETURN postrider._replay_message(message_id, NULL);
 END $$;
 
--- Sends again what was created from p_from_ts on and before p_to_ts, in the order of ids; how many. p_status: completed,
--- expired, cancelled, or failed, which reads the DLQ; null is everything archived.
+-- Sends messages again that were created from p_from_ts on and before p_to_ts, in the order of ids; how many. p_status:
+-- completed, expired, cancelled, or failed, which reads the DLQ; null is the whole archive.
 CREATE FUNCTION postrider.replay_range(
   p_endpoint_id bigint, p_from_ts timestamptz, p_to_ts timestamptz, p_status text DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
@@ -116,7 +80,7 @@ BEGIN
   END IF;
   d := postrider._destination(v_name);
   PERFORM postrider._make_room(d, cardinality(v_ids));
-  -- As one batch would: all locks, in order.
+  -- Lock all keys in order, as one batch does.
   PERFORM postrider._lock_keys(ARRAY(SELECT postrider._key(d.key_scope, k) FROM unnest(v_keys) AS k));
   FOR a IN 1 .. cardinality(v_ids) BY v_chunk LOOP
     v_step := v_ids[a : a + v_chunk - 1];

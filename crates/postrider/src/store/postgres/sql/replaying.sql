@@ -1,5 +1,5 @@
--- Replays of many: started, stopped and resumed by people, advanced by nodes. A step holds the replay's row, makes its
--- messages and moves its position in one transaction: whichever node takes the next one, none is lost or made twice.
+-- Replays of many messages. People start, stop and resume them; nodes advance them in steps (store/replaying.rs). A step locks
+-- the replay's row, sends messages and moves the position in one transaction, so that no message is lost or sent twice.
 
 -- A finished message, to be sent again.
 CREATE TYPE postrider._original AS (
@@ -31,7 +31,7 @@ BEGIN
   RETURN v_id;
 END $$;
 
--- A replay of these arguments as it would begin now.
+-- The row of a replay with these arguments that starts now.
 CREATE FUNCTION postrider._new_replay(
   p_endpoint text, p_event_type text, p_ordering_key text, p_status text, p_from timestamptz, p_until timestamptz,
   p_to text, p_rate_limit jsonb
@@ -57,8 +57,8 @@ RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   v_id bigint;
 BEGIN
-  -- One after the other, so that no more are started than there may be.
-  PERFORM pg_advisory_xact_lock(1886548338, 3);
+  -- One start at a time, so that the limit holds.
+  PERFORM pg_advisory_xact_lock(:lock_store, :store_replays);
   IF (SELECT count(*) FROM postrider.replays WHERE state <> 'completed') >= p_unfinished_max THEN
     PERFORM postrider._conflict(p_too_many);
   END IF;
@@ -71,7 +71,7 @@ BEGIN
   RETURN v_id;
 END $$;
 
--- Running or stopped; what it is already is no change.
+-- Sets it to running or stopped.
 CREATE FUNCTION postrider._switch_replay(p_id bigint, p_state text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   v_state text := (SELECT state FROM postrider.replays WHERE id = p_id FOR UPDATE);
@@ -89,10 +89,10 @@ BEGIN
   END IF;
 END $$;
 
--- What a replay selects of the ids after p_after up to p_to, in their order. Only blocks that can have them are read:
--- a plan that was made for a short archive must not read all of a long one.
+-- What a replay selects of the ids after p_after up to p_to, in their order. No sequential scans: a cached plan for a short
+-- archive must not read all of a long one.
 CREATE FUNCTION postrider._replay_window(r postrider.replays, p_after bigint, p_to bigint, p_limit bigint)
-RETURNS SETOF postrider._original LANGUAGE plpgsql STABLE SET enable_seqscan = off SET jit = off AS $$
+RETURNS SETOF postrider._original LANGUAGE plpgsql STABLE SET enable_seqscan = off SET jit = off SET lock_timeout = '2s' AS $$
 DECLARE
   v_from timestamptz := coalesce(r.created_from, '-infinity');
   v_until timestamptz := least(coalesce(r.created_until, 'infinity'), r.started_at + interval '1 microsecond');
@@ -123,10 +123,10 @@ BEGIN
   END IF;
 END $$;
 
--- How many those are, without reading their payloads.
+-- Counts them without reading payloads.
 CREATE FUNCTION postrider._replay_count(r postrider.replays, p_after bigint, p_to bigint)
 RETURNS TABLE (messages bigint, no_payload bigint, endpoint_dropped bigint, invalid_event bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET jit = off AS $$
+SET enable_seqscan = off SET jit = off SET lock_timeout = '2s' AS $$
 DECLARE
   v_from timestamptz := coalesce(r.created_from, '-infinity');
   v_until timestamptz := least(coalesce(r.created_until, 'infinity'), r.started_at + interval '1 microsecond');
@@ -157,7 +157,7 @@ BEGIN
   END IF;
 END $$;
 
--- The first that would be sent, for people to look at. Window by window: it ends where it has enough.
+-- The first messages that would be sent, for a preview. Looks window by window until it has enough.
 CREATE FUNCTION postrider._replay_sample(r postrider.replays, p_limit integer)
 RETURNS TABLE (id bigint, endpoint text, status text, event_type text, ordering_key text, created_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
@@ -188,7 +188,7 @@ BEGIN
   END LOOP;
 END $$;
 
--- How many of these, from the first on, have so few keys that each is locked by itself, and not whole stripes of them.
+-- How many of these, from the first on, have at most 64 keys: with more, _lock_keys locks whole stripes of keys.
 CREATE FUNCTION postrider._replay_keys(p_originals postrider._original[]) RETURNS integer LANGUAGE sql STABLE AS $$
   SELECT coalesce(min(k.first)::integer - 1, cardinality(p_originals))
   FROM (SELECT min(o.n) AS first, row_number() OVER (ORDER BY min(o.n)) AS number
@@ -198,7 +198,7 @@ CREATE FUNCTION postrider._replay_keys(p_originals postrider._original[]) RETURN
   WHERE k.number > 64
 $$;
 
--- Sends these again. What cannot be sent is counted by its reason.
+-- Sends these again. Messages that cannot be sent are counted by reason.
 CREATE FUNCTION postrider._replay_originals(
   p_originals postrider._original[], p_to bigint, OUT sent integer, OUT skipped jsonb
 ) LANGUAGE plpgsql AS $$
@@ -210,7 +210,7 @@ DECLARE
   v_ids bigint[];
   v_no_payload integer;
   v_dropped integer;
-  -- They came with an import, under the name that they have on SQLite.
+  -- Invalid events, which an import brought from SQLite.
   v_events integer;
   v_invalid integer := 0;
   v_too_large integer := 0;
@@ -239,7 +239,7 @@ BEGIN
     FROM postrider._send_batch(NULL, v_names, b.payloads, b.content_types, b.priorities, NULL, NULL, b.correlation_ids,
       NULL, b.ordering_keys, b.headers, b.options, b.event_types) WITH ORDINALITY AS s (id, duplicate, n);
   EXCEPTION WHEN invalid_parameter_value OR program_limit_exceeded THEN
-    -- Some cannot be sent any more: to each its own.
+    -- Some cannot be sent any more: send each by itself.
     sent := 0;
     FOR n IN 1 .. cardinality(v_ids) LOOP
       BEGIN
@@ -260,8 +260,8 @@ BEGIN
     'invalid', nullif(v_invalid, 0), 'too_large', nullif(v_too_large, 0)));
 END $$;
 
--- How many of these fit: a replay leaves a tenth of the queue, and of an endpoint's part of it, to those who send.
--- `waiting` says why none does.
+-- How many of these fit: a replay leaves a tenth of the queue, and of an endpoint's part of it, free for senders.
+-- `waiting` says why not all do.
 CREATE FUNCTION postrider._replay_room(
   p_originals postrider._original[], p_to bigint, OUT room integer, OUT waiting text
 ) LANGUAGE plpgsql AS $$
@@ -300,137 +300,28 @@ BEGIN
   END LOOP;
 END $$;
 
--- The next of them, window by window, as long as that takes no time: at most so many, and not too large together.
--- `reached` is the id up to which all are among them.
-CREATE FUNCTION postrider._replay_next(
-  r postrider.replays, p_limit integer, p_bytes_max bigint, OUT originals postrider._original[], OUT reached bigint
-) LANGUAGE plpgsql AS $$
-DECLARE
-  v_until timestamptz := clock_timestamp() + interval '20 milliseconds';
-  v_more postrider._original[];
-  v_seen integer;
-  v_bytes bigint := 0;
-  v_more_bytes bigint;
-BEGIN
-  originals := '{}';
-  reached := r.position;
-  WHILE reached < r.last_id AND cardinality(originals) < p_limit AND clock_timestamp() < v_until LOOP
-    SELECT coalesce(array_agg((w.id, w.endpoint_id, w.status, w.created_at, w.priority, w.correlation_id, w.content_type,
-             w.ordering_key, w.event_type, w.headers, w.options, w.payload)::postrider._original ORDER BY w.id)
-             FILTER (WHERE v_bytes + w.bytes <= p_bytes_max OR (w.n = 1 AND cardinality(originals) = 0)), '{}'),
-           count(*), coalesce(max(w.bytes), 0)
-    INTO v_more, v_seen, v_more_bytes
-    FROM (SELECT o.*, row_number() OVER (ORDER BY o.id) AS n,
-                 sum(coalesce(octet_length(o.payload), 0)) OVER (ORDER BY o.id) AS bytes
-          FROM postrider._replay_window(r, reached, least(reached + 10000, r.last_id), p_limit - cardinality(originals)) o
-         ) AS w;
-    originals := originals || v_more;
-    v_bytes := v_bytes + v_more_bytes;
-    IF cardinality(v_more) < v_seen OR cardinality(originals) = p_limit THEN
-      IF cardinality(originals) > 0 THEN
-        reached := greatest(reached, originals[cardinality(originals)].id);
-      END IF;
-      RETURN;
-    END IF;
-    reached := least(reached + 10000, r.last_id);
-  END LOOP;
-END $$;
-
--- One step of this replay, whose row is locked.
-CREATE FUNCTION postrider._step_replay(
-  r postrider.replays, p_limit integer, p_bytes_max bigint, p_patience interval
-) RETURNS void LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE
-  v_now timestamptz := postrider._now();
-  v_until timestamptz := clock_timestamp() + interval '20 milliseconds';
-  v_limit integer := least(p_limit, (SELECT max_batch_messages FROM postrider._limits));
-  v_grant record;
-  v_next record;
-  v_count integer;
-  v_room record;
-  v_done record;
-BEGIN
-  IF r.counted_to < r.last_id THEN
-    WHILE r.counted_to < r.last_id AND clock_timestamp() < v_until LOOP
-      r.counted := r.counted + (SELECT c.messages
-        FROM postrider._replay_count(r, r.counted_to, least(r.counted_to + 10000, r.last_id)) c);
-      r.counted_to := least(r.counted_to + 10000, r.last_id);
-    END LOOP;
-    UPDATE postrider.replays p SET counted = r.counted, counted_to = r.counted_to, waiting = NULL, next_at = v_now
-    WHERE p.id = r.id;
-    RETURN;
-  END IF;
-  IF r.rate_limit IS NOT NULL THEN
-    SELECT * INTO v_grant FROM postrider._rate_grant(r.rate_limit, r.rate_position, v_now, v_limit);
-    v_limit := v_grant.granted;
-    IF v_limit = 0 THEN
-      UPDATE postrider.replays p SET next_at = v_grant.next_at, waiting = NULL WHERE p.id = r.id;
-      RETURN;
-    END IF;
-  END IF;
-  SELECT * INTO v_next FROM postrider._replay_next(r, v_limit, p_bytes_max);
-  v_count := postrider._replay_keys(v_next.originals);
-  SELECT * INTO v_room FROM postrider._replay_room(v_next.originals[1 : v_count], r.to_endpoint_id);
-  IF v_room.room < cardinality(v_next.originals) THEN
-    v_next.originals := v_next.originals[1 : v_room.room];
-    v_next.reached := CASE WHEN v_room.room > 0 THEN v_next.originals[v_room.room].id ELSE r.position END;
-  END IF;
-  SELECT * INTO v_done FROM postrider._replay_originals(v_next.originals, r.to_endpoint_id);
-  IF r.rate_limit IS NOT NULL THEN
-    SELECT * INTO v_grant FROM postrider._rate_grant(r.rate_limit, r.rate_position, v_now, v_done.sent);
-    r.rate_position := v_grant.new_position;
-  END IF;
-  SELECT coalesce(jsonb_object_agg(s.reason, s.count), '{}') INTO r.skipped
-  FROM (SELECT key AS reason, sum(value::bigint) AS count
-        FROM (SELECT * FROM jsonb_each_text(r.skipped) UNION ALL SELECT * FROM jsonb_each_text(v_done.skipped)) AS e
-        GROUP BY key) AS s;
-  UPDATE postrider.replays p SET position = v_next.reached, done = p.done + v_done.sent, skipped = r.skipped,
-    waiting = v_room.waiting, rate_position = r.rate_position,
-    next_at = v_now + CASE WHEN v_room.waiting IS NULL THEN interval '0' ELSE p_patience END
-  WHERE p.id = r.id;
-  IF v_next.reached >= r.last_id THEN
-    PERFORM postrider._complete_replay(r.id);
-  END IF;
-END $$;
-
--- Takes one replay a step further. `worked` when there may be more to do at once, else `next_at` says when. Whatever keeps
--- it from going on, it says so and lets the others have their turn.
-CREATE FUNCTION postrider._advance_replay(
-  p_limit integer, p_bytes_max bigint, p_patience interval, OUT worked boolean, OUT next_at timestamptz
+-- Sends these messages again, from the first on, as many as one step may send. `reached` is the id up to which they were
+-- sent or skipped, null when that is all of them. `waiting` says why it is not.
+CREATE FUNCTION postrider._replay_messages(
+  r postrider.replays, p_ids bigint[], OUT reached bigint, OUT sent integer, OUT skipped jsonb, OUT waiting text
 ) LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
-#variable_conflict use_column
 DECLARE
-  v_now timestamptz := postrider._now();
-  r postrider.replays;
+  v_originals postrider._original[] := ARRAY(
+    SELECT o FROM postrider._replay_window(r, p_ids[1] - 1, p_ids[cardinality(p_ids)], NULL) o
+    WHERE o.id = ANY (p_ids) ORDER BY o.id);
+  v_count integer := least(postrider._replay_keys(v_originals), (SELECT max_batch_messages FROM postrider._limits));
+  v_room record;
 BEGIN
-  SELECT * INTO r FROM postrider.replays p WHERE p.state = 'running' AND p.next_at <= v_now
-  ORDER BY p.next_at, p.id LIMIT 1 FOR UPDATE SKIP LOCKED;
-  worked := FOUND;
-  IF NOT worked THEN
-    next_at := (SELECT min(p.next_at) FROM postrider.replays p WHERE p.state = 'running' AND p.next_at > v_now);
-    RETURN;
+  SELECT * INTO v_room FROM postrider._replay_room(v_originals[1 : v_count], r.to_endpoint_id);
+  waiting := v_room.waiting;
+  IF v_room.room < cardinality(v_originals) THEN
+    v_originals := v_originals[1 : v_room.room];
+    reached := coalesce(v_originals[v_room.room].id, r.position);
   END IF;
-  BEGIN
-    PERFORM postrider._step_replay(r, p_limit, p_bytes_max, p_patience);
-  EXCEPTION WHEN OTHERS THEN
-    UPDATE postrider.replays p SET waiting = SQLERRM, next_at = v_now + p_patience WHERE p.id = r.id;
-  END;
+  SELECT o.sent, o.skipped INTO sent, skipped FROM postrider._replay_originals(v_originals, r.to_endpoint_id) o;
 END $$;
 
--- Retention may have taken some since they were counted.
-CREATE FUNCTION postrider._complete_replay(p_id bigint) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-  r postrider.replays;
-BEGIN
-  UPDATE postrider.replays SET state = 'completed', ended_at = postrider._now(), waiting = NULL,
-    counted = done + (SELECT coalesce(sum(value::bigint), 0) FROM jsonb_each_text(skipped))
-  WHERE id = p_id RETURNING * INTO r;
-  PERFORM postrider._log_event('replay.completed', p_id::text,
-    jsonb_build_object('messages', r.done, 'skipped', r.skipped));
-END $$;
-
--- Those that ended long ago, as long as the log tells of them.
+-- Deletes replays that ended before the retention of the event log.
 CREATE FUNCTION postrider._clean_replays(p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
   v_before timestamptz := postrider._now()

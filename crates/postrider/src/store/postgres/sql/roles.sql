@@ -1,4 +1,4 @@
--- Who may do what. Nothing is PUBLIC's; three roles have what their work needs, and none of them sees a secret.
+-- Roles and rights. PUBLIC has none; three roles have what their work needs, and none of them can read secrets.
 
 REVOKE ALL ON SCHEMA postrider FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA postrider FROM PUBLIC;
@@ -16,8 +16,8 @@ BEGIN
   END LOOP;
 END $$;
 
--- The statements that make the roles and give them their rights, for whoever may run them: on any path, so with the schema
--- before every name.
+-- The statements that create the roles and grant their rights. They may be run by another role with any search_path, so every name
+-- has its schema.
 CREATE FUNCTION postrider._role_statements() RETURNS SETOF text LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -29,7 +29,7 @@ BEGIN
     END IF;
   END LOOP;
   RETURN NEXT 'GRANT USAGE ON SCHEMA postrider TO postrider_admin, postrider_application, postrider_monitor';
-  -- Everything that has a public name. _now and the three below are what captures run with the writer's rights.
+  -- Everything with a public name; _now and the functions below run in capture triggers with the writer's rights.
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname !~ '^_' ORDER BY p.oid;
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_application', p.oid::regprocedure)
@@ -46,8 +46,8 @@ BEGIN
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_monitor', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
       'health_check', 'get_worker_status', 'get_endpoint_health', 'metrics', 'show_config', 'dlq_summary') ORDER BY p.oid;
-  -- _key and _turn are what an index of the queue is made of: a session that looked at the queue and may not call them does
-  -- not recognize the index any more, not even when it sends.
+  -- _key and _turn are in an index of the queue: a session that read the queue and may not call them cannot use the index, not even
+  -- when it sends.
   RETURN QUERY SELECT format('GRANT EXECUTE ON FUNCTION %s TO postrider_admin, postrider_monitor', p.oid::regprocedure)
     FROM pg_proc p WHERE p.pronamespace = 'postrider'::regnamespace AND p.proname IN (
       '_endpoint_statuses', '_as_json', '_key', '_turn') ORDER BY p.oid;
@@ -58,7 +58,7 @@ BEGIN
     'postrider.replays TO postrider_monitor';
   RETURN NEXT 'GRANT SELECT (name, description, created_at) ON postrider.event_types TO postrider_monitor';
   RETURN NEXT 'GRANT SELECT (id, pattern, endpoint_id, enabled, created_at) ON postrider.subscriptions TO postrider_monitor';
-  -- Secrets are in config, and nobody is shown them again.
+  -- Without config, which has secrets.
   RETURN NEXT 'GRANT SELECT (id, name, protocol, retry_policy, options, disabled_by, paused, revision, created_at, '
     'dropped_at) ON postrider.endpoints TO postrider_admin, postrider_monitor';
   RETURN NEXT 'GRANT SELECT (id, endpoint_id, due_at, created_at, attempts, attempts_before, place, priority, losses, '
@@ -70,15 +70,15 @@ BEGIN
   RETURN NEXT 'GRANT SELECT (id, endpoint_id, status, finished_at, created_at, priority, attempts, scheduled_at, '
     'expires_at, correlation_id, content_type, ordering_key, idempotency_key, event_type, last_error) '
     'ON postrider.archive TO postrider_monitor';
-  RETURN NEXT 'GRANT SELECT (message_id, number, node_id, started_at, duration, outcome, class, error, status) '
+  RETURN NEXT 'GRANT SELECT (message_id, number, node_id, started_at, duration, outcome, class, error, response_status) '
     'ON postrider.attempts TO postrider_monitor';
   RETURN NEXT 'GRANT SELECT (id, endpoint, state, priority, attempts, due_at, created_at, scheduled_at, expires_at, '
     'finished_at, ordering_key, idempotency_key, correlation_id, event_type, content_type, last_error, dlq_id) '
     'ON postrider.messages TO postrider_monitor';
 END $$;
 
--- Makes the roles and gives them their rights, as far as that is allowed. Returns the statements that are left for
--- somebody who may; none when all is done. `postrider migrate` calls it last and prints what it returns.
+-- Creates the roles and grants their rights, as far as this role may. Returns the statements that need another role; none when all is
+-- done. `postrider migrate` calls it last and prints them.
 CREATE FUNCTION postrider._install_roles() RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE
   v_statement text;
@@ -87,7 +87,7 @@ BEGIN
     BEGIN
       EXECUTE v_statement;
     EXCEPTION
-      -- Roles belong to all databases of a server: another migration may have made them a moment ago.
+      -- Roles belong to the whole server: another migration may have just created them.
       WHEN duplicate_object OR unique_violation THEN
         NULL;
       WHEN insufficient_privilege OR undefined_object THEN

@@ -1,4 +1,4 @@
--- Rules that hold whatever the functions do. None costs anything when a message is sent or delivered.
+-- Rules that hold whatever the functions do. None of them runs when a message is sent or delivered.
 
 CREATE FUNCTION postrider._refuse_change() RETURNS trigger LANGUAGE plpgsql
 SET search_path = postrider, pg_temp AS $$
@@ -10,11 +10,12 @@ CREATE TRIGGER queue_immutable BEFORE UPDATE OF id, endpoint_id, priority, key_s
   created_at, expires_at, idempotency_key, correlation_id, event_type, content_type, headers, options, payload
 ON postrider.queue FOR EACH STATEMENT
 EXECUTE FUNCTION postrider._refuse_change('a queued message never changes; cancel it and send another');
--- attempts_before: those that the budget does not count, because a redrive renewed it or because they were spared.
+-- attempts_before: attempts outside of the budget, because a redrive renewed it or because they were spared.
 CREATE TRIGGER queue_spared BEFORE UPDATE OF attempts_before ON postrider.queue FOR EACH ROW
 WHEN (NEW.attempts_before <> OLD.attempts_before + 1 OR NEW.attempts_before > NEW.attempts)
 EXECUTE FUNCTION postrider._refuse_change('an attempt is spared after it ended, and one at a time');
-CREATE TRIGGER queue_place BEFORE UPDATE OF place ON postrider.queue FOR EACH ROW WHEN (NEW.place NOT IN (0, 1, 3))
+CREATE TRIGGER queue_place BEFORE UPDATE OF place ON postrider.queue FOR EACH ROW
+WHEN (NEW.place NOT IN (:ready, :behind_key, :on_probation))
 EXECUTE FUNCTION postrider._refuse_change('a queued message is ready, behind its key or on probation');
 CREATE TRIGGER queue_time BEFORE UPDATE OF due_at ON postrider.queue FOR EACH ROW
 WHEN (NOT isfinite(NEW.due_at) OR NEW.due_at >= '9999-12-30 00:00:00+00')
@@ -57,46 +58,44 @@ END $$;
 CREATE TRIGGER dlq_redriven BEFORE UPDATE OF status ON postrider.dlq FOR EACH ROW WHEN (NEW.status = 'redriven')
 EXECUTE FUNCTION postrider._only_redrive_what_is_queued();
 
--- On every month, so that going to one of them directly changes nothing.
+-- Row triggers exist on every month, so an UPDATE of a single month is checked too. Two changes are allowed: payload and headers
+-- are erased, and a message that was cancelled while an attempt was running becomes completed when the attempt delivered it.
+CREATE FUNCTION postrider._check_archive_change() RETURNS trigger LANGUAGE plpgsql
+SET search_path = postrider, pg_temp AS $$
+DECLARE
+  v_allowed record := OLD;
+BEGIN
+  IF NEW.status = OLD.status THEN
+    v_allowed.payload := NULL;
+    v_allowed.headers := NULL;
+  ELSIF OLD.status = 'cancelled' AND NEW.status = 'completed' THEN
+    v_allowed.status := NEW.status;
+    v_allowed.finished_at := NEW.finished_at;
+  END IF;
+  IF NEW IS DISTINCT FROM v_allowed THEN
+    PERFORM postrider._conflict('a finished message never changes; its payload and headers can be erased');
+  END IF;
+  RETURN NEW;
+END $$;
 CREATE TRIGGER archive_immutable BEFORE UPDATE ON postrider.archive FOR EACH ROW
-WHEN (NEW.status = OLD.status AND (NEW.payload IS NOT NULL OR NEW.headers IS NOT NULL
-      OR ROW(NEW.id, NEW.endpoint_id, NEW.status, NEW.finished_at, NEW.created_at, NEW.priority, NEW.attempts,
-             NEW.scheduled_at, NEW.expires_at, NEW.correlation_id, NEW.content_type, NEW.ordering_key, NEW.idempotency_key,
-             NEW.event_type, NEW.last_error, NEW.options)
-         IS DISTINCT FROM
-         ROW(OLD.id, OLD.endpoint_id, OLD.status, OLD.finished_at, OLD.created_at, OLD.priority, OLD.attempts,
-             OLD.scheduled_at, OLD.expires_at, OLD.correlation_id, OLD.content_type, OLD.ordering_key, OLD.idempotency_key,
-             OLD.event_type, OLD.last_error, OLD.options)))
-EXECUTE FUNCTION postrider._refuse_change('a finished message never changes; its payload and headers can be erased');
--- Cancelled while an attempt was under way, which then delivered it.
-CREATE TRIGGER archive_completed_late BEFORE UPDATE ON postrider.archive FOR EACH ROW
-WHEN (NEW.status <> OLD.status
-      AND (OLD.status <> 'cancelled' OR NEW.status <> 'completed'
-      OR ROW(NEW.id, NEW.endpoint_id, NEW.created_at, NEW.priority, NEW.attempts, NEW.scheduled_at, NEW.expires_at,
-             NEW.correlation_id, NEW.content_type, NEW.ordering_key, NEW.idempotency_key, NEW.event_type, NEW.last_error,
-             NEW.headers, NEW.options, NEW.payload)
-         IS DISTINCT FROM
-         ROW(OLD.id, OLD.endpoint_id, OLD.created_at, OLD.priority, OLD.attempts, OLD.scheduled_at, OLD.expires_at,
-             OLD.correlation_id, OLD.content_type, OLD.ordering_key, OLD.idempotency_key, OLD.event_type, OLD.last_error,
-             OLD.headers, OLD.options, OLD.payload)))
-EXECUTE FUNCTION postrider._refuse_change('a finished message never changes; its payload and headers can be erased');
+EXECUTE FUNCTION postrider._check_archive_change();
 CREATE TRIGGER archive_kept BEFORE TRUNCATE ON postrider.archive FOR EACH STATEMENT
 EXECUTE FUNCTION postrider._refuse_change('finished messages go by retention, and are never just gone');
 
 CREATE TRIGGER attempts_immutable BEFORE UPDATE ON postrider.attempts FOR EACH ROW
-WHEN (NEW.body IS NOT NULL
+WHEN (NEW.response_body IS NOT NULL
       OR ROW(NEW.message_id, NEW.number, NEW.node_id, NEW.started_at, NEW.duration, NEW.outcome, NEW.class, NEW.error,
-             NEW.status)
+             NEW.response_status)
          IS DISTINCT FROM
          ROW(OLD.message_id, OLD.number, OLD.node_id, OLD.started_at, OLD.duration, OLD.outcome, OLD.class, OLD.error,
-             OLD.status))
+             OLD.response_status))
 EXECUTE FUNCTION postrider._refuse_change('a recorded attempt never changes; its body can be erased');
 
--- How much it was is known when all of it is done, which may take several transactions.
+-- `detail` may change: a redrive's count is amended over several transactions.
 CREATE TRIGGER event_log_immutable BEFORE UPDATE OF id, at, kind, subject ON postrider.event_log FOR EACH STATEMENT
 EXECUTE FUNCTION postrider._refuse_change('what was logged never changes');
 
--- What the queue and the archive say of an endpoint, they say by its id.
+-- The queue and the archive refer to endpoints by id.
 CREATE TRIGGER endpoints_kept BEFORE DELETE OR TRUNCATE ON postrider.endpoints FOR EACH STATEMENT
 EXECUTE FUNCTION postrider._refuse_change('endpoints are not deleted; drop_endpoint() keeps the name for the archive');
 CREATE TRIGGER endpoints_immutable BEFORE UPDATE OF id, name, protocol, created_at ON postrider.endpoints FOR EACH STATEMENT

@@ -1,6 +1,6 @@
--- Send: check, find who holds the idempotency key, insert. In the caller's transaction.
+-- Send one message or a batch, in the caller's transaction: check, look for the holder of the idempotency key, insert.
 
--- What every send looks at, in one read.
+-- Everything that a send needs to know of its endpoint, in one read.
 CREATE TYPE postrider._destination AS (
   id bigint,
   name text,
@@ -17,14 +17,29 @@ CREATE TYPE postrider._destination AS (
   max_key_bytes bigint,
   max_batch_messages bigint,
   stale_recovery_timeout interval,
-  -- At most so many are queued, but for those that departed since; and so many of the ids may be of sends that were
-  -- rolled back. See _gauge.
+  -- `queued`: an upper bound, before departures since `counted_at`. `unsure`: how many of these may be sends that rolled back.
+  -- See _gauge.
   queued bigint,
   unsure bigint,
   departed bigint,
   counted_at timestamptz,
   at_id bigint,
   last_id bigint
+);
+
+-- A list of messages, column by column.
+CREATE TYPE postrider._batch AS (
+  payloads bytea[],
+  content_types text[],
+  priorities integer[],
+  scheduled_at timestamptz[],
+  idempotency_keys text[],
+  correlation_ids uuid[],
+  expires_at timestamptz[],
+  ordering_keys text[],
+  headers jsonb[],
+  options jsonb[],
+  event_types text[]
 );
 
 CREATE FUNCTION postrider._destination(p_endpoint text) RETURNS postrider._destination
@@ -39,7 +54,7 @@ BEGIN
          g.at_id, m.last_value
   INTO v
   FROM postrider.endpoints e, postrider._limits l, postrider._gauge g, postrider.message_ids m
-  -- That there is one row of each is what lets the planner keep its plan.
+  -- `single`: the planner keeps a plan for exactly one row.
   WHERE e.name = p_endpoint AND e.dropped_at IS NULL AND l.single AND g.single;
   IF v.id IS NULL THEN
     PERFORM postrider._unknown('endpoint', p_endpoint);
@@ -51,7 +66,7 @@ BEGIN
   RETURN v;
 END $$;
 
--- Those of all these names, in one read.
+-- The destinations of all these names, in one read.
 CREATE FUNCTION postrider._destinations(p_names text[]) RETURNS postrider._destination[] LANGUAGE plpgsql STABLE AS $$
 DECLARE
   v postrider._destination[];
@@ -68,101 +83,11 @@ BEGIN
     CROSS JOIN postrider.endpoints e
   WHERE e.name = ANY (p_names) AND e.dropped_at IS NULL AND e.disabled_by IS DISTINCT FROM 'operator';
   IF cardinality(v) IS DISTINCT FROM cardinality(p_names) THEN
-    -- One of them says why not.
+    -- Raises the error of the missing one.
     PERFORM postrider._destination(n) FROM unnest(p_names) AS n;
   END IF;
   RETURN v;
 END $$;
-
-CREATE FUNCTION postrider._queue_full(p_queued bigint, p_limit bigint, p_endpoint text) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-  RAISE EXCEPTION USING ERRCODE = '53400',
-    MESSAGE = format('the queue is full: %s messages of %s (%s); try again later or raise max_queue_size',
-      p_queued, p_limit, CASE WHEN p_endpoint IS NULL THEN 'the whole queue' ELSE format('endpoint "%s"', p_endpoint) END),
-    CONSTRAINT = coalesce(p_endpoint, ''), DETAIL = json_build_object('queued', p_queued, 'limit', p_limit)::text;
-END $$;
-
--- Refuses when the queue, or the endpoint's part of it, would hold more than its limit. The first look costs
--- nothing: ids given since the last count are added to it, and only when that says full is anything read. What is read does
--- not grow with the queue either, while a node counts every second.
-CREATE FUNCTION postrider._make_room(d postrider._destination, p_more bigint) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-  v_queued bigint;
-  v_part postrider._parts;
-BEGIN
-  IF d.max_queue_size > 0 AND d.queued + p_more > d.max_queue_size THEN
-    v_queued := d.queued - ((SELECT coalesce(sum(departed), 0) FROM postrider._departures) - d.departed);
-    IF v_queued + p_more > d.max_queue_size THEN
-      IF d.max_queue_size <= postrider._counted_at_once() THEN
-        v_queued := postrider._count_up_to(d.max_queue_size + 1);
-      -- Nobody is refused below 95 %, even if every send since the last exact count was rolled back.
-      ELSIF v_queued - d.unsure < d.max_queue_size - d.max_queue_size / 20
-            AND v_queued - d.unsure + p_more <= d.max_queue_size THEN
-        v_queued := coalesce(postrider._count_alone(d.max_queue_size + 1), v_queued);
-      END IF;
-      IF v_queued + p_more > d.max_queue_size THEN
-        PERFORM postrider._queue_full(v_queued, d.max_queue_size, NULL);
-      END IF;
-    END IF;
-  END IF;
-  IF d.queue_max > 0 AND d.queued + p_more > d.queue_max THEN
-    SELECT * INTO v_part FROM postrider._parts WHERE endpoint_id = d.id;
-    -- It may have been counted just now.
-    IF v_part.queued + greatest(d.last_id - v_part.at_id, 0) + p_more <= d.queue_max AND v_part.at_id IS NOT NULL THEN
-      RETURN;
-    END IF;
-    v_queued := least(v_part.queued + (d.at_id - v_part.at_id), d.queue_max);
-    -- Very many are not counted again while a node looks after them: there was room a moment ago, or there is none even if
-    -- all that left since was theirs. Nobody is refused below 95 %.
-    IF d.queue_max <= postrider._counted_at_once() OR d.counted_at < postrider._now() - interval '3 seconds'
-       OR v_queued + p_more > d.queue_max
-          AND (v_part.queued - ((SELECT coalesce(sum(departed), 0) FROM postrider._departures) - v_part.departed)
-               >= least(d.queue_max - d.queue_max / 20, d.queue_max - p_more + 1)) IS NOT TRUE THEN
-      v_queued := cardinality(postrider._queued_of(d.id, d.queue_max + 1));
-    END IF;
-    IF v_queued + p_more > d.queue_max THEN
-      PERFORM postrider._queue_full(v_queued, d.queue_max, d.name);
-    END IF;
-  END IF;
-END $$;
-
-CREATE FUNCTION postrider._count_up_to(p_limit bigint) RETURNS bigint LANGUAGE plpgsql AS $$
-BEGIN
-  RETURN (SELECT count(*) FROM (SELECT FROM postrider.queue LIMIT p_limit) AS q);
-END $$;
-
--- The same for very many: one at a time, or null.
-CREATE FUNCTION postrider._count_alone(p_limit bigint) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-  v_count bigint;
-BEGIN
-  IF pg_try_advisory_xact_lock(1886548338, 6) THEN
-    v_count := postrider._count_up_to(p_limit);
-    -- Undoes the lock and nothing else: the caller's transaction may go on for long.
-    RAISE lock_not_available;
-  END IF;
-  RETURN NULL;
-EXCEPTION WHEN lock_not_available THEN
-  RETURN v_count;
-END $$;
-
--- Messages of an endpoint, up to so many, found by the indexes that there are: the ready ones, those behind their keys, and
--- those on probation. Of plans see _place_of_new.
-CREATE FUNCTION postrider._queued_of(p_endpoint bigint, p_limit bigint) RETURNS bigint[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
-BEGIN
-  RETURN ARRAY(
-    SELECT id FROM postrider.queue WHERE endpoint_id = p_endpoint AND place = 0
-    UNION ALL
-    SELECT id FROM postrider.queue WHERE endpoint_id = p_endpoint AND place = 1
-    UNION ALL
-    SELECT id FROM postrider.queue WHERE endpoint_id = p_endpoint AND place = 3
-    LIMIT p_limit);
-END $$;
-
-CREATE FUNCTION postrider._key_scope(e postrider.endpoints) RETURNS bigint LANGUAGE sql IMMUTABLE
-AS $$ SELECT CASE WHEN e.options->>'key_scope' = 'global' THEN 0 ELSE e.id END $$;
 
 CREATE FUNCTION postrider._check_key(p_field text, p_key text, p_max bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -174,7 +99,7 @@ BEGIN
   END IF;
 END $$;
 
--- Nodes cannot read what their own calendar does not have.
+-- The range that nodes can represent.
 CREATE FUNCTION postrider._check_time(p_field text, p_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT isfinite(p_at) OR p_at >= '9999-12-30 00:00:00+00' THEN
@@ -182,7 +107,7 @@ BEGIN
   END IF;
 END $$;
 
--- The rules that every message keeps. p_within names it among others, `messages[3].`, or is empty.
+-- The rules of every message. p_within is the prefix of fields in a batch, `messages[3].`, or empty.
 CREATE FUNCTION postrider._check_message(
   p_within text, d postrider._destination, p_bytes bigint, p_content_type text, p_priority integer,
   p_scheduled_at timestamptz, p_expires_at timestamptz, p_idempotency_key text, p_ordering_key text, p_event_type text,
@@ -229,21 +154,21 @@ BEGIN
   END IF;
 END $$;
 
--- What is compared when the payload itself is no longer queued.
+-- Compared when the payload itself has left the queue.
 CREATE FUNCTION postrider._digest(p_content_type text, p_payload bytea) RETURNS bytea
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT sha256(convert_to(p_content_type, 'UTF8') || E'\\x00'::bytea || p_payload) $$;
 
--- Racing senders of one idempotency key wait for each other here, so that exactly one wins; under REPEATABLE READ the
--- loser cannot see the winner and gets 40001. Locks as for ordering keys: a batch with very many takes whole stripes.
+-- Senders of one idempotency key wait for each other here, so that exactly one inserts; under REPEATABLE READ the second cannot
+-- see the first and gets 40001. As with ordering keys, a batch with very many locks whole stripes.
 CREATE FUNCTION postrider._lock_idempotency_keys(p_endpoints bigint[], p_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM postrider._lock_sorted(1886548340,
+  PERFORM postrider._lock_sorted(:lock_idempotency_stripe,
     ARRAY(SELECT postrider._key(~k.endpoint, k.key) FROM unnest(p_endpoints, p_keys) AS k (endpoint, key)));
 END $$;
 
--- Without a holder it is one of the same batch, whose id will belong to another message. DETAIL tells programs the place of
--- the one that is refused.
+-- Without a holder the key belongs to an earlier message of the same batch, whose id is rolled back. DETAIL has the index of the
+-- refused message.
 CREATE FUNCTION postrider._idempotency_conflict(p_holder bigint, p_at integer, p_listed boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -251,12 +176,12 @@ DECLARE
 BEGIN
   RAISE EXCEPTION USING ERRCODE = '23505', COLUMN = v_field, CONSTRAINT = coalesce(p_holder::text, ''),
     DETAIL = json_build_object('at', p_at)::text,
-    MESSAGE = format('%s: %s has the same key and another payload or content type', v_field,
+    MESSAGE = format('%s: %s has the same key and another payload or content type, or was erased', v_field,
       CASE WHEN p_holder IS NULL THEN 'a message before it in the batch'
            ELSE format('message %s of this endpoint', p_holder) END);
 END $$;
 
--- The message that holds the key already, or nothing. The key is locked. Of plans see _place_of_new.
+-- The message that holds the key, or null. The key is locked. Planner settings: see _place_of_new.
 CREATE FUNCTION postrider._idempotency_holder(
   d postrider._destination, p_key text, p_payload bytea, p_content_type text, p_now timestamptz, p_at integer,
   p_listed boolean
@@ -269,18 +194,18 @@ BEGIN
   FROM postrider.queue WHERE endpoint_id = d.id AND idempotency_key = p_key;
   IF FOUND THEN
     IF v_held.expires_at <= p_now AND NOT postrider._is_read_committed() THEN
-      -- An old snapshot does not show whether a node is delivering it. Nodes expire it in a moment.
+      -- An old snapshot does not show whether a node is delivering it. Nodes expire it within a second.
       RAISE EXCEPTION USING ERRCODE = '40001',
         MESSAGE = 'could not serialize access: the message with the same idempotency key is expiring; try again';
     END IF;
     IF v_held.expires_at <= p_now THEN
-      -- Whoever has it this moment, to expire or to claim it, is waited for.
+      -- Wait for a transaction that expires or claims it.
       PERFORM FROM postrider.queue WHERE id = v_held.id FOR UPDATE;
       IF NOT FOUND THEN
-        -- It may have been delivered instead, and its key be reserved.
+        -- It may have been delivered instead, and its key reserved.
         RETURN postrider._idempotency_holder(d, p_key, p_payload, p_content_type, p_now, p_at, p_listed);
       END IF;
-      IF postrider._expire_message(v_held.id) THEN
+      IF (postrider._expire_message(v_held.id)).id IS NOT NULL THEN
         RETURN NULL;
       END IF;
     END IF;
@@ -289,7 +214,7 @@ BEGIN
     FROM postrider._reservations WHERE endpoint_id = d.id AND idempotency_key = p_key AND until > p_now;
   END IF;
   IF NOT FOUND THEN
-    -- A reservation that an old snapshot does not show is met by a row of its own, which is over already: 40001.
+    -- An old snapshot may hide a reservation: inserting one that has already ended conflicts with it and raises 40001.
     IF NOT postrider._is_read_committed() AND (SELECT idempotency_retention > interval '0' FROM postrider._limits) THEN
       INSERT INTO postrider._reservations (endpoint_id, idempotency_key, message_id, digest, until)
       VALUES (d.id, p_key, 0, '', p_now) ON CONFLICT DO NOTHING;
@@ -302,43 +227,21 @@ BEGIN
   RETURN v_held.id;
 END $$;
 
--- Where a message of this key stands. The key is locked. A sender with an old snapshot cannot know whether
--- anything is before it, so it goes behind, and a node looks. A session keeps its plans: one that was made while the queue
--- was short must not read all of it when it is long.
+-- The place of a new message with this key. The key is locked. A sender with an old snapshot cannot see whether other messages
+-- come first, so the message goes behind the key and a node checks. Planner settings: plans are cached, and one that was made for a
+-- short queue must not read all of a long one.
 CREATE FUNCTION postrider._place_of_new(p_key bigint) RETURNS smallint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
   IF NOT postrider._is_read_committed() THEN
     INSERT INTO postrider._stalled_keys (key) VALUES (p_key);
-    RETURN 1;
+    RETURN :behind_key;
   END IF;
   IF EXISTS (SELECT FROM postrider.queue WHERE postrider._key(key_scope, ordering_key) = p_key)
      OR postrider._key_is_held(p_key) OR EXISTS (SELECT FROM postrider._stalled_keys WHERE key = p_key) THEN
-    RETURN 1;
+    RETURN :behind_key;
   END IF;
-  RETURN 0;
-END $$;
-
--- A commit with a notification takes a lock of the whole server, so only one transaction at a time carries it for an
--- endpoint: a node that was woken looks again until all who were under way then have ended. For that the message must be
--- inserted before. There is a bell for every hundredth of a second, or whoever sends early in a long transaction would
--- silence everybody else. Who carries one notification carries more at no cost, and needs no further bell: each is a lock,
--- of which the server has a few thousand for everybody.
-CREATE FUNCTION postrider._ring(p_endpoint bigint, p_now timestamptz) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-  IF NOT postrider._may_notify() THEN
-    INSERT INTO postrider._unheard (endpoint_id) VALUES (p_endpoint);
-  ELSIF current_setting('postrider.rung', true) = 'yes'
-     OR pg_try_advisory_xact_lock(hashint8extended(p_endpoint, (extract(epoch FROM p_now) * 100)::bigint)) THEN
-    PERFORM pg_notify('postrider', p_endpoint::text), set_config('postrider.rung', 'yes', true);
-  END IF;
-END $$;
-
-CREATE FUNCTION postrider._tell_nodes(d postrider._destination) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-  IF NOT d.paused THEN
-    PERFORM postrider._ring(d.id, clock_timestamp());
-  END IF;
+  RETURN :ready;
 END $$;
 
 CREATE FUNCTION postrider._send(
@@ -350,12 +253,12 @@ DECLARE
   d postrider._destination := postrider._destination(p_endpoint);
   v_now timestamptz := postrider._now();
   v_key bigint := postrider._key(d.key_scope, p_ordering_key);
-  v_place smallint := 0;
+  v_place smallint := :ready;
 BEGIN
   PERFORM postrider._check_message('', d, octet_length(p_payload), p_content_type, p_priority, p_scheduled_at,
     p_expires_at, p_idempotency_key, p_ordering_key, p_event_type, p_headers, p_options);
   duplicate := false;
-  -- A batch of one knows what to say when the holder of the key cannot be seen.
+  -- _send_batch handles a key whose holder is not visible.
   IF p_idempotency_key IS NOT NULL AND NOT postrider._is_read_committed() THEN
     SELECT b.id, b.duplicate INTO id, duplicate FROM postrider._send_batch(NULL, ARRAY[p_endpoint], ARRAY[p_payload],
       ARRAY[p_content_type], ARRAY[p_priority], ARRAY[p_scheduled_at], ARRAY[p_idempotency_key], ARRAY[p_correlation_id],
@@ -363,8 +266,8 @@ BEGIN
     RETURN;
   END IF;
   IF p_idempotency_key IS NOT NULL THEN
-    -- Both locks before anything is looked up: expiring the holder lets its own key go, and who holds that one may not
-    -- wait for another.
+    -- Both locks before any look-up: expiring the holder advances its ordering key, and a transaction that holds that key must
+    -- not wait for another one.
     PERFORM postrider._lock_idempotency_keys(ARRAY[d.id], ARRAY[p_idempotency_key]);
     IF v_key IS NOT NULL THEN
       PERFORM postrider._lock_key(v_key);
@@ -388,7 +291,181 @@ BEGIN
     key_scope, key_position, correlation_id, content_type, ordering_key, idempotency_key, event_type, headers,
     options, payload)
   VALUES (id, greatest(v_now, p_scheduled_at), v_now, d.id, v_place, p_priority, p_scheduled_at, p_expires_at,
-    CASE WHEN v_key IS NOT NULL THEN d.key_scope END, CASE WHEN v_key IS NOT NULL THEN id END, p_correlation_id, p_content_type, p_ordering_key,
-    p_idempotency_key, p_event_type, nullif(p_headers, '{}'), nullif(p_options, '{}'), p_payload);
+    CASE WHEN v_key IS NOT NULL THEN d.key_scope END, CASE WHEN v_key IS NOT NULL THEN id END, p_correlation_id,
+    p_content_type, p_ordering_key, p_idempotency_key, p_event_type, nullif(p_headers, '{}'), nullif(p_options, '{}'), p_payload);
   PERFORM postrider._tell_nodes(d);
+END $$;
+
+-- Many messages, all or nothing: all to p_endpoint, or each to its own (p_endpoints). Arrays have one entry per message; a null array
+-- means that no message has a value. Returns one row per message, in order. Errors name the index of the message in the list, or
+-- of its event (p_events).
+CREATE FUNCTION postrider._send_batch(
+  p_endpoint text, p_endpoints text[], p_payloads bytea[], p_content_types text[], p_priorities integer[],
+  p_scheduled_at timestamptz[], p_idempotency_keys text[], p_correlation_ids uuid[], p_expires_at timestamptz[],
+  p_ordering_keys text[], p_headers jsonb[], p_options jsonb[], p_event_types text[], p_events bigint[] DEFAULT NULL
+) RETURNS TABLE (id bigint, duplicate boolean) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  v_count integer := coalesce(cardinality(p_payloads), 0);
+  v_now timestamptz := postrider._now();
+  v_names text[] := CASE WHEN p_endpoints IS NULL THEN ARRAY[p_endpoint]
+                         ELSE ARRAY(SELECT DISTINCT n FROM unnest(p_endpoints) AS n ORDER BY n) END;
+  v_destinations postrider._destination[];
+  d postrider._destination;
+  -- For each message the index of its destination, its endpoint and its key scope; null when all have the first destination.
+  v_at integer[];
+  v_endpoints bigint[];
+  v_scopes bigint[];
+  m record;
+  v_known bigint[];
+  v_first integer[];
+  v_new integer;
+BEGIN
+  IF v_count = 0 THEN
+    RETURN;
+  END IF;
+  v_destinations := postrider._destinations(v_names);
+  d := v_destinations[1];
+  IF v_count > d.max_batch_messages THEN
+    PERFORM postrider._too_large('messages', v_count, d.max_batch_messages, 'max_batch_messages');
+  END IF;
+  IF cardinality(v_names) > 1 THEN
+    SELECT array_agg(o.ordinality::integer ORDER BY m.ord), array_agg(o.id ORDER BY m.ord), array_agg(o.key_scope ORDER BY m.ord)
+    INTO v_at, v_endpoints, v_scopes
+    FROM unnest(p_endpoints) WITH ORDINALITY AS m (name, ord) JOIN unnest(v_destinations) WITH ORDINALITY AS o ON o.name = m.name;
+  END IF;
+  -- One pass over all of them; only messages with something to check are checked one by one.
+  FOR m IN
+    SELECT t.*
+    FROM unnest(p_payloads, p_content_types, p_priorities, p_scheduled_at, p_expires_at, p_idempotency_keys,
+                p_ordering_keys, p_event_types, p_headers, p_options, v_at)
+           WITH ORDINALITY AS t (payload, content_type, priority, scheduled_at, expires_at, idempotency_key, ordering_key,
+                                 event_type, headers, options, destination, ord)
+    WHERE t.payload IS NULL OR octet_length(t.payload) > d.max_payload_bytes
+       OR (p_content_types IS NOT NULL AND t.content_type IS DISTINCT FROM 'application/json')
+       OR (p_priorities IS NOT NULL AND t.priority IS DISTINCT FROM 0) OR t.scheduled_at IS NOT NULL
+       OR t.expires_at IS NOT NULL OR t.idempotency_key IS NOT NULL OR t.ordering_key IS NOT NULL
+       OR t.headers IS NOT NULL OR t.options IS NOT NULL
+       -- Messages of one event share its type, which is checked once.
+       OR ((t.ord = 1 OR t.event_type <> p_event_types[1]) AND (octet_length(t.event_type) > d.max_key_bytes
+           OR t.event_type = '' OR t.event_type ~ E'[\\u0001-\\u001f\\u007f-\\u009f]'))
+    ORDER BY t.ord
+  LOOP
+    PERFORM postrider._check_message(CASE WHEN p_endpoints IS NULL THEN format('messages[%s].', m.ord - 1)
+                                          WHEN p_events IS NOT NULL THEN format('events[%s].', p_events[m.ord] - 1)
+                                          ELSE '' END,
+      v_destinations[coalesce(m.destination, 1)], octet_length(m.payload),
+      CASE WHEN p_content_types IS NULL THEN 'application/json' ELSE m.content_type END,
+      CASE WHEN p_priorities IS NULL THEN 0 ELSE m.priority END, m.scheduled_at, m.expires_at,
+      m.idempotency_key, m.ordering_key, m.event_type, m.headers, m.options);
+  END LOOP;
+  -- All locks, in order, before any look-up: expiring a holder advances its ordering key.
+  IF p_idempotency_keys IS NOT NULL THEN
+    PERFORM postrider._lock_idempotency_keys(array_agg(coalesce(k.endpoint_id, d.id)), array_agg(k.key))
+    FROM unnest(p_idempotency_keys, v_endpoints) AS k (key, endpoint_id) WHERE k.key IS NOT NULL;
+  END IF;
+  IF p_ordering_keys IS NOT NULL THEN
+    PERFORM postrider._lock_keys(array_agg(postrider._key(coalesce(k.key_scope, d.key_scope), k.key)))
+    FROM unnest(p_ordering_keys, v_scopes) AS k (key, key_scope) WHERE k.key IS NOT NULL;
+  END IF;
+  IF p_idempotency_keys IS NOT NULL THEN
+    SELECT f.known, f.first INTO v_known, v_first
+    FROM postrider._batch_holders(v_destinations, v_at, p_endpoints IS NULL, p_payloads, p_content_types,
+      p_idempotency_keys, v_now) f;
+  END IF;
+  v_new := CASE WHEN v_known IS NULL THEN v_count
+                ELSE (SELECT count(*) FROM unnest(v_known, v_first) AS f (k, s) WHERE k IS NULL AND s IS NULL) END;
+  IF v_new > 0 THEN
+    PERFORM postrider._make_room_for_batch(v_destinations, p_endpoints, v_known, v_first, v_new);
+  END IF;
+  -- Without keys there are no duplicates, and no message comes first.
+  IF p_idempotency_keys IS NULL AND p_ordering_keys IS NULL THEN
+    RETURN QUERY
+      INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, priority, scheduled_at, expires_at, correlation_id,
+        content_type, event_type, headers, options, payload)
+      SELECT nextval('postrider.message_ids'), greatest(v_now, t.scheduled_at), v_now, coalesce(t.endpoint_id, d.id),
+        coalesce(t.priority, 0), t.scheduled_at, t.expires_at, t.correlation_id,
+        coalesce(t.content_type, 'application/json'), t.event_type, nullif(t.headers, '{}'), nullif(t.options, '{}'),
+        t.payload
+      FROM unnest(p_payloads, p_content_types, p_priorities, p_scheduled_at, p_expires_at, p_event_types, p_headers,
+                  p_options, p_correlation_ids, v_endpoints)
+             AS t (payload, content_type, priority, scheduled_at, expires_at, event_type, headers, options, correlation_id,
+                   endpoint_id)
+      RETURNING queue.id, false;
+    PERFORM postrider._ring(o.id, clock_timestamp()) FROM unnest(v_destinations) AS o WHERE NOT o.paused;
+    RETURN;
+  END IF;
+  BEGIN
+    RETURN QUERY
+      WITH message AS MATERIALIZED (
+        SELECT t.ord, t.payload, t.content_type, t.priority, t.scheduled_at, t.expires_at, t.idempotency_key,
+               t.ordering_key, t.event_type, t.headers, t.options, t.correlation_id, coalesce(t.endpoint_id, d.id) AS endpoint_id,
+               CASE WHEN t.ordering_key IS NOT NULL THEN coalesce(t.key_scope, d.key_scope) END AS key_scope,
+               v_known[t.ord] AS known, v_first[t.ord] AS first,
+               CASE WHEN v_known[t.ord] IS NULL AND v_first[t.ord] IS NULL THEN nextval('postrider.message_ids') END AS id
+        FROM unnest(p_payloads, p_content_types, p_priorities, p_scheduled_at, p_expires_at, p_idempotency_keys,
+                    p_ordering_keys, p_event_types, p_headers, p_options, p_correlation_ids, v_endpoints, v_scopes)
+               WITH ORDINALITY AS t (payload, content_type, priority, scheduled_at, expires_at, idempotency_key, ordering_key,
+                                     event_type, headers, options, correlation_id, endpoint_id, key_scope, ord)
+        ORDER BY t.ord
+      ), place AS (
+        SELECT k.first_id, postrider._place_of_new(k.key) AS place
+        FROM (SELECT postrider._key(m.key_scope, m.ordering_key) AS key, min(m.id) AS first_id FROM message m
+              WHERE m.ordering_key IS NOT NULL AND m.id IS NOT NULL GROUP BY 1) AS k
+      ), inserted AS (
+        INSERT INTO postrider.queue (id, due_at, created_at, endpoint_id, place, priority, scheduled_at, expires_at,
+          key_scope, key_position, correlation_id, content_type, ordering_key, idempotency_key, event_type, headers, options,
+          payload)
+        SELECT m.id, greatest(v_now, m.scheduled_at), v_now, m.endpoint_id,
+          CASE WHEN m.ordering_key IS NULL THEN :ready ELSE coalesce(p.place, :behind_key) END,
+          coalesce(m.priority, 0), m.scheduled_at, m.expires_at, m.key_scope,
+          CASE WHEN m.ordering_key IS NOT NULL THEN m.id END, m.correlation_id,
+          coalesce(m.content_type, 'application/json'), m.ordering_key, m.idempotency_key, m.event_type,
+          nullif(m.headers, '{}'), nullif(m.options, '{}'), m.payload
+        FROM message m LEFT JOIN place p ON p.first_id = m.id
+        WHERE m.id IS NOT NULL ORDER BY m.ord
+      )
+      SELECT coalesce(m.known, m.id, f.id), m.id IS NULL
+      FROM message m LEFT JOIN message f ON f.ord = m.first ORDER BY m.ord;
+  EXCEPTION WHEN unique_violation THEN
+    -- The holder of the key is not visible in an old snapshot.
+    IF postrider._is_read_committed() THEN
+      RAISE;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = '40001',
+      MESSAGE = 'could not serialize access: another transaction sent with the same idempotency key; try again';
+  END;
+  IF v_new > 0 THEN
+    PERFORM postrider._ring(o.id, clock_timestamp()) FROM unnest(v_destinations) AS o WHERE NOT o.paused;
+  END IF;
+END $$;
+
+-- Duplicates in a batch: `known` has the id of the message that holds the same key, `first` the index of the earlier message in the
+-- batch that will hold it. The keys are locked. p_at is null when all have the first destination.
+CREATE FUNCTION postrider._batch_holders(
+  p_destinations postrider._destination[], p_at integer[], p_listed boolean, p_payloads bytea[], p_content_types text[],
+  p_keys text[], p_now timestamptz, OUT known bigint[], OUT first integer[]
+) LANGUAGE plpgsql AS $$
+DECLARE
+  m record;
+BEGIN
+  known := array_fill(NULL::bigint, ARRAY[cardinality(p_payloads)]);
+  first := array_fill(NULL::integer, ARRAY[cardinality(p_payloads)]);
+  FOR m IN
+    SELECT k.key, k.ord::integer, p_payloads[k.ord] AS payload, coalesce(k.destination, 1) AS destination,
+           coalesce(p_content_types[k.ord], 'application/json') AS content_type,
+           min(k.ord) OVER (PARTITION BY k.destination, k.key)::integer AS first_ord
+    FROM unnest(p_keys, p_at) WITH ORDINALITY AS k (key, destination, ord)
+    WHERE k.key IS NOT NULL ORDER BY k.ord
+  LOOP
+    IF m.ord = m.first_ord OR known[m.first_ord] IS NOT NULL THEN
+      known[m.ord] := postrider._idempotency_holder(p_destinations[m.destination], m.key, m.payload, m.content_type,
+        p_now, m.ord - 1, p_listed);
+    ELSIF m.payload = p_payloads[m.first_ord]
+      AND m.content_type = coalesce(p_content_types[m.first_ord], 'application/json') THEN
+      first[m.ord] := m.first_ord;
+    ELSE
+      PERFORM postrider._idempotency_conflict(NULL, m.ord - 1, p_listed);
+    END IF;
+  END LOOP;
 END $$;

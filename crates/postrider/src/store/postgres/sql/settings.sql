@@ -1,12 +1,18 @@
--- Settings and the pause of everything. Every change moves _store.version and tells the nodes.
+-- Settings and the system pause. Every change raises _store.version and notifies the nodes.
 
--- Whoever changes endpoints, settings or the pause waits here for the others, before anything else is locked.
+CREATE FUNCTION postrider._setting(p_name text) RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN coalesce((SELECT value FROM postrider.settings WHERE name = p_name),
+                  (SELECT default_value FROM postrider._known_settings WHERE name = p_name));
+END $$;
+
+-- Serializes changes of endpoints, settings and the pause. Called before anything else is locked.
 CREATE FUNCTION postrider._begin_change() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM FROM postrider._store FOR UPDATE;
 END $$;
 
--- Logs the change, moves the version, and lets every node look again.
+-- Logs the change, raises the version, and notifies the nodes.
 CREATE FUNCTION postrider._changed(p_kind text, p_subject text, p_detail jsonb) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM postrider._log_event(p_kind, p_subject, p_detail);
@@ -20,7 +26,7 @@ DECLARE
 BEGIN
   SELECT * INTO v FROM postrider._known_settings WHERE name = p_name;
   IF NOT FOUND THEN
-    PERFORM postrider._invalid(coalesce(p_name, 'name'), 'is not known here; known are: '
+    PERFORM postrider._invalid(coalesce(p_name, 'name'), 'unknown field; expected one of: '
       || (SELECT string_agg(name, ', ' ORDER BY position, name) FROM postrider._known_settings));
   END IF;
   IF v.choices IS NOT NULL THEN
@@ -32,7 +38,7 @@ BEGIN
   END IF;
 END $$;
 
--- The row that is read all the time. Also called by `postrider migrate`, after it has filled _known_settings.
+-- Writes the row of _limits. `postrider migrate` calls it after it has filled _known_settings.
 CREATE FUNCTION postrider._refresh_limits() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   INSERT INTO postrider._limits AS l (max_queue_size, max_payload_bytes, max_headers_bytes, max_key_bytes,
@@ -79,7 +85,7 @@ END $$;
 CREATE FUNCTION postrider.configure(name text, value text) RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = postrider, pg_temp AS $$
 BEGIN
-  -- A name that is NULL cannot be a key.
+  -- First, because a NULL name cannot be a JSON key.
   PERFORM postrider._check_setting(configure.name, configure.value);
   PERFORM postrider._configure(jsonb_build_object(configure.name, configure.value));
 END $$;

@@ -1,14 +1,6 @@
--- Who may use the API. Only a digest is kept of a token, and how it begins.
+-- API tokens. Only the prefix and a digest of a token are stored.
 
-CREATE TABLE postrider._tokens (
-  prefix text PRIMARY KEY,
-  name text NOT NULL,
-  scope text NOT NULL CHECK (scope IN ('admin', 'application', 'monitor')),
-  digest bytea NOT NULL,
-  created_at timestamptz NOT NULL
-);
-
--- When it was made.
+-- Returns the time of creation.
 CREATE FUNCTION postrider._create_token(p_prefix text, p_name text, p_scope text, p_digest bytea, p_most bigint)
 RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
@@ -28,7 +20,7 @@ CREATE FUNCTION postrider._revoke_token(p_prefix text, p_even_last boolean) RETU
 DECLARE
   v_name text;
 BEGIN
-  -- Two who revoke the last two at once would each see the other's.
+  -- Two sessions that revoke the last two tokens at once would each see the other's.
   LOCK TABLE postrider._tokens IN SHARE ROW EXCLUSIVE MODE;
   IF NOT p_even_last AND (SELECT count(*) = 1 AND max(prefix) = p_prefix FROM postrider._tokens) THEN
     PERFORM postrider._conflict(format('token %s is the last one; without any, whoever reaches a node on loopback may '

@@ -1,6 +1,6 @@
--- Version 1. Tables are `_postrider_*`, so that they stand apart from the application's own.
--- Times are microseconds since 1970. No syntax newer than SQLite 3.38. On tables that every message passes
--- a CHECK has no IN with a list: SQLite would build a temporary table for it at every insert.
+-- Version 1. Tables are named `_postrider_*`: the file belongs to the application.
+-- Times are microseconds since 1970. No syntax newer than SQLite 3.38. On tables that every message
+-- passes through, a CHECK has no IN with a list: SQLite would build a temporary table for it at every insert.
 
 CREATE TABLE _postrider_meta (
   name TEXT PRIMARY KEY,
@@ -12,7 +12,7 @@ CREATE TABLE _postrider_settings (
   value TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- A dropped endpoint stays as a name for what the archive says of it.
+-- A dropped endpoint keeps its row: the archive refers to its name.
 CREATE TABLE _postrider_endpoints (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   name TEXT NOT NULL,
@@ -34,8 +34,8 @@ CREATE TABLE _postrider_endpoints (
 );
 CREATE UNIQUE INDEX _postrider_endpoints_name ON _postrider_endpoints (name) WHERE dropped_at IS NULL;
 
--- What is queued and dead, per endpoint; row 0 is the sum over all. Kept by every change of the queue, so
--- that a full queue is noticed at a cost that does not grow with it.
+-- How many messages are queued and dead, per endpoint; row 0 is the sum. Every change of the queue updates it, so that
+-- the check for a full queue costs the same at any size.
 CREATE TABLE _postrider_counts (
   endpoint_id INTEGER PRIMARY KEY,
   queued INTEGER NOT NULL DEFAULT 0,
@@ -43,7 +43,7 @@ CREATE TABLE _postrider_counts (
   dlq_bytes INTEGER NOT NULL DEFAULT 0
 );
 
--- What attempts came to, and how it went last. The node adds that up and tells about once a second.
+-- Results of attempts, and the last ones. The node adds them up and stores them about once a second.
 CREATE TABLE _postrider_results (
   endpoint_id INTEGER PRIMARY KEY,
   delivered INTEGER NOT NULL,
@@ -66,11 +66,11 @@ CREATE TABLE _postrider_nodes (
   lease_until INTEGER NOT NULL
 );
 
--- place: 0 ready, 1 behind its ordering key, 2 claimed, 3 ready but on probation after a lost claim.
--- What a claim changes stands first and keeps its size, so SQLite overwrites the row in place.
--- Illegal moves are refused here: by constraints where every message passes, because a trigger on a claim
--- or on the way into the archive costs more than all of them; by triggers elsewhere.
--- `behind_key` repeats what `place` says. A claim does not name it, so it cannot take a message that waits.
+-- place: 0 ready, 1 behind its ordering key, 2 claimed, 3 on probation: ready after a lost claim (keys.rs).
+-- The columns that a claim changes come first and keep their size, so SQLite overwrites the row in place.
+-- Illegal changes are refused by constraints where every message passes through, because a trigger on claims or on
+-- archiving costs more than all constraints; by triggers elsewhere.
+-- `behind_key` repeats `place = 1`. A claim does not change it, so a claim of a waiting message breaks a constraint.
 CREATE TABLE _postrider_queue (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   endpoint_id INTEGER NOT NULL,
@@ -84,6 +84,8 @@ CREATE TABLE _postrider_queue (
   batch INTEGER NOT NULL DEFAULT 0,
   alone INTEGER NOT NULL DEFAULT 0,
   delivered_late INTEGER NOT NULL DEFAULT 0,
+  -- Its receiver asked for due_at (Retry-After).
+  asked INTEGER NOT NULL DEFAULT 0,
   started_at INTEGER NOT NULL DEFAULT 0,
   behind_key INTEGER NOT NULL DEFAULT 0,
   key_scope INTEGER,
@@ -110,13 +112,13 @@ CREATE TABLE _postrider_queue (
 );
 -- Only what may be claimed, in the order in which it is claimed.
 CREATE INDEX _postrider_queue_due ON _postrider_queue (endpoint_id, priority DESC, due_at, id) WHERE place = 0;
--- For whoever asks what waits longest.
+-- For the age of the oldest pending message.
 CREATE INDEX _postrider_queue_behind ON _postrider_queue (endpoint_id, due_at) WHERE place = 1;
 CREATE INDEX _postrider_queue_claimed ON _postrider_queue (node_id) WHERE place = 2;
 CREATE INDEX _postrider_queue_suspect ON _postrider_queue (due_at) WHERE place = 3;
 CREATE UNIQUE INDEX _postrider_queue_key ON _postrider_queue (key_scope, ordering_key, key_position)
   WHERE ordering_key IS NOT NULL;
--- Of one key at most one is ready or claimed: FIFO does not rest on code alone.
+-- At most one message of a key is ready, on probation or claimed: the database guards FIFO.
 CREATE UNIQUE INDEX _postrider_queue_current ON _postrider_queue (key_scope, ordering_key)
   WHERE ordering_key IS NOT NULL AND place <> 1;
 CREATE UNIQUE INDEX _postrider_queue_idempotency ON _postrider_queue (endpoint_id, idempotency_key)
@@ -129,30 +131,33 @@ ON _postrider_queue
 BEGIN
   SELECT RAISE(ABORT, '55000 a queued message never changes; cancel it and send another');
 END;
--- attempts_before: those that the budget does not count, because a redrive renewed it or because they were spared.
+-- attempts_before: attempts that the budget does not count, because a redrive renewed it or because they were spared.
 CREATE TRIGGER _postrider_queue_spared BEFORE UPDATE OF attempts_before ON _postrider_queue
 WHEN NEW.attempts_before <> OLD.attempts_before + 1 OR NEW.attempts_before > NEW.attempts OR OLD.place = 2
 BEGIN
   SELECT RAISE(ABORT, '55000 an attempt is spared after it ended, and one at a time');
 END;
 
--- Endpoints of which another process than the node freed a message that was queued or dead before: it was redriven or
--- rescheduled, or is next of its key. The node reads from the last turn on that it knows.
+-- Endpoints with a message that became claimable in another process than the node: it was redriven or rescheduled, or is
+-- next of its key. The node reads all turns after the last one that it saw.
 CREATE TABLE _postrider_freed (
   endpoint_id INTEGER PRIMARY KEY,
   turn INTEGER NOT NULL UNIQUE
 );
 
--- Keys of completed messages, for idempotency_retention.
+-- Keys of completed messages, for idempotency_retention. A send under the same key is compared with the payload; an
+-- erased reservation has none and matches nothing.
 CREATE TABLE _postrider_reservations (
   endpoint_id INTEGER NOT NULL,
   idempotency_key TEXT NOT NULL,
   message_id INTEGER NOT NULL,
-  digest BLOB NOT NULL,
   until INTEGER NOT NULL,
-  PRIMARY KEY (endpoint_id, idempotency_key)
-) WITHOUT ROWID;
+  content_type TEXT,
+  payload BLOB,
+  UNIQUE (endpoint_id, idempotency_key)
+);
 CREATE INDEX _postrider_reservations_until ON _postrider_reservations (until);
+CREATE INDEX _postrider_reservations_message ON _postrider_reservations (message_id);
 
 CREATE TABLE _postrider_attempts (
   id INTEGER PRIMARY KEY,
@@ -164,8 +169,8 @@ CREATE TABLE _postrider_attempts (
   outcome TEXT NOT NULL,
   class TEXT,
   error TEXT,
-  status INTEGER,
-  body BLOB
+  response_status INTEGER,
+  response_body BLOB
 );
 CREATE INDEX _postrider_attempts_message ON _postrider_attempts (message_id);
 

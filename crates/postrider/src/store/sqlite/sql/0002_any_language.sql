@@ -1,4 +1,4 @@
--- Version 2. What `postrider_send` of `surface/` did last; the transaction that sent reads it.
+-- Version 2. The result of the last `postrider_send` (surface/), read by the transaction that sent.
 
 CREATE TABLE _postrider_last_send (
   single INTEGER PRIMARY KEY CHECK (single = 1),

@@ -17,12 +17,12 @@ CREATE TABLE _postrider_subscriptions (
   created_at INTEGER NOT NULL
 );
 CREATE INDEX _postrider_subscriptions_pattern ON _postrider_subscriptions (pattern);
--- The same endpoint, pattern, filter and template are one subscription. No JSON is the empty text.
+-- The same endpoint, pattern, filter and template are one subscription. The empty text stands for none: it is no JSON.
 CREATE UNIQUE INDEX _postrider_subscriptions_once ON _postrider_subscriptions
   (endpoint_id, pattern, coalesce(filter, ''), coalesce(template, ''));
 
--- What `postrider_publish` of `surface/` stored. Ids are given under the write lock, so their order is commit order. A row
--- goes in the transaction that makes messages of it, or a dead letter.
+-- Events stored by `postrider_publish` (surface/). Ids are given under the write lock, so their order is commit order. The
+-- transaction that makes messages or a dead letter of an event deletes it.
 CREATE TABLE _postrider_events (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   event_type TEXT NOT NULL,
@@ -38,13 +38,13 @@ CREATE TABLE _postrider_events (
   payload BLOB NOT NULL
 );
 
--- Things that are counted and nowhere else to be seen.
+-- Totals that no other table shows.
 CREATE TABLE _postrider_totals (
   name TEXT PRIMARY KEY,
   value INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- An event that cannot be fanned out never was a message, and a message that no node can read is never attempted.
+-- An invalid event was never a message, and an unreadable message is never attempted.
 DROP TRIGGER _postrider_dlq_only_after_an_attempt;
 CREATE TRIGGER _postrider_dlq_only_after_an_attempt BEFORE INSERT ON _postrider_dlq
 WHEN NEW.status <> 'failed' OR (NEW.reason <> 'invalid_event'
@@ -54,7 +54,7 @@ BEGIN
   SELECT RAISE(ABORT, '55000 only a message that is processing can die');
 END;
 
--- Nor is it one when it is redriven: it is published again.
+-- A redriven event is published again, so it is not in the queue.
 DROP TRIGGER _postrider_dlq_ends_once;
 CREATE TRIGGER _postrider_dlq_ends_once BEFORE UPDATE OF status ON _postrider_dlq
 BEGIN

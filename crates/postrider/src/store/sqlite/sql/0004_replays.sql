@@ -1,7 +1,7 @@
--- Version 4. Replays, and which message was made from which.
+-- Version 4. Replays, and the originals of replayed messages.
 
--- What is selected was finished by `started_at` and is at most `last_id`. `counted_to` and `position` are ids: up to
--- there it is counted, up to there it is replayed.
+-- Selects messages with ids up to `last_id` that were finished by `started_at`. Those up to `counted_to` are counted, those
+-- up to `position` are replayed.
 CREATE TABLE _postrider_replays (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   state TEXT NOT NULL CHECK (state IN ('running', 'stopped', 'completed')),

@@ -1,4 +1,4 @@
--- Who may use the API. Only a digest is kept of a token, and how it begins.
+-- Tokens of the API. Only a digest and the prefix of a token are kept.
 
 CREATE TABLE _postrider_tokens (
   prefix TEXT PRIMARY KEY,

@@ -1,4 +1,4 @@
--- `place` is where the message stood in the queue, `delivered_late` that a fenced node delivered it.
+-- `place` is the message's place in the queue; `delivered_late` is set when a node delivered it after losing its claim.
 CREATE TABLE IF NOT EXISTS {table} (
   id INTEGER PRIMARY KEY,
   endpoint_id INTEGER NOT NULL,
@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 CREATE TRIGGER IF NOT EXISTS {table}_final BEFORE UPDATE ON {table}
 WHEN NEW.id <> OLD.id OR NEW.place <> OLD.place OR NOT (
   (NEW.payload IS NULL AND NEW.headers IS NULL AND NEW.status = OLD.status)
-  -- Cancelled while an attempt was under way, which then delivered it.
+  -- Cancelled during an attempt that then delivered it.
   OR (OLD.status = 'cancelled' AND NEW.status = 'completed' AND OLD.delivered_late = 0 AND NEW.delivered_late = 1
       AND NEW.payload IS OLD.payload AND NEW.headers IS OLD.headers))
 BEGIN

@@ -1,5 +1,5 @@
--- Publishing from any language. The event is stored in the caller's transaction; a node fans it out. What can be said of
--- it at once is said at once; the rest depends on who gets it. {…} is filled in by surface/.
+-- Publishing from any language. The event is stored in the caller's transaction; a node fans it out. What does not depend
+-- on subscriptions is checked at once. {…} is filled in by surface/.
 
 CREATE VIEW postrider_publish AS
 SELECT NULL AS event_type, NULL AS payload, NULL AS priority, NULL AS scheduled_at, NULL AS idempotency_key,
@@ -35,7 +35,7 @@ BEGIN
   END
   FROM _postrider_limits AS l;
 
-  -- Each becomes one message at least, for all that is known by now.
+  -- Count each stored event as one message: how many it will make is not known yet.
   SELECT RAISE(ABORT, '{queue_full}')
   FROM _postrider_limits AS l
   WHERE l.max_queue_size > 0 AND l.max_queue_size
@@ -46,6 +46,6 @@ BEGIN
     correlation_id, ordering_key, headers, options, payload)
   VALUES (NEW.event_type, NEW.now, NEW.priority, NEW.scheduled_at, NEW.expires_at, NEW.idempotency_key,
     NEW.correlation_id, NEW.ordering_key, nullif(NEW.headers, '{}'), nullif(NEW.options, '{}'), NEW.payload);
-  -- OR IGNORE would leave out in silence what a constraint refuses.
+  -- With OR IGNORE a constraint would drop the row without an error.
   SELECT RAISE(ABORT, '55000 event: could not be stored') WHERE changes() <> 1;
 END;

@@ -1,6 +1,6 @@
--- Sending from any language. An INSTEAD OF trigger is a function here: its view has the parameters, and NEW.x is
--- their value. Nothing newer than SQLite 3.38, and no conflict clause: the caller's OR REPLACE or OR IGNORE would
--- be used in its place, so every rule is asked for before anything is written. {…} is filled in by surface/.
+-- Sending from any language. An INSTEAD OF trigger serves as a function: its view has the parameters, NEW.x the values.
+-- No syntax newer than SQLite 3.38. No conflict clauses: the caller's OR REPLACE or OR IGNORE would replace them, so every
+-- rule is checked before anything is written. {…} is filled in by surface/.
 
 CREATE VIEW postrider_send AS
 SELECT NULL AS endpoint, NULL AS payload, NULL AS priority, NULL AS scheduled_at, NULL AS idempotency_key,
@@ -14,8 +14,8 @@ SELECT id, duplicate FROM _postrider_last_send WHERE id IS NOT NULL;
 CREATE VIEW _postrider_limits AS
 SELECT {limits};
 
--- A message as it was read. What cannot be read is 'bad', JSON with a character that SQLite cannot read is 'nul', what is deeper
--- than nodes read it is 'deep', headers that name one twice are 'twice'.
+-- A message as it was read. Unreadable values are 'bad', JSON with U+0000 is 'nul', JSON that is too deep for nodes is
+-- 'deep', headers with a repeated name are 'twice'.
 CREATE VIEW _postrider_read AS
 SELECT NULL AS now, NULL AS endpoint_id, NULL AS protocol, NULL AS disabled_by, NULL AS queue_max, NULL AS payload,
   NULL AS content_type, NULL AS priority, NULL AS scheduled_at, NULL AS expires_at, NULL AS idempotency_key,
@@ -61,9 +61,10 @@ BEGIN
   WHERE endpoint_id = NEW.endpoint_id AND idempotency_key = NEW.idempotency_key
     AND NOT (payload IS NEW.payload AND content_type = NEW.content_type);
 
-  INSERT INTO _postrider_compare (message_id, digest, content_type, payload)
-  SELECT message_id, digest, NEW.content_type, NEW.payload FROM _postrider_reservations AS r
+  SELECT RAISE(ABORT, '{conflict}')
+  FROM _postrider_reservations AS r
   WHERE endpoint_id = NEW.endpoint_id AND idempotency_key = NEW.idempotency_key AND until > NEW.now
+    AND NOT (payload IS NEW.payload AND content_type IS NEW.content_type)
     AND NOT EXISTS (SELECT 1 FROM _postrider_queue AS q
                     WHERE q.endpoint_id = r.endpoint_id AND q.idempotency_key = r.idempotency_key);
 
@@ -97,7 +98,7 @@ BEGIN
     OR EXISTS (SELECT 1 FROM _postrider_dlq
                WHERE holds_key = 1 AND key_scope = NEW.key_scope AND ordering_key = NEW.ordering_key) AS behind) AS b
   WHERE NOT s.duplicate;
-  -- OR IGNORE would leave out in silence what a constraint refuses.
+  -- With OR IGNORE a constraint would drop the row without an error.
   SELECT RAISE(ABORT, '55000 message: could not be queued') FROM _postrider_last_send WHERE NOT duplicate AND changes() <> 1;
   UPDATE _postrider_last_send SET id = last_insert_rowid() WHERE NOT duplicate;
 
@@ -107,7 +108,7 @@ BEGIN
   WHERE endpoint_id IN (0, NEW.endpoint_id) AND NOT (SELECT duplicate FROM _postrider_last_send);
 END;
 
--- Out of the queue and into the archive; the next of its key takes its place.
+-- Moves a message from the queue to the archive; the next one of its key becomes claimable.
 CREATE VIEW _postrider_expire AS
 SELECT NULL AS now, NULL AS id, NULL AS endpoint_id, NULL AS place, NULL AS key_scope, NULL AS ordering_key,
   NULL AS created_at
@@ -132,29 +133,4 @@ BEGIN
               ORDER BY key_position LIMIT 1)
     AND NOT EXISTS (SELECT 1 FROM _postrider_dlq
                     WHERE holds_key = 1 AND key_scope = NEW.key_scope AND ordering_key = NEW.ordering_key);
-END;
-
--- Is this what the reserved key was used for? The archive knows at once; where it does not have the payload any more,
--- the digest has to be made.
-CREATE VIEW _postrider_compare AS
-SELECT NULL AS message_id, NULL AS digest, NULL AS content_type, NULL AS payload WHERE 0;
-
-CREATE TRIGGER _postrider_compare_reserved INSTEAD OF INSERT ON _postrider_compare
-BEGIN
-  SELECT RAISE(ABORT, '{conflict}')
-  FROM _postrider_archive
-  WHERE id = NEW.message_id AND payload IS NOT NULL
-    AND NOT (payload = NEW.payload AND content_type = NEW.content_type);
-  INSERT INTO _postrider_digest (digest, bytes, padded)
-  SELECT NEW.digest, bytes, CAST(NEW.content_type || x'00' || NEW.payload || {padding} AS BLOB)
-  FROM (SELECT length(NEW.content_type) + 1 + length(NEW.payload) AS bytes)
-  WHERE NOT EXISTS (SELECT 1 FROM _postrider_archive WHERE id = NEW.message_id AND payload IS NOT NULL);
-END;
-
-CREATE VIEW _postrider_digest AS SELECT NULL AS digest, NULL AS bytes, NULL AS padded WHERE 0;
-
-CREATE TRIGGER _postrider_digest_compare INSTEAD OF INSERT ON _postrider_digest
-BEGIN
-  SELECT RAISE(ABORT, '{digest_too_long}') WHERE NEW.bytes > {digest_bytes_max};
-  SELECT RAISE(ABORT, '{conflict}') WHERE lower(hex(NEW.digest)) IS NOT {sha256};
 END;

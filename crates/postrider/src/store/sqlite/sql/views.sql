@@ -1,4 +1,4 @@
--- For people and programs to read. SQLite refuses to change what is a view.
+-- For people and programs to read. SQLite refuses changes of a view.
 -- TIME(x) is the time as text; {…} is filled in by surface/.
 
 CREATE VIEW postrider_endpoints AS
@@ -30,7 +30,7 @@ FROM _postrider_archive AS a JOIN _postrider_endpoints AS e ON e.id = a.endpoint
 
 CREATE VIEW postrider_attempts AS
 SELECT message_id, number, node_id, TIME(started_at) AS started_at, duration / 1000000.0 AS duration_seconds, outcome,
-  class, error, status, body
+  class, error, response_status, response_body
 FROM _postrider_attempts;
 
 -- Every message once, where it is now.
@@ -80,7 +80,7 @@ SELECT id, name, state, TIME(joined_at) AS joined_at, TIME(heartbeat_at) AS hear
   TIME(lease_until) AS lease_until
 FROM _postrider_nodes;
 
--- The oldest is asked for priority by priority, as a node does, so that what is not due is not walked over.
+-- The oldest due message is looked up priority by priority, as a node does, so that later ones are not scanned.
 CREATE VIEW postrider_endpoint_status AS
 SELECT name, protocol, enabled, disabled_by, paused, circuit, circuit_until, held_until,
   max(coalesce(c.queued, 0) - p.processing, 0) AS pending, p.processing, coalesce(c.dead, 0) AS dead,

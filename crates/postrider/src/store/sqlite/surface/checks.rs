@@ -1,36 +1,26 @@
-//! What is refused, in the order of [`crate::send::check`]. The words are what the program itself says of an example
-//! that breaks the rule; RAISE takes no others than those that are written in the trigger.
-
-use std::collections::BTreeMap;
-
-use serde_json::{Map, Value, json};
+//! What is refused, in the order of [`crate::send::check`]. The words are those of the program's tables, or
+//! what the program says of an example. RAISE takes only words that are written in the trigger.
 
 use super::reading::{has_escaped_nul, is_json, is_too_deep};
-use crate::error::{Invalid, StoreError};
+use super::rules::{self, quoted};
+use crate::error::StoreError;
 use crate::event;
 use crate::json::{DEPTH_MAX, Json};
 use crate::message::PRIORITY_MAX;
-use crate::protocol::{Key, Kind, Protocol, Scope, headers};
+use crate::protocol::{Protocol, ProtocolDefinition, headers};
 use crate::send::{self, CONTENT_TYPE_BYTES_MAX};
 
-pub(super) const CONFLICT: &str =
-    "23505 idempotency_key: a message of this endpoint has the same key and another payload or content type";
+pub(super) const CONFLICT: &str = "23505 idempotency_key: a message of this endpoint has the same key and another payload or content type, or was erased";
 pub(super) const QUEUE_FULL: &str =
     "53400 max_queue_size: the queue is full; try again later or raise max_queue_size";
 pub(super) const ENDPOINT_FULL: &str = "53400 options.max_queue_size: the endpoint''s part of the queue is full; try again later or raise its max_queue_size";
 
-/// A digest of more would keep everybody else from writing for seconds.
-pub(super) const DIGEST_BYTES_MAX: usize = 64 << 10;
-pub(super) const DIGEST_TOO_LONG: &str = "55000 idempotency_key: was used for a message whose payload is not kept; this one is too large to be compared with it in SQL";
-
 const NO_NUL: &str = "must not contain the character U+0000";
-/// Letters of tokens, as HTTP has them; for a GLOB between brackets.
-const TOKEN: &str = "!#$%&''*+.^_`|~0-9A-Za-z-";
 
-/// One arm of a CASE.
-struct Check {
-    when: String,
-    then: String,
+/// One arm of a CASE: the condition, and what RAISE says.
+pub(super) struct Check {
+    pub(super) when: String,
+    pub(super) then: String,
 }
 
 impl Check {
@@ -38,7 +28,7 @@ impl Check {
         Self { when: when.into(), then: then.into() }
     }
 
-    fn invalid(field: &str, rule: &str, when: impl Into<String>) -> Self {
+    pub(super) fn invalid(field: &str, rule: &str, when: impl Into<String>) -> Self {
         Self::new(when, format!("22023 {field}: {rule}").replace('\'', "''"))
     }
 
@@ -72,7 +62,7 @@ pub(super) fn all() -> String {
     arms(&checks)
 }
 
-/// Of an event: what can be said before it is known who gets it.
+/// Of an event: checks that do not depend on the endpoints that get it.
 pub(super) fn of_events() -> String {
     let mut checks = vec![
         is_utf8(),
@@ -98,7 +88,7 @@ pub(super) fn of_events() -> String {
     arms(&checks)
 }
 
-fn arms(checks: &[Check]) -> String {
+pub(super) fn arms(checks: &[Check]) -> String {
     let arms = checks.iter().map(|check| {
         let Check { when, then } = check;
         format!("    WHEN {when}\n      THEN RAISE(ABORT, '{then}')")
@@ -174,47 +164,23 @@ fn header_checks() -> Vec<Check> {
 }
 
 fn protocol_header_checks() -> Vec<Check> {
-    let mut checks = Vec::new();
-    for protocol in Protocol::ALL {
-        let refuses = |name: &str, value: &str| {
-            let headers = BTreeMap::from([(name.to_owned(), value.to_owned())]);
-            protocol.check_headers(&headers).err()
-        };
-        // A protocol takes any header, or has the rules of HTTP.
-        if refuses("not a token", "").is_some() {
-            checks.extend(http_header_rules().map(|(broken, when)| {
-                let any = format!(
-                    "NEW.protocol = '{}' AND EXISTS (SELECT 1 FROM json_each(NEW.headers) WHERE {when})",
-                    protocol.as_str()
-                );
-                Check::invalid("headers", &format!("a header {}", broken.rule), any)
-            }));
-        }
-    }
-    checks
+    let protocols = Protocol::ALL.iter().map(|protocol| protocol.definition());
+    protocols.flat_map(header_checks_of).collect()
 }
 
-/// What is said of a header, and how SQL finds one like it.
-fn http_header_rules() -> impl Iterator<Item = (Invalid, String)> {
-    let broken = |name: &str, value: &str| {
-        let headers = BTreeMap::from([(name.to_owned(), value.to_owned())]);
-        Protocol::Http.check_headers(&headers).expect_err("an example breaks its rule")
-    };
-    let listed: Vec<String> = headers::OF_THE_CONNECTION.iter().map(|name| format!("'{name}'")).collect();
-    let begins = |prefix: &str| format!("lower(key) GLOB '{prefix}*'");
-    let ours = headers::OF_POSTRIDER.map(begins).join(" OR ");
-    let proxy = begins(headers::OF_THE_PROXY);
-    [
-        (broken("", ""), format!("key = '' OR {} OR key GLOB '*[^{TOKEN}]*'", has_nul("key"))),
-        (
-            broken(headers::OF_THE_CONNECTION[0], ""),
-            format!("lower(key) IN ({}) OR {proxy}", listed.join(", ")),
-        ),
-        (broken(headers::OF_POSTRIDER[0], ""), ours),
-        (broken("host", ""), "lower(key) = 'host'".to_owned()),
-        (broken("x", "\n"), format!("{} OR value GLOB ('*[^ -~' || char(9) || ']*')", has_nul("value"))),
-    ]
-    .into_iter()
+pub(super) fn header_checks_of(protocol: &ProtocolDefinition) -> Vec<Check> {
+    let only_endpoints = protocol.endpoint_headers.iter();
+    let only_endpoints = only_endpoints
+        .map(|name| (format!("lower(key) = {}", quoted(name)), headers::ENDPOINT_ONLY.to_owned()));
+    let rules = rules::broken(protocol.headers.names, "lower(key)").into_iter().chain(only_endpoints);
+    let rules = rules.chain(rules::broken_values(protocol.headers)).map(|(when, says)| {
+        let any = format!(
+            "NEW.protocol = {} AND EXISTS (SELECT 1 FROM json_each(NEW.headers) WHERE {when})",
+            quoted(protocol.name)
+        );
+        Check::invalid("headers", &format!("a header {says}"), any)
+    });
+    rules.collect()
 }
 
 fn kept_header_check() -> Check {
@@ -251,7 +217,7 @@ fn option_checks() -> [Check; 3] {
     ]
 }
 
-/// SQLite takes more for JSON than a node can read. Of messages only known keys with known values are left.
+/// SQLite takes more for JSON than a node can read.
 fn readable_option_checks() -> [Check; 2] {
     let any = |when: &str| format!("EXISTS (SELECT 1 FROM json_tree(NEW.options) WHERE {when})");
     let escaped = any(&format!("({}) OR (type = 'text' AND {})", is_not_utf8("key"), is_not_utf8("value")));
@@ -270,102 +236,15 @@ fn readable_option_checks() -> [Check; 2] {
 }
 
 fn protocol_option_checks() -> Vec<Check> {
-    let mut checks = Vec::new();
-    for protocol in Protocol::ALL {
-        let keys: Vec<&Key> = protocol.keys().filter(|key| key.scope != Scope::Endpoint).collect();
-        let any = |when: &str| {
-            format!(
-                "NEW.protocol = '{}' AND EXISTS (SELECT 1 FROM json_each(NEW.options) WHERE {when})",
-                protocol.as_str()
-            )
-        };
-        let known: Vec<String> = keys.iter().map(|key| format!("'{}'", key.name)).collect();
-        let broken = said_of_option(protocol, "no such key", Value::Null);
-        let unknown = any(&format!("key NOT IN ({})", known.join(", ")));
-        checks.push(Check::invalid("options", &format!("a key {}", broken.rule), unknown));
-        for key in keys {
-            checks.extend(value_rules(key).into_iter().map(|(example, when)| {
-                let Invalid { field, rule } = said_of_option(protocol, key.name, example);
-                Check::invalid(&field, &rule, any(&format!("key = '{}' AND ({when})", key.name)))
-            }));
-        }
-    }
+    let protocols = Protocol::ALL.iter().map(|protocol| protocol.definition());
+    let mut checks: Vec<Check> = protocols.flat_map(super::options::checks_of).collect();
     checks.push(Check::invalid(
         "options.timeout",
         "must be below stale_recovery_timeout",
         "EXISTS (SELECT 1 FROM json_each(NEW.options) WHERE key = 'timeout' AND value >= l.stale_recovery_timeout)",
     ));
+    checks.extend(readable_option_checks());
     checks
-}
-
-fn said_of_option(protocol: Protocol, key: &str, example: Value) -> Invalid {
-    let options = Map::from_iter([(key.to_owned(), example)]);
-    protocol.check_message_options(&options).expect_err("an example breaks its rule")
-}
-
-/// Examples of what is refused, and how SQL finds others like it in a row of `json_each`.
-fn value_rules(key: &Key) -> Vec<(Value, String)> {
-    let path = format!("'$.{}'", key.name);
-    match &key.kind {
-        Kind::Flag => vec![(Value::Null, "type NOT IN ('true', 'false')".to_owned())],
-        // Neither 5.0 nor -0 is a whole number here.
-        Kind::Whole { min, max } => vec![(
-            Value::Null,
-            format!(
-                "type <> 'integer' OR value NOT BETWEEN {min} AND {max} OR (NEW.options -> {path}) GLOB '*[^0-9]*'"
-            ),
-        )],
-        Kind::Seconds { max } => vec![(
-            Value::Null,
-            format!("type NOT IN ('integer', 'real') OR value NOT BETWEEN 1e-9 AND {max}"),
-        )],
-        Kind::Choice(choices) => {
-            let choices: Vec<String> = choices.iter().map(|choice| format!("'{choice}'")).collect();
-            vec![(Value::Null, format!("type <> 'text' OR value NOT IN ({})", choices.join(", ")))]
-        }
-        Kind::Text { bytes_max, rule } => {
-            let mut rules = vec![
-                (Value::Null, "type <> 'text'".to_owned()),
-                (json!(""), format!("{} NOT BETWEEN 1 AND {bytes_max}", bytes_of("value"))),
-            ];
-            rules.extend(text_rules(rule.0));
-            rules
-        }
-        Kind::Codes { .. }
-        | Kind::Secret(_)
-        | Kind::Secrets { .. }
-        | Kind::Headers
-        | Kind::Object(_)
-        | Kind::Typed(_) => {
-            panic!("no message says {:?} for itself, so SQL has no check for it", key.name)
-        }
-    }
-}
-
-fn text_rules(rule: &str) -> Vec<(Value, String)> {
-    let rules: &[(&str, &str)] = match rule {
-        "method" => &[
-            ("a b", "value GLOB '*[^{token}]*' OR {nul}"),
-            ("TRACE", "value IN ('CONNECT', 'TRACE')"),
-            ("post", "value GLOB '*[a-z]*'"),
-        ],
-        "url_suffix" => &[
-            ("a", "value NOT GLOB '[/?]*' OR value GLOB '//*'"),
-            (
-                "/..",
-                "instr(replace(lower(value), '%2e', '.'), '..') > 0 OR instr(value, '#') > 0 OR instr(value, '\\') > 0",
-            ),
-            ("/é", "value GLOB '*[^!-~]*' OR {nul}"),
-            (
-                "/<",
-                "substr(value, 1, instr(value || '?', '?') - 1) GLOB '*[<>`]*'
-             OR substr(value, instr(value || '?', '?')) GLOB '*[<>\"]*'",
-            ),
-        ],
-        other => panic!("the rule {other:?} has no words in SQL yet"),
-    };
-    let filled = |when: &str| when.replace("{token}", TOKEN).replace("{nul}", &has_nul("value"));
-    rules.iter().map(|(example, when)| (json!(example), filled(when))).collect()
 }
 
 fn correlation_and_time_checks() -> Vec<Check> {
@@ -388,7 +267,7 @@ fn said(refused: Result<(), StoreError>) -> String {
     }
 }
 
-fn bytes_of(text: &str) -> String {
+pub(super) fn bytes_of(text: &str) -> String {
     format!("length(CAST({text} AS BLOB))")
 }
 

@@ -1,20 +1,23 @@
 //! What other languages see of the file: `postrider_send`, `postrider_publish`, and views to read. Views and triggers, made from the
 //! program's own tables of keys, settings and rules, so that SQL refuses what the program refuses.
 
-use rusqlite::{Connection, OptionalExtension};
+use rusqlite::Connection;
 use sha2::{Digest, Sha256};
 
 use super::archive::Month;
+use super::query::Query;
 use crate::message::{JSON, PRIORITY_MAX};
 use crate::settings;
+use crate::store::Result;
 use reading::{
     correlation_id, has_escaped_nul, has_names_twice, is_object, is_object_of_strings, is_too_deep_text,
     kept_headers, now, time,
 };
 
 mod checks;
+mod options;
 mod reading;
-mod sha256;
+mod rules;
 
 #[rustfmt::skip]
 const ARCHIVE_COLUMNS: [&str; 20] = [
@@ -23,25 +26,23 @@ const ARCHIVE_COLUMNS: [&str; 20] = [
     "content_type", "headers", "options", "payload",
 ];
 
-/// Did this build make it, or one that makes the same?
-pub(super) fn is_current(conn: &Connection) -> rusqlite::Result<bool> {
-    let made: Option<Vec<u8>> = conn
-        .query_row("SELECT value FROM _postrider_meta WHERE name = 'surface'", [], |row| row.get(0))
-        .optional()?;
+/// Whether this build, or one that makes the same SQL, made it.
+pub(super) fn is_current(conn: &Connection) -> Result<bool> {
+    let made: Option<Vec<u8>> =
+        conn.find("SELECT value FROM _postrider_meta WHERE name = 'surface'", [], |row| row.get(0))?;
     Ok(made == Some(digest(&sql())))
 }
 
-pub(super) fn refresh(conn: &Connection) -> rusqlite::Result<()> {
+pub(super) fn refresh(conn: &Connection) -> Result<()> {
     let sql = sql();
     drop_all(conn, &sql)?;
     conn.execute_batch(&sql)?;
     refresh_archive(conn)?;
-    conn.execute(
+    conn.run(
         "INSERT INTO _postrider_meta (name, value) VALUES ('surface', ?1)
          ON CONFLICT (name) DO UPDATE SET value = excluded.value",
         [digest(&sql)],
     )
-    .map(|_| ())
 }
 
 fn sql() -> String {
@@ -52,18 +53,18 @@ fn digest(sql: &str) -> Vec<u8> {
     Sha256::digest(sql).to_vec()
 }
 
-/// After a month began or went.
-pub(super) fn refresh_archive(conn: &Connection) -> rusqlite::Result<()> {
+/// After a month's table was created or dropped.
+pub(super) fn refresh_archive(conn: &Connection) -> Result<()> {
     conn.execute_batch("DROP VIEW IF EXISTS _postrider_archive")?;
     let mut months = Month::existing(conn)?;
     months.reverse();
-    conn.execute_batch(&archive(&months))
+    Ok(conn.execute_batch(&archive(&months))?)
 }
 
-/// Only what is made here: the file is the application's own. Triggers go with their views.
-fn drop_all(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
+/// Only our own views: the file belongs to the application. Triggers are dropped with their views.
+fn drop_all(conn: &Connection, sql: &str) -> Result<()> {
     let mut made = sql.lines().filter_map(|line| line.strip_prefix("CREATE VIEW ")?.split(' ').next());
-    made.try_for_each(|view| conn.execute_batch(&format!("DROP VIEW IF EXISTS {view}")))
+    made.try_for_each(|view| Ok(conn.execute_batch(&format!("DROP VIEW IF EXISTS {view}"))?))
 }
 
 fn send() -> String {
@@ -76,10 +77,6 @@ fn send() -> String {
             ("checks", &checks::all()),
             ("conflict", checks::CONFLICT),
             ("endpoint_full", checks::ENDPOINT_FULL),
-            ("digest_bytes_max", &checks::DIGEST_BYTES_MAX.to_string()),
-            ("digest_too_long", checks::DIGEST_TOO_LONG),
-            ("padding", &sha256::padding("bytes")),
-            ("sha256", &sha256::of("NEW.padded", "NEW.bytes")),
         ],
     );
     with_options_read(&sql)
@@ -90,7 +87,7 @@ fn publish() -> String {
     with_options_read(&filled(include_str!("../sql/publish.sql"), &[("checks", &checks)]))
 }
 
-/// What both ways in read alike.
+/// What `postrider_send` and `postrider_publish` read in the same way.
 fn with_options_read(sql: &str) -> String {
     filled(
         sql,
@@ -128,7 +125,7 @@ fn views() -> String {
     with_times_as_text(&sql)
 }
 
-/// The settings that a send asks for, in one row.
+/// The settings that a send needs, in one row.
 fn limits() -> String {
     const ASKED: [&str; 7] = [
         "max_queue_size",
@@ -143,10 +140,10 @@ fn limits() -> String {
         let settings::Setting { name, default, .. } = setting;
         let value = format!("SELECT value FROM _postrider_settings WHERE name = '{name}'");
         match setting.kind {
-            settings::Kind::Whole { .. } => {
+            settings::SettingKind::Whole { .. } => {
                 format!("CAST(coalesce(({value}), {default}) AS INTEGER) AS {name}")
             }
-            settings::Kind::Choice(_) => format!("coalesce(({value}), '{default}') AS {name}"),
+            settings::SettingKind::Choice(_) => format!("coalesce(({value}), '{default}') AS {name}"),
         }
     });
     columns.collect::<Vec<_>>().join(",\n  ")

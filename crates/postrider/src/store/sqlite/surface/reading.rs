@@ -1,8 +1,8 @@
-//! How what was given is read. What cannot be read is `'bad'`, and refused by the checks.
+//! Reads the values that a caller gave. Unreadable ones become `'bad'`, which the checks refuse.
 
 use crate::json::DEPTH_MAX;
 use crate::message::JSON;
-use crate::protocol::headers;
+use crate::protocol::{Protocol, headers};
 
 /// The same moment all through a statement.
 pub(super) fn now() -> &'static str {
@@ -98,13 +98,21 @@ pub(super) fn is_json(content_type: &str) -> String {
 /// Names of headers that messages to endpoint `e` may not replace, as [`crate::endpoint::Endpoint`] has it.
 pub(super) fn kept_headers() -> String {
     let secret = headers::SECRET_WORDS.map(|word| format!("lower(key) GLOB '*{word}*'")).join(" OR ");
-    let (auth, listed) = (headers::OF_AUTH, "e.options, '$.override_headers'");
-    format!(
+    let listed = "e.options, '$.override_headers'";
+    let mut kept = format!(
         "SELECT lower(key) AS name FROM json_each(e.config, '$.headers')
        WHERE CASE WHEN json_type({listed}) IS NULL THEN {secret} OR value GLOB '${{*' OR value GLOB 'file:*'
-                  ELSE lower(key) NOT IN (SELECT lower(value) FROM json_each({listed})) END
-       UNION ALL SELECT '{auth}' WHERE json_type(e.config, '$.auth') IS NOT NULL"
-    )
+                  ELSE lower(key) NOT IN (SELECT lower(value) FROM json_each({listed})) END"
+    );
+    for protocol in Protocol::ALL {
+        let name = protocol.as_str();
+        for (key, header) in protocol.definition().set_headers() {
+            kept += &format!(
+                "\n       UNION ALL SELECT '{header}' WHERE e.protocol = '{name}' AND json_type(e.config, '$.{key}') IS NOT NULL"
+            );
+        }
+    }
+    kept
 }
 
 /// SQLite reads a JSON string up to there and leaves out the rest. Backslashes come in pairs, or before the `u`.

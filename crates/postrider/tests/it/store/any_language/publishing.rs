@@ -254,11 +254,11 @@ async fn whatever_cannot_be_fanned_out_is_named_in_the_dlq() {
     shop.run(&format!("INSERT {MINIMAL}"));
     shop.fanned_out().await;
     let errors: Vec<String> =
-        shop.letters().await.into_iter().map(|letter| letter.last_error.unwrap()).collect();
+        shop.letters().await.into_iter().map(|letter| letter.listed.last_error.unwrap()).collect();
     let expected = [
         "[PERMANENT] there is no event type \"gone\"",
         "[PERMANENT] headers.te: ",
-        "[PERMANENT] options.retries: is not known here",
+        "[PERMANENT] options.retries: unknown field",
         "[PERMANENT] idempotency_key: message 1 of this endpoint has the same key",
     ];
     assert_eq!(errors.len(), expected.len(), "{errors:?}");

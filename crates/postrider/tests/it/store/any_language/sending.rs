@@ -37,7 +37,7 @@ async fn a_blob_is_kept_byte_for_byte_with_its_content_type() {
         NewMessage { content_type: "application/octet-stream".into(), ..NewMessage::new("a", payload) };
     let sent = shop.send(&message).unwrap();
     let story = shop.store.story(sent.id).await.unwrap();
-    assert_eq!((story.payload, story.content_type), (Some(message.payload), message.content_type));
+    assert_eq!((story.payload, story.listed.content_type), (Some(message.payload), message.content_type));
 }
 
 #[tokio::test]
@@ -138,7 +138,7 @@ async fn a_refusal_names_field_and_rule_and_leaves_the_transaction_as_it_was() {
         (
             "options",
             "'{\"retries\":1}'",
-            "22023 options: a key is not known here; known are: method, timeout, ",
+            "22023 options: a key unknown field; expected one of: method, timeout, ",
         ),
         ("options", "'{\"timeout\":300}'", "22023 options.timeout: must be below stale_recovery_timeout"),
         (
@@ -269,11 +269,10 @@ async fn a_reserved_key_is_compared_whatever_the_archive_keeps() {
 }
 
 #[tokio::test]
-async fn a_digest_in_sql_is_that_of_the_program_for_every_length_of_a_block() {
+async fn a_reserved_key_is_compared_whatever_bytes_the_payload_has() {
     let shop = Shop::open().await;
     shop.configure("idempotency_retention", "600").await;
     shop.configure("archive", "off").await;
-    // The digest is of content type, a zero and payload: 17 bytes more.
     for length in (38..=48).chain(102..=112) {
         let payload: Vec<u8> = (0..length).map(|byte| byte as u8 ^ 0xa5).collect();
         let message = NewMessage {
@@ -288,16 +287,63 @@ async fn a_digest_in_sql_is_that_of_the_program_for_every_length_of_a_block() {
 }
 
 #[tokio::test]
-async fn what_would_take_too_long_to_compare_is_refused_with_the_reason() {
+async fn a_reserved_key_is_compared_however_large_the_payload_is() {
     let shop = Shop::open().await;
     shop.configure("idempotency_retention", "600").await;
     shop.configure("archive", "off").await;
     let message = NewMessage::new("a", vec![b'1'; 70_000]).idempotency_key("i");
-    shop.send(&message).unwrap();
+    let first = shop.send(&message).unwrap();
     shop.finish_one("a", Verdict::Complete).await;
-    let refused = shop.send(&message).unwrap_err();
-    assert!(refused.starts_with("55000 idempotency_key: ") && refused.contains("too large"), "{refused}");
-    assert!(shop.store.send(message).await.unwrap().duplicate, "the program can");
+    let again = shop.send(&message).unwrap();
+    assert_eq!((again.id, again.duplicate), (first.id, true));
+    let refused =
+        shop.send(&NewMessage { payload: vec![b'1'; 70_001].into(), ..message.clone() }).unwrap_err();
+    assert!(refused.starts_with("23505 idempotency_key: "), "{refused}");
+    assert!(shop.store.send(message).await.unwrap().duplicate);
+}
+
+#[tokio::test]
+async fn an_erased_message_leaves_no_payload_and_its_reserved_key_refuses_every_send() {
+    let shop = Shop::open().await;
+    shop.configure("idempotency_retention", "600").await;
+    let message = NewMessage::new("a", r#""secret""#).idempotency_key("i");
+    let first = shop.send(&message).unwrap();
+    shop.finish_one("a", Verdict::Complete).await;
+    shop.store.erase(first.id).await.unwrap();
+    let kept = "SELECT count(*) FROM _postrider_reservations WHERE payload IS NOT NULL";
+    assert_eq!(shop.app.query_row(kept, [], |row| row.get::<_, i64>(0)).unwrap(), 0);
+
+    let says = "has the same key and another payload or content type, or was erased";
+    let by_sql = shop.send(&message).unwrap_err();
+    assert!(by_sql.starts_with("23505 idempotency_key: ") && by_sql.ends_with(says), "{by_sql}");
+    let in_transaction = postrider::store::sqlite::send_in(&shop.app, &message).unwrap_err();
+    let by_program = shop.store.send(message.clone()).await.unwrap_err();
+    let in_batch = shop.store.send_batch(vec![message]).await.unwrap_err();
+    for refused in [in_transaction, by_program, in_batch] {
+        assert_eq!(refused.sqlstate(), "23505");
+        assert_eq!(
+            refused.to_string(),
+            format!("idempotency_key: message {} of this endpoint {says}", first.id)
+        );
+    }
+    assert_eq!(shop.queued().await, 0);
+}
+
+#[tokio::test]
+async fn a_copy_for_a_reserved_key_is_erased_when_nothing_else_is_left_of_the_message() {
+    let shop = Shop::open().await;
+    shop.configure("idempotency_retention", "600").await;
+    shop.configure("archive", "off").await;
+    let message = NewMessage::new("a", r#""secret""#).idempotency_key("i");
+    let first = shop.send(&message).unwrap();
+    shop.finish_one("a", Verdict::Complete).await;
+    let kept = "SELECT count(*) FROM _postrider_reservations WHERE payload IS NOT NULL";
+    let kept = || shop.app.query_row(kept, [], |row| row.get::<_, i64>(0)).unwrap();
+    assert_eq!(kept(), 1);
+    shop.store.erase(first.id).await.unwrap();
+    assert_eq!(kept(), 0);
+    let unknown = shop.store.erase(MessageId(99)).await.unwrap_err();
+    assert_eq!(unknown.sqlstate(), "42704");
 }
 
 #[tokio::test]

@@ -2,11 +2,10 @@ use std::sync::Arc;
 
 use postrider::error::StoreError;
 use postrider::store::{Expired, NextDue, NoDirectClaims, Pick, Waiting, Want};
-use postrider::verdict::Verdict;
 use postrider::{Invalid, MessageId, NewMessage, Operate, State, Store};
 use serde_json::json;
 
-use crate::store::world::{Harness, World, due, join, to};
+use crate::store::world::{Harness, World, due, join, retry_at, to};
 
 pub(crate) async fn priority_goes_before_due_time_before_id<H: Harness>(mut world: World<H>) {
     let at = |priority, seconds| NewMessage { priority, scheduled_at: Some(seconds), ..to("a") };
@@ -40,7 +39,7 @@ pub(crate) async fn nothing_is_claimed_past_its_expiry<H: Harness>(mut world: Wo
     let lasting = world.send(to("a")).await;
     world.live(6).await;
     assert_eq!(world.claim_ids().await, [lasting]);
-    world.store().expire(10).await.unwrap();
+    world.store().upkeep(10).await.unwrap();
     assert_eq!(world.states(&expiring).await, [State::Expired; 3]);
     let story = world.story(expiring[0]).await;
     assert_eq!((story.finished_at, story.attempt_count), (Some(world.now()), 0));
@@ -69,7 +68,7 @@ pub(crate) async fn what_expires_on_the_way_of_a_claim_is_told<H: Harness>(mut w
     let claimed = world.ask(world.node, true, vec![suspects]).await;
     assert_eq!((claimed.expired, claimed.claims.len()), (vec![told(lost, 1, world.a)], 0));
     assert_eq!(world.states(&[lost, tried, fresh]).await, [State::Expired; 3]);
-    assert_eq!(world.store().expire(10).await.unwrap(), [], "each of them once");
+    assert_eq!(world.store().upkeep(10).await.unwrap(), [], "each of them once");
 }
 
 pub(crate) async fn expiry_is_applied_in_bounded_steps<H: Harness>(world: World<H>) {
@@ -78,19 +77,19 @@ pub(crate) async fn expiry_is_applied_in_bounded_steps<H: Harness>(world: World<
         expiring.push(world.send(NewMessage { expires_at: Some(world.in_seconds(5)), ..to("a") }).await);
     }
     world.live(6).await;
-    assert_eq!(world.store().expire(2).await.unwrap().len(), 2);
-    assert_eq!(world.store().expire(2).await.unwrap().len(), 1);
-    assert_eq!(world.store().expire(2).await.unwrap().len(), 0);
+    assert_eq!(world.store().upkeep(2).await.unwrap().len(), 2);
+    assert_eq!(world.store().upkeep(2).await.unwrap().len(), 1);
+    assert_eq!(world.store().upkeep(2).await.unwrap().len(), 0);
     assert_eq!(world.states(&expiring).await, [State::Expired; 3]);
 }
 
 pub(crate) async fn what_has_not_expired_is_not_expired<H: Harness>(mut world: World<H>) {
     let id = world.send(NewMessage { expires_at: Some(world.in_seconds(5)), ..to("a") }).await;
     world.live(4).await;
-    assert_eq!(world.store().expire(10).await.unwrap().len(), 0);
+    assert_eq!(world.store().upkeep(10).await.unwrap().len(), 0);
     let ticket = world.claim_one().await;
     world.live(4).await;
-    assert_eq!(world.store().expire(10).await.unwrap().len(), 0, "a running attempt is left alone");
+    assert_eq!(world.store().upkeep(10).await.unwrap().len(), 0, "a running attempt is left alone");
     assert_eq!(world.state(id).await, State::Processing);
     world.complete(ticket).await;
     assert_eq!(world.state(id).await, State::Completed);
@@ -281,7 +280,7 @@ pub(crate) async fn a_receiver_that_asks_for_rest_holds_its_endpoint<H: Harness>
     let (first, second) = (world.send(to("a")).await, world.send(to("a")).await);
     let ticket = world.claim(world.a, 1).await[0];
     let until = world.in_seconds(20);
-    let end = ticket.attempted(world.now(), Verdict::Retry { due_at: world.in_seconds(30) });
+    let end = ticket.attempted(world.now(), retry_at(world.in_seconds(30)));
     world.end_and_hold(ticket, end, Some(until)).await;
     let endpoint = world.store().endpoint("a").await.unwrap();
     assert_eq!(endpoint.held_until, Some(until));
@@ -360,7 +359,7 @@ pub(crate) async fn a_probe_waits_too_when_the_receiver_asked_for_rest<H: Harnes
     world.send(to("a")).await;
     let ticket = world.claim(world.a, 1).await[0];
     let until = world.in_seconds(20);
-    let end = ticket.attempted(world.now(), Verdict::Retry { due_at: world.in_seconds(30) });
+    let end = ticket.attempted(world.now(), retry_at(world.in_seconds(30)));
     world.end_and_hold(ticket, end, Some(until)).await;
     let circuit = world.store().endpoint("a").await.unwrap().circuit;
     let probing = circuit.probing(world.node, world.in_seconds(60));

@@ -24,10 +24,13 @@ pub(crate) async fn a_redriven_message_is_the_same_one_with_a_fresh_budget<H: Ha
     let letter = world.kill(id).await;
     assert_eq!(world.store().redrive(Redrive::One(letter.id)).await.unwrap(), 1);
     let story = world.story(id).await;
-    assert_eq!((story.state, story.attempt_count, story.priority), (State::Pending, 3, 3));
-    assert_eq!((story.expires_at, story.idempotency_key), (None, None));
-    assert_eq!((story.ordering_key.as_deref(), story.created_at), (Some("k"), created_at));
-    assert_eq!(story.due_at, Some(world.now()));
+    assert_eq!(
+        (story.listed.state, story.listed.attempt_count, story.listed.priority),
+        (State::Pending, 3, 3)
+    );
+    assert_eq!((story.listed.expires_at, story.listed.idempotency_key), (None, None));
+    assert_eq!((story.listed.ordering_key.as_deref(), story.listed.created_at), (Some("k"), created_at));
+    assert_eq!(story.listed.due_at, Some(world.now()));
     assert_eq!((story.payload, story.headers), (Some(message.payload.clone()), message.headers));
     assert_eq!(story.attempts.len(), 3, "its story goes on");
 

@@ -25,7 +25,7 @@ pub(crate) async fn an_endpoint_is_kept_as_it_was_created<H: Harness>(world: Wor
     let created = world.store().create_endpoint(endpoint.clone()).await.unwrap();
     assert_eq!(created.created_at, world.now());
     for read in [created.clone(), world.store().endpoint("full").await.unwrap()] {
-        assert_eq!((read.id, &*read.name, &read.config), (created.id, "full", &endpoint.config));
+        assert_eq!((read.id, &*read.name, &*read.config), (created.id, "full", &endpoint.config));
         assert_eq!(read.retry.max_attempts, Some(3));
         assert_eq!(read.retry.schedule_seconds, Some(vec![1.0, 2.5]));
         assert_eq!((read.options.max_in_flight, read.max_in_flight()), (Some(7), 7));
@@ -74,7 +74,7 @@ pub(crate) async fn a_change_touches_only_what_it_names<H: Harness>(world: World
     let change =
         EndpointChange { retry_policy: Some(json!({"max_attempts": 2})), ..EndpointChange::default() };
     let after = world.store().alter_endpoint("x", change).await.unwrap();
-    assert_eq!((after.id, &after.config, &after.options), (before.id, &before.config, &before.options));
+    assert_eq!((after.id, &*after.config, &after.options), (before.id, &*before.config, &before.options));
     assert_eq!(after.retry.max_attempts, Some(2));
     assert!(after.revision > before.revision, "sinks are connected anew");
 

@@ -124,7 +124,7 @@ pub(crate) async fn cancelling_leaves_a_line_in_the_log<H: Harness>(world: World
     world.store().cancel(id).await.unwrap();
     assert!(world.store().cancel(id).await.is_err(), "only once");
     let mut lines = logged.read();
-    lines.retain(|line| line["target"] == postrider::outcome::OUTCOME);
+    lines.retain(|line| line["target"] == postrider::outcome_log::OUTCOME);
     assert_eq!(lines.len(), 1, "{lines:?}");
     let fields = ["level", "message", "message_id", "state"].map(|field| lines[0][field].clone());
     assert_eq!(fields, [json!("INFO"), json!("A message was cancelled"), json!(id), json!("cancelled")]);

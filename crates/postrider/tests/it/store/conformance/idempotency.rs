@@ -61,7 +61,7 @@ pub(crate) async fn a_finished_message_frees_its_key<H: Harness>(mut world: Worl
     world.kill(dead).await;
     let expired = world.send(NewMessage { expires_at: Some(world.in_seconds(1)), ..once("4") }).await;
     world.live(2).await;
-    world.store().expire(10).await.unwrap();
+    world.store().upkeep(10).await.unwrap();
     let last = world.send(once("5")).await;
     assert_eq!(
         world.states(&[completed, cancelled, dead, expired, last]).await,
@@ -108,7 +108,7 @@ pub(crate) async fn only_a_completed_message_reserves_its_key<H: Harness>(mut wo
     world.send_to_death(once("2")).await;
     let expired = world.send(NewMessage { expires_at: Some(world.in_seconds(1)), ..once("3") }).await;
     world.live(2).await;
-    world.store().expire(10).await.unwrap();
+    world.store().upkeep(10).await.unwrap();
     assert_eq!(world.state(expired).await, State::Expired);
     world.send(once("4")).await;
 }

@@ -263,7 +263,7 @@ pub(crate) async fn expiring_one_behind_starts_nothing<H: Harness>(mut world: Wo
     let expires_at = Some(world.in_seconds(5));
     let expiring = world.send(NewMessage { expires_at, ..to("a").ordering_key("k") }).await;
     world.live(6).await;
-    assert_eq!(world.store().expire(10).await.unwrap().len(), 1);
+    assert_eq!(world.store().upkeep(10).await.unwrap().len(), 1);
     assert_eq!(world.state(expiring).await, State::Expired);
     assert_eq!(world.claim_ids().await, []);
     world.complete(running).await;
@@ -382,7 +382,7 @@ pub(crate) async fn expired_and_cancelled_heads_never_hold<H: Harness>(mut world
     let cancelled = world.send(to("hold").ordering_key("k")).await;
     let last = world.send(to("hold").ordering_key("k")).await;
     world.live(6).await;
-    assert_eq!(world.store().expire(10).await.unwrap().len(), 1);
+    assert_eq!(world.store().upkeep(10).await.unwrap().len(), 1);
     world.store().cancel(cancelled).await.unwrap();
     assert_eq!(next_of(&mut world, hold).await.id, last);
     assert_eq!(world.states(&[expired, cancelled]).await, [State::Expired, State::Cancelled]);

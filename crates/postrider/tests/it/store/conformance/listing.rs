@@ -16,7 +16,7 @@ async fn one_of_each<H: Harness>(world: &mut World<H>) -> Vec<(State, MessageId)
     world.complete(ticket).await;
     let expired = world.send(short_lived(world.now())).await;
     world.live(11).await;
-    world.store().expire(10).await.unwrap();
+    world.store().upkeep(10).await.unwrap();
     let cancelled = world.send(to("a")).await;
     world.store().cancel(cancelled).await.unwrap();
     let dead = world.send_to_death(to("a")).await.message;

@@ -65,7 +65,7 @@ impl<H: Harness> World<H> {
         let cancelled = self.cancelled(to("a")).await;
         let expired = self.send(short_lived(self.now())).await;
         self.live(11).await;
-        assert_eq!(self.store().expire(10).await.unwrap().len(), 1);
+        assert_eq!(self.store().upkeep(10).await.unwrap().len(), 1);
         [completed, expired, cancelled, dead.message, discarded.message]
     }
 
@@ -129,15 +129,18 @@ pub(crate) async fn a_replayed_message_is_a_new_one_that_knows_its_original<H: H
     assert_eq!((new.replay_of, old.replayed_as.clone()), (Some(original), vec![id]));
     assert_eq!((old.replay_of, new.replayed_as), (None, vec![]));
     assert_eq!(
-        (new.priority, new.payload, new.content_type, new.headers, new.options),
-        (3, old.payload, old.content_type, old.headers, old.options)
+        (new.listed.priority, new.payload, new.listed.content_type, new.headers, new.options),
+        (3, old.payload, old.listed.content_type, old.headers, old.options)
     );
     assert_eq!(
-        (new.correlation_id, new.ordering_key, new.event_type),
-        (old.correlation_id, old.ordering_key, old.event_type)
+        (new.listed.correlation_id, new.listed.ordering_key, new.listed.event_type),
+        (old.listed.correlation_id, old.listed.ordering_key, old.listed.event_type)
     );
-    assert_eq!((new.idempotency_key, new.expires_at, new.scheduled_at), (None, None, None));
-    assert_eq!((new.created_at, new.attempt_count), (world.now(), 0));
+    assert_eq!(
+        (new.listed.idempotency_key, new.listed.expires_at, new.listed.scheduled_at),
+        (None, None, None)
+    );
+    assert_eq!((new.listed.created_at, new.listed.attempt_count), (world.now(), 0));
     assert_eq!(world.claim_ids().await, [id]);
     let event = &world.events().await[0];
     assert_eq!((event.kind.as_str(), event.subject.as_deref()), ("replay", Some("a")));
@@ -285,7 +288,7 @@ pub(crate) async fn a_long_replay_keeps_the_order_of_what_was_sent<H: Harness>(m
         }
         for ticket in tickets {
             let story = world.story(ticket.id).await;
-            started.entry(story.ordering_key).or_default().push(story.replay_of.unwrap());
+            started.entry(story.listed.ordering_key).or_default().push(story.replay_of.unwrap());
             world.complete(ticket).await;
         }
     }

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use postrider::endpoint::DisabledBy;
 use postrider::error::StoreError;
-use postrider::settings::{Kind, TABLE};
+use postrider::settings::{SettingKind, TABLE};
 use postrider::store::{Effect, Redrive};
 use postrider::verdict::{DeadReason, Verdict};
 use postrider::{MessageId, NewMessage, Operate, State};
@@ -29,22 +29,25 @@ pub(crate) async fn a_message_is_kept_with_everything_it_was_given<H: Harness>(m
     };
     let id = world.send(message.clone()).await;
     let story = world.story(id).await;
-    assert_eq!((story.endpoint.as_str(), story.state), ("a", State::Pending));
+    assert_eq!((story.listed.endpoint.as_str(), story.listed.state), ("a", State::Pending));
     assert_eq!(story.payload.as_ref(), Some(&message.payload));
-    assert_eq!(story.content_type, message.content_type);
+    assert_eq!(story.listed.content_type, message.content_type);
     assert_eq!((&story.headers, &story.options), (&message.headers, &message.options));
-    assert_eq!(story.priority, 4);
-    assert_eq!((story.scheduled_at, story.expires_at), (message.scheduled_at, message.expires_at));
+    assert_eq!(story.listed.priority, 4);
     assert_eq!(
-        (story.idempotency_key, story.ordering_key.clone()),
+        (story.listed.scheduled_at, story.listed.expires_at),
+        (message.scheduled_at, message.expires_at)
+    );
+    assert_eq!(
+        (story.listed.idempotency_key, story.listed.ordering_key.clone()),
         (message.idempotency_key, message.ordering_key)
     );
     assert_eq!(
-        (story.correlation_id, story.event_type.clone()),
+        (story.listed.correlation_id, story.listed.event_type.clone()),
         (message.correlation_id, message.event_type)
     );
-    assert_eq!((story.created_at, story.due_at), (world.now(), message.scheduled_at));
-    assert_eq!((story.attempt_count, story.finished_at, story.dlq_id), (0, None, None));
+    assert_eq!((story.listed.created_at, story.listed.due_at), (world.now(), message.scheduled_at));
+    assert_eq!((story.listed.attempt_count, story.listed.finished_at, story.listed.dlq_id), (0, None, None));
 
     world.live(5).await;
     let claimed = world.ask(world.node, false, vec![due(world.a, 1)]).await;
@@ -55,8 +58,11 @@ pub(crate) async fn a_message_is_kept_with_everything_it_was_given<H: Harness>(m
     assert_eq!((&held.payload, &held.content_type), (&message.payload, &message.content_type));
     assert_eq!((&held.headers, &held.options), (&message.headers, &message.options));
     assert_eq!((held.expires_at, held.correlation_id), (message.expires_at, message.correlation_id));
-    assert_eq!((&held.ordering_key, &held.event_type), (&story.ordering_key, &story.event_type));
-    assert_eq!(held.created_at, story.created_at);
+    assert_eq!(
+        (&held.ordering_key, &held.event_type),
+        (&story.listed.ordering_key, &story.listed.event_type)
+    );
+    assert_eq!(held.created_at, story.listed.created_at);
 }
 
 pub(crate) async fn an_unknown_endpoint_is_named<H: Harness>(world: World<H>) {
@@ -84,7 +90,7 @@ pub(crate) async fn a_bad_priority_is_named_and_changes_nothing<H: Harness>(worl
 /// Whatever they can be set to, keys are found again wherever a message may be.
 pub(crate) async fn the_longest_keys_work_everywhere<H: Harness>(mut world: World<H>) {
     let kind = &TABLE.iter().find(|setting| setting.name == "max_key_bytes").unwrap().kind;
-    let Kind::Whole { max: longest, .. } = *kind else { panic!("{kind:?}") };
+    let SettingKind::Whole { max: longest, .. } = *kind else { panic!("{kind:?}") };
     world.configure("max_key_bytes", longest).await;
     world.configure("idempotency_retention", 60).await;
     // Nothing that could be stored shorter.

@@ -13,10 +13,10 @@ pub(crate) async fn a_delivered_message_is_completed_and_archived<H: Harness>(mu
     let settled = world.complete(ticket).await;
     assert_eq!((settled.effect, settled.endpoint), (Effect::Applied(State::Completed), world.a));
     let story = world.story(id).await;
-    assert_eq!((story.state, story.attempt_count), (State::Completed, 1));
-    assert_eq!(story.finished_at, Some(world.now()));
-    assert_eq!((story.payload, story.due_at, story.reason), (Some(to("a").payload), None, None));
-    assert_eq!((story.ordering_key.as_deref(), story.last_error), (Some("k"), None));
+    assert_eq!((story.listed.state, story.listed.attempt_count), (State::Completed, 1));
+    assert_eq!(story.listed.finished_at, Some(world.now()));
+    assert_eq!((story.payload, story.listed.due_at, story.reason), (Some(to("a").payload), None, None));
+    assert_eq!((story.listed.ordering_key.as_deref(), story.listed.last_error), (Some("k"), None));
     assert_eq!(world.queued().await, 0);
     assert_eq!(world.claim_ids().await, []);
 }
@@ -32,7 +32,7 @@ pub(crate) async fn a_retry_is_a_pending_message_that_is_due_later<H: Harness>(m
     assert_eq!(story.attempts.len(), 1);
     let attempt = &story.attempts[0];
     assert_eq!((attempt.number, attempt.node, attempt.outcome), (1, world.node, AttemptOutcome::Failed));
-    assert_eq!((attempt.class, attempt.status), (Some(Class::Retryable), Some(500)));
+    assert_eq!((attempt.class, attempt.response_status), (Some(Class::Retryable), Some(500)));
     assert_eq!(world.next_due(world.a).await, NextDue::At(due_at));
     world.live(9).await;
     assert_eq!(world.claim_ids().await, []);
@@ -62,24 +62,33 @@ pub(crate) async fn a_dead_message_is_a_dead_letter_with_everything<H: Harness>(
     assert_eq!(world.die(second).await.effect, Effect::Applied(State::Dead));
 
     let letter = world.letter_of(id).await;
-    assert_eq!((letter.endpoint.as_str(), letter.reason.as_str()), ("a", "attempts_exhausted"));
-    assert_eq!(letter.status, postrider::store::DlqStatus::Failed);
-    assert_eq!((letter.died_at, letter.created_at, letter.attempt_count), (world.now(), created_at, 2));
-    assert_eq!((letter.payload, letter.headers), (Some(message.payload), message.headers));
-    assert_eq!((letter.content_type, letter.event_type), (message.content_type, message.event_type));
-    assert_eq!(letter.ordering_key, message.ordering_key);
-    assert_eq!((letter.priority, letter.options), (message.priority, message.options));
-    assert_eq!((letter.scheduled_at, letter.expires_at), (message.scheduled_at, message.expires_at));
+    assert_eq!((letter.listed.endpoint.as_str(), letter.listed.reason.as_str()), ("a", "attempts_exhausted"));
+    assert_eq!(letter.listed.status, postrider::store::DlqStatus::Failed);
     assert_eq!(
-        (letter.idempotency_key, letter.correlation_id),
+        (letter.listed.died_at, letter.listed.created_at, letter.listed.attempt_count),
+        (world.now(), created_at, 2)
+    );
+    assert_eq!((letter.payload, letter.headers), (Some(message.payload), message.headers));
+    assert_eq!(
+        (letter.listed.content_type, letter.listed.event_type),
+        (message.content_type, message.event_type)
+    );
+    assert_eq!(letter.listed.ordering_key, message.ordering_key);
+    assert_eq!((letter.listed.priority, letter.options), (message.priority, message.options));
+    assert_eq!(
+        (letter.listed.scheduled_at, letter.listed.expires_at),
+        (message.scheduled_at, message.expires_at)
+    );
+    assert_eq!(
+        (letter.listed.idempotency_key, letter.listed.correlation_id),
         (message.idempotency_key, message.correlation_id)
     );
     let errors: Vec<_> = letter.errors.iter().map(|error| (error.attempt, error.error.as_str())).collect();
     assert_eq!(errors, [(1, "[RETRYABLE] try 1 failed"), (2, "[RETRYABLE] try 2 failed")]);
     assert_eq!(letter.errors[0].at, created_at);
-    assert_eq!(letter.last_error.as_deref(), Some("[RETRYABLE] try 2 failed"));
+    assert_eq!(letter.listed.last_error.as_deref(), Some("[RETRYABLE] try 2 failed"));
     let story = world.story(id).await;
-    assert_eq!((story.state, story.dlq_id), (State::Dead, Some(letter.id)));
+    assert_eq!((story.state, story.dlq_id), (State::Dead, Some(letter.listed.id)));
     assert_eq!(world.queued().await, 0);
     assert_eq!(world.store().status().await.unwrap().dead, 1);
 }
@@ -120,7 +129,10 @@ pub(crate) async fn a_released_claim_consumes_no_attempt<H: Harness>(mut world: 
     let first = world.claim_one().await;
     assert_eq!(world.end(first, End::Released).await.effect, Effect::Applied(State::Pending));
     let story = world.story(id).await;
-    assert_eq!((story.state, story.attempt_count, story.last_error), (State::Pending, 0, None));
+    assert_eq!(
+        (story.listed.state, story.listed.attempt_count, story.listed.last_error),
+        (State::Pending, 0, None)
+    );
     let second = world.claim_one().await;
     assert_eq!(second.attempt, 1);
     assert_ne!(second.fence, first.fence);
@@ -203,7 +215,7 @@ pub(crate) async fn deliveries_of_every_kind_are_settled_together<H: Harness>(mu
     assert_eq!(unblocked, [None, None, Some(world.a), None, None]);
     for id in [plain, head, unique, late] {
         let story = world.story(id).await;
-        let statuses: Vec<_> = story.attempts.iter().map(|attempt| attempt.status).collect();
+        let statuses: Vec<_> = story.attempts.iter().map(|attempt| attempt.response_status).collect();
         assert_eq!(story.state, State::Completed);
         assert_eq!(statuses[0], Some(200), "{id}");
     }

@@ -117,9 +117,9 @@ fn with_secret() -> NewMessage {
 async fn is_erased<H: Harness>(world: &World<H>, id: MessageId, state: State) {
     world.store().erase(id).await.unwrap_or_else(|error| panic!("{state}: {error}"));
     let story = world.story(id).await;
-    assert_eq!((story.state, story.payload, story.headers.len()), (state, None, 0));
+    assert_eq!((story.listed.state, story.payload, story.headers.len()), (state, None, 0));
     assert_eq!(
-        (story.ordering_key.as_deref(), story.correlation_id),
+        (story.listed.ordering_key.as_deref(), story.listed.correlation_id),
         (Some("k"), with_secret().correlation_id)
     );
 }

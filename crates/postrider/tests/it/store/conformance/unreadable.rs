@@ -11,8 +11,12 @@ use crate::store::world::{Damage, Harness, World, due, retry_at, to};
 /// It is a dead letter that says which column is wrong, and no attempt was made.
 async fn assert_set_aside<H: Harness>(world: &World<H>, id: MessageId, column: &str) {
     let letter = world.letter_of(id).await;
-    assert_eq!((letter.reason.as_str(), letter.status), (UNREADABLE, DlqStatus::Failed), "{column}");
-    let error = letter.last_error.expect("what is wrong with it");
+    assert_eq!(
+        (letter.listed.reason.as_str(), letter.listed.status),
+        (UNREADABLE, DlqStatus::Failed),
+        "{column}"
+    );
+    let error = letter.listed.last_error.expect("what is wrong with it");
     assert!(error.starts_with(&format!("[PERMANENT] {column}: cannot be read: ")), "{error}");
     let story = world.story(id).await;
     assert_eq!((story.state, story.reason.as_deref()), (State::Dead, Some(UNREADABLE)), "{column}");

@@ -281,7 +281,7 @@ impl<H: Harness> Pair<H> {
     }
 
     async fn expire(&mut self) {
-        let expired = self.world.store().expire(1000).await.unwrap().len();
+        let expired = self.world.store().upkeep(1000).await.unwrap().len();
         assert_eq!(expired, self.mail.expire(self.world.now()));
     }
 

@@ -106,7 +106,7 @@ async fn what_another_version_or_program_wrote_is_not_taken_for_damage() {
     for (stream, sentence) in [
         ("PK\u{3}\u{4}", "not an export of postrider"),
         ("{\"hello\":1}\n", "not an export of postrider"),
-        ("{\"postrider_export\":2,\"anything\":true}\n", "format version 2 and this build reads version 1"),
+        ("{\"postrider_export\":1,\"anything\":true}\n", "format version 1 and this build reads version 2"),
     ] {
         let told = damage(&postgres, stream.into()).await;
         assert!(told.contains(sentence), "{told}");

@@ -102,13 +102,13 @@ async fn archive(world: &mut World<Sqlite>) {
         outcome: AttemptOutcome::Delivered,
         class: None,
         error: None,
-        status: Some(204),
-        body: Some(Bytes::from_static(b"\0\xffbody")),
+        response_status: Some(204),
+        response_body: Some(Bytes::from_static(b"\0\xffbody")),
     };
     world.end(ticket, End::Attempted { verdict, record }).await;
     world.send(short_lived(world.now())).await;
     world.advance(11);
-    world.store().expire(10).await.unwrap();
+    world.store().upkeep(10).await.unwrap();
     let cancelled = world.send(to("a")).await;
     world.store().cancel(cancelled).await.unwrap();
     let erased = world.send(to("a")).await;

@@ -400,7 +400,7 @@ async fn a_capture_that_cannot_work_is_refused_when_it_is_made() {
         (
             "'shop.orders', 'a', p_options => '{\"retry\": 1}'",
             "22023",
-            "p_options.retry: is not known here; known are: on_refused",
+            "p_options.retry: unknown field; expected one of: on_refused",
         ),
         (
             "'shop.orders', 'a', p_options => '{\"on_refused\": \"wait\"}'",

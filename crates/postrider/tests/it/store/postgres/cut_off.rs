@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use postrider::engine::Happening;
+use postrider::engine::EngineEventKind;
 use postrider::{NewMessage, Operate, State};
 use serde_json::json;
 
@@ -88,7 +88,7 @@ async fn late_results_of_a_node_that_was_cut_off_are_fenced_but_for_deliveries()
     assert_eq!(post.receiver.count(), 5, "only what was not delivered is tried again");
     let mut told = Vec::new();
     while let Ok(event) = events.try_recv() {
-        if let Happening::Attempted { message, state, .. } = event.happening {
+        if let EngineEventKind::Attempted { message, state, .. } = event.kind {
             told.push((message, state));
         }
     }

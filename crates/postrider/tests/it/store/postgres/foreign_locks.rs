@@ -90,13 +90,13 @@ async fn who_lets_no_message_leave_the_queue_is_named_and_upkeep_does_not_wait_f
     world.live(2).await;
     stranger.prompt.run("SELECT pg_advisory_lock(1886548338, 5)").await;
     until("it to be named", async || {
-        let refused = postrider::Store::expire(world.store(), 10).await;
+        let refused = postrider::Store::upkeep(world.store(), 10).await;
         assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
         world.store().in_the_way().iter().any(|sentence| sentence.contains(&stranger.named))
     })
     .await;
     stranger.prompt.run("SELECT pg_advisory_unlock(1886548338, 5)").await;
-    postrider::Store::expire(world.store(), 10).await.unwrap();
+    postrider::Store::upkeep(world.store(), 10).await.unwrap();
     assert_eq!(world.state(id).await, State::Expired);
 }
 
@@ -150,7 +150,7 @@ async fn a_message_that_waits_for_a_sender_of_its_key_says_for_whose_transaction
     assert!(why.starts_with("behind key \"k\"") && why.contains(&format!("(process {process}")), "{why}");
     for _ in 0..2 {
         until("a look at who holds keys", async || {
-            let _ = postrider::Store::expire(world.store(), 10).await;
+            let _ = postrider::Store::upkeep(world.store(), 10).await;
             !world.store().in_the_way().is_empty()
         })
         .await;

@@ -90,7 +90,7 @@ async fn nodes_go_on_when_nothing_can_be_settled_for_a_while() {
     post.send_many("a", 3000).await;
     let claimed = "SELECT coalesce(sum(cardinality(ids)), 0)::bigint FROM postrider._claims";
     until("as many as there may be", async || post.number(claimed).await >= 1024).await;
-    // What may wait to be settled, is being settled, or was in flight and in stock when that was reached.
+    // What may wait to be settled, is being settled, or was in flight and prefetched when that was reached.
     let many = post.number(claimed).await;
     assert!(many <= 1024 + 256 + 1024, "{many} claimed and none settled");
     person.batch_execute("COMMIT").await.unwrap();

@@ -125,7 +125,7 @@ async fn keys_go_on_however_many_others_a_long_transaction_sends_under() {
         assert_eq!(world.complete(head).await.unblocked, None, "nothing to see yet");
     }
     short.commit().await.unwrap();
-    world.store().expire(10).await.unwrap();
+    world.store().upkeep(10).await.unwrap();
     let mut claimed = world.claim_ids().await;
     claimed.sort();
     assert_eq!(claimed, next.iter().map(|sent| sent.id).collect::<Vec<_>>());
@@ -267,7 +267,7 @@ async fn a_key_goes_on_when_the_last_of_its_senders_rolled_back() {
     assert_eq!(world.store().waiting().await.unwrap(), []);
     transaction.rollback().await.unwrap();
     while world.arrivals.try_recv().is_ok() {}
-    world.store().expire(10).await.unwrap();
+    world.store().upkeep(10).await.unwrap();
     assert!(world.arrivals.try_recv().is_ok(), "whoever keeps house finds it");
     assert_eq!(world.claim_ids().await, [next]);
 }
@@ -333,7 +333,7 @@ async fn a_key_goes_on_although_who_released_it_cannot_see_its_next_message() {
             let next = world.send(to(other).ordering_key("k")).await;
             transaction.batch_execute(&format!("SELECT postrider.{way}")).await.unwrap();
             transaction.commit().await.unwrap();
-            world.store().expire(10).await.unwrap();
+            world.store().upkeep(10).await.unwrap();
             assert_eq!(world.reason(next).await, "due now", "{way}");
         }
     }
@@ -349,7 +349,7 @@ async fn an_expired_holder_is_left_to_the_nodes_by_who_cannot_see_whether_one_de
     let lost = send_in(&transaction, &to("a").idempotency_key("i")).await.unwrap_err();
     assert!(matches!(&lost, StoreError::Unavailable(why) if why.contains("40001")), "{lost:?}");
     transaction.rollback().await.unwrap();
-    assert_eq!(world.store().expire(10).await.unwrap().len(), 1);
+    assert_eq!(world.store().upkeep(10).await.unwrap().len(), 1);
     let transaction = with_old_snapshot(&mut app, IsolationLevel::RepeatableRead).await;
     assert!(!send_in(&transaction, &to("a").idempotency_key("i")).await.unwrap().duplicate);
 }

@@ -75,7 +75,7 @@ async fn a_redrive_gives_up_on_a_sender_who_never_commits_and_says_so() {
     let open = app.transaction().await.unwrap();
     send_in(&open, &to("a").ordering_key("k0")).await.unwrap();
     let refused = swept(world.store(), SweepAction::Redrive).await.unwrap_err();
-    let says = "a sender of ordering key \"k0\" is in the middle of its transaction";
+    let says = "a sender of ordering key \"k0\" has an open transaction";
     assert!(matches!(&refused, StoreError::Conflict(why) if why.contains(says)), "{refused:?}");
     open.rollback().await.unwrap();
     assert_eq!(swept(world.store(), SweepAction::Redrive).await.unwrap().done, 1);
@@ -106,7 +106,7 @@ async fn a_key_whose_dead_head_is_discarded_beside_a_sender_goes_on() {
         open.commit().await.unwrap();
         assert_eq!(world.state(head.message).await, State::Dead);
         // A node looks again.
-        world.store().expire(10).await.unwrap();
+        world.store().upkeep(10).await.unwrap();
         assert_eq!(world.claim_ids().await, [next], "by_filter: {by_filter}");
     }
 }

@@ -122,7 +122,7 @@ async fn a_message_tells_its_whole_story() {
                 attempt["number"],
                 attempt["outcome"],
                 attempt["class"],
-                attempt["status"],
+                attempt["response_status"],
                 attempt["error"]
             ])
         })
@@ -348,7 +348,7 @@ async fn very_many_dead_letters_are_counted_though_the_queue_is_empty() {
                d.created_at, d.content_type FROM postrider.dlq d, generate_series(1, 10999)",
         )
         .await;
-    world.store().expire(10).await.unwrap();
+    world.store().upkeep(10).await.unwrap();
     let dead = "SELECT (SELECT dead FROM postrider._totals()) || ' ' || (SELECT dead FROM postrider.endpoint_status)";
     assert_eq!(owner.value(dead).await, "11000 11000");
 }

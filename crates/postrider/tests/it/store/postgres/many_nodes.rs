@@ -236,14 +236,14 @@ async fn changes_reach_every_node() {
     post.endpoint("a", json!({ "max_in_flight": 2 })).await;
     post.receiver.script(|arrival| Answer::status(if arrival.path == "moved" { 404 } else { 200 }));
     let nodes = [post.node("one").await, post.node("two").await];
-    until_each_node(&post, "status = 200").await;
+    until_each_node(&post, "response_status = 200").await;
     let app = post.database.connect().await;
     let config = json!({ "url": post.receiver.url("moved") });
     let alter = format!("SELECT postrider.alter_endpoint('a', config => '{config}'::jsonb)");
     app.batch_execute(&alter).await.unwrap();
-    until_each_node(&post, "status = 404").await;
+    until_each_node(&post, "response_status = 404").await;
     app.batch_execute("SELECT postrider.configure('capture_response', 'all')").await.unwrap();
-    until_each_node(&post, "status = 404 AND body IS NOT NULL").await;
+    until_each_node(&post, "response_status = 404 AND response_body IS NOT NULL").await;
     stop_all(nodes).await;
 }
 
@@ -299,7 +299,7 @@ async fn senders_that_wait_for_each_other_cost_no_node_its_lease() {
     let heartbeats = async {
         tokio::time::sleep(A_TURN).await;
         world.store().heartbeat(world.node).await.expect("nobody waits for a sender");
-        world.store().expire(10).await.expect("nobody waits for a sender");
+        world.store().upkeep(10).await.expect("nobody waits for a sender");
         transaction.commit().await.unwrap();
     };
     let (sent, ()) = tokio::join!(waiting, heartbeats);

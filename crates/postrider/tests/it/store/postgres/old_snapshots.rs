@@ -24,7 +24,7 @@ async fn deliver(world: &mut World<Postgres>, count: usize) {
         let claims = world.claim(world.a, 1).await;
         assert_eq!(world.complete(claims[0]).await.effect, Effect::Applied(State::Completed));
         if n % 100 == 0 {
-            world.store().expire(10).await.unwrap();
+            world.store().upkeep(10).await.unwrap();
         }
     }
 }
@@ -120,7 +120,7 @@ async fn settle_each(world: &World<Postgres>, tickets: Vec<Ticket>) {
     for ticket in tickets {
         world.complete(ticket).await;
     }
-    world.store().expire(10).await.unwrap();
+    world.store().upkeep(10).await.unwrap();
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn no_bound_moves_over_what_is_not_committed_yet() {
     // And now it does.
     let bounds = "SELECT count(*) FROM postrider._bounds WHERE position > 400";
     assert_eq!(app.query_one(bounds, &[]).await.unwrap().get::<_, i64>(0), 0);
-    world.store().expire(10).await.unwrap();
+    world.store().upkeep(10).await.unwrap();
     assert_eq!(app.query_one(bounds, &[]).await.unwrap().get::<_, i64>(0), 2);
     assert_eq!(claimed(&app).await, HashSet::from([held]));
     assert_eq!(departed(&app).await, 401);
@@ -157,10 +157,10 @@ async fn failures_of_one_claim_change_its_row_once() {
         (tickets[0].fence, tickets[..40].iter().map(|ticket| ticket.id.0).collect::<Vec<_>>());
     let transaction = app.transaction().await.unwrap();
     // One of them is told twice, which is once too often.
-    let settle = "SELECT id, effect FROM postrider._settle($1, NULL, ARRAY(
+    let settle = "SELECT s.id, s.effect FROM postrider._settle($1, NULL, ARRAY(
                     SELECT ROW(id, $2::bigint, $1, $3::bigint, 'retry', postrider._now(), NULL, false, NULL,
                       ROW(1, $1, postrider._now(), '1 s', 'failed', 'retryable', 'no', NULL, NULL))::postrider._settlement
-                    FROM unnest($4::bigint[]) AS id), '{}', NULL, false)";
+                    FROM unnest($4::bigint[]) AS id), '{}', NULL, false) AS answer, unnest(answer.settled) AS s";
     let twice: Vec<i64> = failed.iter().copied().chain([failed[0]]).collect();
     let settled =
         transaction.query(settle, &[&fence.node.0, &world.a.0, &fence.batch, &twice]).await.unwrap();

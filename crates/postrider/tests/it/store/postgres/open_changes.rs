@@ -73,7 +73,7 @@ async fn node_goes_on(world: &mut World<Postgres>, [limited, gone]: [EndpointId;
     }
     assert_eq!(world.store().endpoint("gone").await.unwrap().disabled, Some(DisabledBy::Gone));
     assert!(at_once(world.claim(gone, 1)).await.is_empty(), "what is left for it is kept");
-    at_once(world.store().expire(10)).await.unwrap();
+    at_once(world.store().upkeep(10)).await.unwrap();
 }
 
 #[tokio::test]
@@ -97,10 +97,10 @@ async fn nodes_go_on_while_a_change_is_not_yet_committed() {
             |name: &str| snapshot.endpoints.iter().find(|endpoint| *endpoint.name == *name).unwrap().circuit;
         assert_eq!(["a", "limited"].map(|name| open(name).state.name()), [CircuitName::Open; 2]);
         person.batch_execute("ROLLBACK").await.unwrap();
-        world.store().expire(10).await.unwrap();
+        world.store().upkeep(10).await.unwrap();
         let known = Some(snapshot.version);
         assert!(world.store().snapshot(known).await.unwrap().is_some(), "nodes hear that it is disabled");
-        world.store().expire(10).await.unwrap();
+        world.store().upkeep(10).await.unwrap();
         assert_eq!(disabled(&world).await, 1, "{change}");
     }
 }
@@ -113,7 +113,7 @@ async fn nodes_go_on_while_everything_is_resumed() {
     person.batch_execute(resume).await.unwrap();
     node_goes_on(&mut world, endpoints).await;
     person.batch_execute("COMMIT").await.unwrap();
-    world.store().expire(10).await.unwrap();
+    world.store().upkeep(10).await.unwrap();
     assert_eq!(disabled(&world).await, 1);
 }
 
@@ -125,7 +125,7 @@ async fn whoever_enables_an_endpoint_has_the_last_word_on_what_was_gone_before()
     at_once(world.settle(ticket, GONE)).await;
     person.batch_execute("COMMIT").await.unwrap();
     world.store().set_endpoint_enabled("gone", true).await.unwrap();
-    world.store().expire(10).await.unwrap();
+    world.store().upkeep(10).await.unwrap();
     assert_eq!(world.store().endpoint("gone").await.unwrap().disabled, None);
     assert_eq!(world.claim(gone, 1).await.len(), 1);
     let events = world.events().await;

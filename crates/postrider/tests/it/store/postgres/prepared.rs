@@ -79,10 +79,10 @@ async fn what_was_sent_without_a_notification_is_found_by_upkeep() {
     let app = Prompt::of(&world).await;
     let name = world.harness().database.name().to_owned();
     let sent = prepare(&app, &name).await;
-    postrider::Store::expire(world.store(), 10).await.unwrap();
+    postrider::Store::upkeep(world.store(), 10).await.unwrap();
     while world.arrivals.try_recv().is_ok() {}
     app.run(&format!("COMMIT PREPARED '{name}'")).await;
-    postrider::Store::expire(world.store(), 10).await.unwrap();
+    postrider::Store::upkeep(world.store(), 10).await.unwrap();
     let a = world.a;
     let told = std::iter::from_fn(|| world.arrivals.try_recv().ok());
     assert!(told.into_iter().any(|told| matches!(told, postrider::store::Arrival::Pending(of) if of == a)));
@@ -123,12 +123,12 @@ async fn a_prepared_message_keeps_its_place_in_its_key_however_late_it_is_commit
     world.complete(ticket).await;
     for _ in 0..60 {
         world.live(60).await;
-        postrider::Store::expire(world.store(), 10).await.unwrap();
+        postrider::Store::upkeep(world.store(), 10).await.unwrap();
     }
     assert_eq!(world.claim_ids().await, []);
     app.run(&format!("COMMIT PREPARED '{name}'")).await;
     let third = world.send(to("a").ordering_key("k")).await;
-    postrider::Store::expire(world.store(), 10).await.unwrap();
+    postrider::Store::upkeep(world.store(), 10).await.unwrap();
     let ticket = world.claim_one().await;
     assert_eq!(ticket.id, second);
     world.complete(ticket).await;

@@ -224,11 +224,11 @@ async fn a_schema_is_enforced_and_says_where_it_is_broken() {
 #[tokio::test]
 async fn a_schema_that_would_not_be_enforced_is_refused() {
     let refused = [
-        (json!({"pattern": "^a"}), "schema.pattern: is not known here; known are: type, enum, const"),
-        (json!({"properties": {"a": {"oneOf": []}}}), "schema.properties.a.oneOf: is not known here"),
-        (json!({"items": {"format": "email"}}), "schema.items.format: is not known here"),
-        (json!({"exclusiveMinimum": 0}), "schema.exclusiveMinimum: is not known here"),
-        (json!({"$ref": "#"}), "schema.$ref: is not known here"),
+        (json!({"pattern": "^a"}), "schema.pattern: unknown field; expected one of: type, enum, const"),
+        (json!({"properties": {"a": {"oneOf": []}}}), "schema.properties.a.oneOf: unknown field"),
+        (json!({"items": {"format": "email"}}), "schema.items.format: unknown field"),
+        (json!({"exclusiveMinimum": 0}), "schema.exclusiveMinimum: unknown field"),
+        (json!({"$ref": "#"}), "schema.$ref: unknown field"),
         (json!({"type": "text"}), "schema.type: must be "),
         (json!({"type": 1}), "schema.type: must be "),
         (json!({"enum": 1}), "schema.enum: must be a list"),
@@ -355,17 +355,17 @@ async fn a_batch_of_events_is_all_or_nothing() {
         (
             json!({"event_type": "orders", "payload": 1, "endpoint": "a"}),
             "22023",
-            "events[1].endpoint: is not known here",
+            "events[1].endpoint: unknown field",
         ),
         (
             json!({"event_type": "orders", "payload": 1, "content_type": "a/b"}),
             "22023",
-            "events[1].content_type: is not known here",
+            "events[1].content_type: unknown field",
         ),
         (
             json!({"event_type": "orders", "payload_base64": "AA=="}),
             "22023",
-            "events[1].payload_base64: is not known here",
+            "events[1].payload_base64: unknown field",
         ),
         (json!(1), "22023", "events[1]: must be an object"),
         (
@@ -381,7 +381,7 @@ async fn a_batch_of_events_is_all_or_nothing() {
         (
             json!({"event_type": "orders.created", "payload": 1, "options": {"colour": 1}}),
             "22023",
-            "events[1].options.colour: is not known here",
+            "events[1].options.colour: unknown field",
         ),
     ];
     for (bad, code, says) in refused {

@@ -1,6 +1,10 @@
 //! What is refused, on every way in, by which SQLSTATE; and that a refusal changes nothing.
 
-use serde_json::json;
+use postrider::Operate;
+use postrider::protocol::Protocol;
+use postrider::sink::{Environment, Undelivered, connect};
+use postrider::verdict::Class;
+use serde_json::{Value, json};
 use test_servers::Database;
 
 use super::prompt::{self, Prompt};
@@ -220,7 +224,7 @@ async fn every_option_is_checked_on_every_way_in_that_has_it() {
             "p_options => '{\"max_tries\": 1}'",
             json!({"options": {"max_tries": 1}}),
             "22023",
-            "options.max_tries: is not known here",
+            "options.max_tries: unknown field",
         ),
         (
             "p_options => '{\"max_attempts\": -1}'",
@@ -299,7 +303,7 @@ async fn a_list_names_the_message_and_the_field_that_is_wrong() {
         (json!([{"payload": 1}, 2]), "messages[1]: must be an object"),
         (
             json!([{"payload": 1}, {"payload": 1, "when": 1}]),
-            "messages[1].when: is not known here; known are: payload",
+            "messages[1].when: unknown field; expected one of: payload",
         ),
         (
             json!([{"payload": 1, "payload_base64": "AA=="}]),
@@ -333,7 +337,7 @@ async fn a_list_names_the_message_and_the_field_that_is_wrong() {
         (json!([{"payload": 1}, {"payload": 1, "options": 7}]), "messages[1].options: must be an object"),
         (
             json!([{"payload": 1}, {"payload": 1, "options": {"x": 1}}]),
-            "messages[1].options.x: is not known here",
+            "messages[1].options.x: unknown field",
         ),
         (
             json!([{"payload": 1}, {"payload": 1, "scheduled_at": "infinity"}]),
@@ -510,12 +514,76 @@ async fn what_is_there_or_in_use_is_left_alone() {
     }
 }
 
+/// SQL looks at a config less closely than the program.
+#[tokio::test]
+async fn what_sql_cannot_judge_of_a_config_its_sink_refuses() {
+    let (world, owner) = prompt::start().await;
+    let url = |url: &str| json!({"url": url});
+    let with = |key: &str, value: Value| json!({"url": "https://b.c/", key: value});
+    let pair = format!("whsk_{}", "A".repeat(86) + "==");
+    let by_sql = [
+        url("example.com"),
+        url("ftp://example.com/"),
+        url("http:example.com"),
+        url("http://"),
+        url("http:///x/"),
+        url("http://u:p@example.com/"),
+        url("HTTP://u@example.com/"),
+        url("http://a b/"),
+        url("http://x/\u{2003}"),
+        url("http://x\\@y/"),
+        url("http://x/#f"),
+        with("signing_secrets", json!(["whsec_!"])),
+        with("signing_secrets", json!(["whsec_c2hvcnQ="])),
+        with("signing_secrets", json!(["whsk_c2hvcnQ="])),
+        with("headers", json!({"Host": "a/b"})),
+        with("headers", json!({"Host": ""})),
+        with("tls", json!({"ca": "nonsense"})),
+        with("tls", json!({"client_key": "file:key"})),
+    ];
+    let by_the_program = [
+        url("http://x:70000/"),
+        url("http://x:0/"),
+        url("http://x:y/"),
+        url("http://1.2.3.4.5/"),
+        url("http://0x1000000000/"),
+        url("http://[::1/"),
+        url("http://[1]/"),
+        url("http://a^b/"),
+        with("signing_secrets", json!([pair])),
+        with("headers", json!({"Host": "[]"})),
+        with("headers", json!({"Host": "a:b"})),
+        with("tls", json!({"ca": "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n"})),
+    ];
+    let says = |config: &Value| {
+        let refused = Protocol::Http.check_config(config.as_object().expect("an object"));
+        refused.expect_err("the program refuses it").to_string()
+    };
+    let create = |name: &str, config: &Value| {
+        let config = config.to_string().replace('\'', "''");
+        format!("SELECT postrider.create_endpoint('{name}', 'http', '{config}')")
+    };
+    for config in by_sql {
+        let refusal = owner.ask(&create("wrong", &config)).await.expect_err("SQL refuses it");
+        assert_eq!(refusal.message, says(&config), "{config}");
+    }
+    for (number, config) in by_the_program.iter().enumerate() {
+        let name = format!("wrong{number}");
+        owner.run(&create(&name, config)).await;
+        let endpoint = world.store().endpoint(&name).await.unwrap();
+        let Err(Undelivered::Failed(failure)) = connect(&endpoint, &Environment::default()) else {
+            panic!("{config} connects");
+        };
+        assert_eq!((failure.class, failure.error), (Class::Permanent, says(config)));
+    }
+}
+
 #[tokio::test]
 async fn a_bad_value_is_22023_wherever_it_is_given() {
     let refused = [
         (
             r#"create_endpoint('b', 'http', '{"url": "https://b.c/", "urls": 1}')"#,
-            "config.urls: is not known here",
+            "config.urls: unknown field",
         ),
         (r#"create_endpoint('b c', 'http', '{"url": "https://b.c/"}')"#, "name: must be 1 to 128 letters"),
         (r#"create_endpoint('..', 'http', '{"url": "https://b.c/"}')"#, "name: must not be '.' or '..'"),
@@ -528,8 +596,8 @@ async fn a_bad_value_is_22023_wherever_it_is_given() {
         (r#"alter_endpoint('a', options => '{"max_in_flight": 0}')"#, "options.max_in_flight: must be "),
         (r#"alter_endpoint('a', retry_policy => '{"jitter": 2}')"#, "retry_policy.jitter: must be "),
         ("configure('node_lease', '1')", "node_lease: must be a whole number from 5 to 300"),
-        ("configure('lease', '1')", "lease: is not known here; known are: "),
-        ("configure(NULL, '1')", "name: is not known here"),
+        ("configure('lease', '1')", "lease: unknown field; expected one of: "),
+        ("configure(NULL, '1')", "name: unknown field"),
         ("pause(NULL)", "reason: is required"),
         ("redrive_endpoint(NULL)", "name: is required"),
         ("update_circuit_breaker(1, NULL)", "success: must be true or false"),

@@ -1,5 +1,7 @@
 //! Finished messages sent again.
 
+use std::time::Duration;
+
 use postrider::store::{
     DlqFilter, NewReplay, ReplaySelection, ReplayState, ReplayTurn, Replays, SweepAction, Sweeps,
 };
@@ -64,14 +66,17 @@ async fn a_replayed_message_is_a_new_one_that_knows_its_original() {
     assert_eq!(originals(&owner).await, [original]);
     let (old, new) = (world.story(original).await, world.story(id).await);
     assert_eq!(
-        (new.priority, new.payload, new.headers, new.options),
+        (new.listed.priority, new.payload, new.headers, new.options),
         (3, old.payload, old.headers, old.options)
     );
     assert_eq!(
-        (new.correlation_id, new.ordering_key, new.event_type),
-        (old.correlation_id, old.ordering_key, old.event_type)
+        (new.listed.correlation_id, new.listed.ordering_key, new.listed.event_type),
+        (old.listed.correlation_id, old.listed.ordering_key, old.listed.event_type)
     );
-    assert_eq!((new.idempotency_key, new.expires_at, new.scheduled_at), (None, None, None));
+    assert_eq!(
+        (new.listed.idempotency_key, new.listed.expires_at, new.listed.scheduled_at),
+        (None, None, None)
+    );
     assert_eq!(world.claim_ids().await, [id]);
     let logged =
         owner.value("SELECT detail->>'message' FROM postrider.event_log WHERE kind = 'replay'").await;
@@ -228,13 +233,54 @@ async fn a_replay_waits_for_a_sender_of_its_key_and_can_be_stopped_meanwhile() {
     advance(world.store()).await;
     let waiting = world.store().replay(replay).await.unwrap();
     assert_eq!((waiting.done, waiting.state), (0, ReplayState::Running));
-    assert!(waiting.waiting.is_some_and(|says| says.contains("in the middle of its transaction")));
+    assert!(waiting.waiting.is_some_and(|says| says.contains("has an open transaction")));
     world.store().stop_replay(replay).await.unwrap();
     world.store().resume_replay(replay).await.unwrap();
     sender.run("COMMIT").await;
     advance(world.store()).await;
     assert_eq!(world.store().replay(replay).await.unwrap().state, ReplayState::Completed);
     assert_eq!(originals_of(&owner).await, [id]);
+}
+
+/// An open transaction may lock the row of a replay in the middle of a step.
+#[tokio::test]
+async fn a_step_does_not_wait_for_a_transaction_that_holds_the_row_of_its_replay() {
+    let (world, owner) = prompt::start().await;
+    world.send(to("a")).await;
+    // So that there is much to look through.
+    owner.run("SELECT setval('postrider.message_ids', 100000000)").await;
+    world.store().start_replay(of_a()).await.unwrap();
+    let other = Prompt::of(&world).await;
+    for _ in 0..10 {
+        let step = async {
+            let step = world.store().advance_replays(7);
+            tokio::time::timeout(Duration::from_secs(2), step).await.expect("a step ends").unwrap();
+        };
+        let hold = async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            other.run("BEGIN").await;
+            other.run("SELECT FROM postrider.replays FOR UPDATE").await;
+        };
+        tokio::join!(step, hold);
+        other.run("COMMIT").await;
+    }
+}
+
+/// Nor long for one that has locked the archive: the replay says so, and other replays have their turns.
+#[tokio::test]
+async fn a_step_does_not_wait_long_for_a_locked_archive() {
+    let (world, _) = prompt::start().await;
+    let id = world.send(to("a")).await;
+    world.store().cancel(id).await.unwrap();
+    let replay = world.store().start_replay(of_a()).await.unwrap().id;
+    let other = Prompt::of(&world).await;
+    other.run("BEGIN").await;
+    other.run("LOCK TABLE postrider.archive").await;
+    let step = world.store().advance_replays(7);
+    tokio::time::timeout(Duration::from_secs(8), step).await.expect("a step ends").unwrap();
+    let waiting = world.store().replay(replay).await.unwrap().waiting;
+    assert!(waiting.as_ref().is_some_and(|says| says.contains("lock timeout")), "{waiting:?}");
+    other.run("COMMIT").await;
 }
 
 /// A replay of very many keys beside somebody who sends quite another one.
@@ -278,7 +324,7 @@ async fn a_replay_that_cannot_go_on_says_why_and_leaves_the_others_alone() {
     advance(world.store()).await;
     let waiting = world.store().replay(stuck).await.unwrap();
     let says = waiting.waiting.expect("it says what it waits for");
-    assert!(says.contains("a sender of ordering key \"k\" is in the middle of its transaction"), "{says}");
+    assert!(says.contains("a sender of ordering key \"k\" has an open transaction"), "{says}");
     assert_eq!(world.store().replay(other).await.unwrap().state, ReplayState::Completed);
 
     // Whatever else it is.

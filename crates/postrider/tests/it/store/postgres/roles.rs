@@ -27,7 +27,7 @@ const MONITOR: [&str; 6] =
 /// What the monitor is not shown of each relation: payloads, headers, config, and what may repeat them.
 const HIDDEN_FROM_MONITOR: [(&str, &[&str]); 12] = [
     ("archive", &["headers", "options", "payload"]),
-    ("attempts", &["body"]),
+    ("attempts", &["response_body"]),
     ("dlq", &["headers", "key_scope", "options", "payload"]),
     ("endpoint_status", &[]),
     ("endpoints", &["config"]),

@@ -211,10 +211,10 @@ async fn an_attempt_is_a_record_whose_body_can_be_erased() {
     let (_world, owner) = start().await;
     let changes = [
         "outcome = 'delivered'",
-        "error = 'none', body = NULL",
-        "body = '\\x00'",
+        "error = 'none', response_body = NULL",
+        "response_body = '\\x00'",
         "number = 9",
-        "status = 200",
+        "response_status = 200",
     ];
     never_changes(&owner, "attempts", "a recorded attempt never changes; its body can be erased", &changes)
         .await;
@@ -222,7 +222,7 @@ async fn an_attempt_is_a_record_whose_body_can_be_erased() {
         "INSERT INTO postrider.attempts (message_id, number, node_id, started_at, duration, outcome)
                    VALUES (1, 1, 1, now(), '1 s', 'perhaps')";
     refuses(&owner, "23514", "attempts_outcome_check", &[unknown]).await;
-    owner.run("UPDATE postrider.attempts SET body = NULL").await;
+    owner.run("UPDATE postrider.attempts SET response_body = NULL").await;
 }
 
 #[tokio::test]
@@ -317,7 +317,7 @@ async fn a_setting_is_checked_however_it_is_written_and_takes_effect() {
     let wrong = [
         (
             "INSERT INTO postrider.settings VALUES ('node_leas', '10')",
-            "node_leas: is not known here; known are: ",
+            "node_leas: unknown field; expected one of: ",
         ),
         (
             "INSERT INTO postrider.settings VALUES ('max_fanout', 'many')",

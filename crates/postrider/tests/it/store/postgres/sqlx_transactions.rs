@@ -113,7 +113,7 @@ async fn every_refusal_is_the_same_typed_error() {
     world.store().set_endpoint_enabled("disabled", false).await.unwrap();
     world.send(to("a").idempotency_key("taken")).await;
     // What is full is counted once a second.
-    postrider::Store::expire(world.store(), 1).await.unwrap();
+    postrider::Store::upkeep(world.store(), 1).await.unwrap();
     let other_payload = NewMessage { payload: "2".into(), ..to("a").idempotency_key("taken") };
     let refused = [
         ("Unknown", to("nowhere")),

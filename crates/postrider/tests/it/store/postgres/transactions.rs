@@ -205,7 +205,7 @@ async fn messages_to_an_endpoint_that_was_dropped_meanwhile_hold_up_their_key_no
     let behind = send_in(&transaction, &to("lasting").ordering_key("k")).await.unwrap().id;
     world.store().drop_endpoint("dropped", true).await.unwrap();
     transaction.commit().await.unwrap();
-    world.store().expire(100).await.unwrap();
+    world.store().upkeep(100).await.unwrap();
     assert_eq!(world.states(&orphans).await, [State::Cancelled; 5]);
     let claimed: Vec<MessageId> = world.claim(lasting, 10).await.iter().map(|ticket| ticket.id).collect();
     assert_eq!(claimed, [behind]);

@@ -76,7 +76,7 @@ async fn a_sender_is_noticed_though_the_one_who_rang_for_it_rolled_back() {
     send_in(&first, &to("a")).await.unwrap();
     let sent = send_in(&other, &to("a")).await.unwrap().id;
     first.rollback().await.unwrap();
-    world.store().expire(10).await.unwrap();
+    world.store().upkeep(10).await.unwrap();
     told(&mut world, pending(a)).await;
     assert_eq!(world.claim_ids().await, [sent]);
 }

@@ -1,0 +1,99 @@
+//! Opens connections to the receivers of one endpoint.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
+use url::Host;
+
+use super::gate::AddressGate;
+use super::tls::{self, Identity};
+use super::{judge, short, tcp};
+use crate::protocol::tls::TlsConfig;
+use crate::sink::secret::Secrets;
+use crate::sink::{Environment, Undelivered};
+use crate::verdict::Failure;
+
+/// A connection, plain or encrypted.
+pub(crate) type Stream = Either<TcpStream, TlsStream<TcpStream>>;
+
+pub(crate) struct Dialer {
+    gate: AddressGate,
+    ca: Option<String>,
+    identity: Option<Identity>,
+    /// Offered to the receiver in this order (ALPN).
+    versions: &'static [&'static str],
+    client: OnceLock<Arc<ClientConfig>>,
+}
+
+impl Dialer {
+    /// Reads the client's key from where it is kept.
+    pub(crate) fn new(
+        config: &TlsConfig,
+        versions: &'static [&'static str],
+        environment: &Environment,
+    ) -> Result<Self, Undelivered> {
+        Ok(Self {
+            gate: AddressGate::new(environment),
+            ca: config.ca.clone(),
+            identity: Identity::read(config, &Secrets::new(environment))?,
+            versions,
+            client: OnceLock::new(),
+        })
+    }
+
+    /// Called when a sink connects, so that a config which cannot be used fails then, and not at the first message.
+    pub(crate) fn prepare_tls(&self) -> Result<&Arc<ClientConfig>, Undelivered> {
+        if let Some(client) = self.client.get() {
+            return Ok(client);
+        }
+        let client = tls::client_config(self.ca.as_deref(), self.identity.as_ref(), self.versions)?;
+        Ok(self.client.get_or_init(|| client))
+    }
+
+    pub(crate) async fn open(&self, host: &Host, port: u16, encrypted: bool) -> Result<Stream, Undelivered> {
+        let addresses = self.gate.admit(host, port).await?;
+        let stream = tcp::connect(&addresses).await?;
+        // Requests are written in one piece; waiting for more only delays them.
+        let _ = stream.set_nodelay(true);
+        match encrypted {
+            true => Ok(Either::Right(self.encrypt(stream, host).await?)),
+            false => Ok(Either::Left(stream)),
+        }
+    }
+
+    async fn encrypt(&self, stream: TcpStream, host: &Host) -> Result<TlsStream<TcpStream>, Undelivered> {
+        let connector = TlsConnector::from(Arc::clone(self.prepare_tls()?));
+        let name = server_name(host)?;
+        connector.connect(name, stream).await.map_err(|error| {
+            let why = short(&error);
+            judge(&error, Failure::retryable(format!("the TLS handshake with {host} failed: {why}")))
+        })
+    }
+}
+
+/// Certificates name hosts without the dot that ends a full name.
+fn server_name(host: &Host) -> Result<ServerName<'static>, Failure> {
+    match host {
+        Host::Ipv4(address) => Ok(ServerName::from(std::net::IpAddr::V4(*address))),
+        Host::Ipv6(address) => Ok(ServerName::from(std::net::IpAddr::V6(*address))),
+        Host::Domain(name) => ServerName::try_from(name.trim_end_matches('.').to_owned())
+            .map_err(|_| Failure::permanent(format!("{name} is not a name that a certificate can have"))),
+    }
+}
+
+/// Puts a deadline over connecting.
+pub(crate) async fn within<T>(
+    connect_timeout: Duration,
+    connecting: impl Future<Output = Result<T, Undelivered>>,
+) -> Result<T, Undelivered> {
+    tokio::time::timeout(connect_timeout, connecting).await.unwrap_or_else(|_| {
+        let seconds = connect_timeout.as_secs_f64();
+        Err(Failure::retryable(format!("timed out connecting after {seconds} s")).into())
+    })
+}

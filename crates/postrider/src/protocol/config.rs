@@ -1,0 +1,124 @@
+//! An endpoint's config as its protocol reads it: checked and typed once, when the endpoint is made or read from a store.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use super::keys::ConfigKey;
+use super::{Protocol, TIMEOUT_DEFAULT};
+use crate::endpoint::Endpoint;
+use crate::error::Invalid;
+use crate::sink::{Environment, Sink, Undelivered};
+
+/// The typed config of one protocol.
+pub trait ProtocolConfig: Send + Sync {
+    /// The time one attempt has unless its message says otherwise.
+    fn timeout(&self) -> Duration;
+
+    /// Is the endpoint to be disabled when its receiver says that it is gone?
+    fn auto_disable_on_gone(&self) -> bool {
+        false
+    }
+
+    /// Other texts that the sink makes of a secret and sends, in which a receiver could repeat it.
+    fn texts_made_of(&self, _secret: &str) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Sends nothing to the receiver yet.
+    fn connect(&self, endpoint: &Endpoint, environment: &Environment) -> Result<Arc<dyn Sink>, Undelivered>;
+}
+
+/// A typed config, or what is wrong with the map.
+pub type TypedConfig = Result<Arc<dyn ProtocolConfig>, Invalid>;
+
+/// The map as it was given, to be stored and shown, and the typed config made of it.
+#[derive(Clone)]
+pub struct EndpointConfig {
+    map: Map<String, Value>,
+    /// SQL checks less closely than Rust, so a stored config may be wrong. Its sink says so when it connects.
+    typed: TypedConfig,
+}
+
+impl EndpointConfig {
+    pub fn new(protocol: Protocol, map: Map<String, Value>) -> Self {
+        let typed = protocol.definition().read_config(&map);
+        Self { map, typed }
+    }
+
+    pub fn typed(&self) -> Result<&dyn ProtocolConfig, Invalid> {
+        self.typed.as_deref().map_err(Invalid::clone)
+    }
+
+    pub fn timeout(&self) -> Duration {
+        self.typed.as_ref().map_or(TIMEOUT_DEFAULT, |typed| typed.timeout())
+    }
+
+    pub fn auto_disable_on_gone(&self) -> bool {
+        self.typed.as_ref().is_ok_and(|typed| typed.auto_disable_on_gone())
+    }
+
+    pub fn into_map(self) -> Map<String, Value> {
+        self.map
+    }
+}
+
+impl Deref for EndpointConfig {
+    type Target = Map<String, Value>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.map
+    }
+}
+
+impl fmt::Debug for EndpointConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.map.fmt(f)
+    }
+}
+
+impl Serialize for EndpointConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.map.serialize(serializer)
+    }
+}
+
+/// A checked map as a struct; what is not given gets its default from the table.
+pub(super) fn read<T: DeserializeOwned>(keys: &[ConfigKey], map: &Map<String, Value>) -> Result<T, Invalid> {
+    let mut whole = map.clone();
+    for key in keys {
+        if let (Some(default), false) = (key.default, whole.contains_key(key.name)) {
+            let default = serde_json::from_str(default).expect("a default in the table is JSON");
+            whole.insert(key.name.to_owned(), default);
+        }
+    }
+    serde_json::from_value(Value::Object(whole)).map_err(|error| Invalid::new("config", error.to_string()))
+}
+
+/// A number of seconds.
+pub(super) fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    Duration::try_from_secs_f64(f64::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+/// What a message says for itself to every protocol, as checked when it was sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MessageOptions {
+    pub max_attempts: Option<u32>,
+    pub timeout: Option<Duration>,
+}
+
+impl MessageOptions {
+    pub fn of(options: &Map<String, Value>) -> Self {
+        let number = options.get("max_attempts").and_then(Value::as_u64);
+        let seconds = options.get("timeout").and_then(Value::as_f64);
+        Self {
+            max_attempts: number.and_then(|number| u32::try_from(number).ok()),
+            timeout: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What Redis means by its errors.
+
+use redis::{ErrorKind, RedisError};
+
+use crate::protocol::broker::BrokerAddress;
+use crate::verdict::{Class, Failure, ReceiverHealth};
+
+/// Of an XADD.
+pub(super) fn failure(error: &RedisError, address: &BrokerAddress) -> Failure {
+    let (Some(code), ErrorKind::Server(_) | ErrorKind::Extension) = (error.code(), error.kind()) else {
+        return Failure::retryable(format!("the connection to {address} was lost: {error}"));
+    };
+    let detail = error.detail().unwrap_or_default();
+    let (class, receiver) = judge(code, detail);
+    Failure { receiver, ..Failure::new(class, format!("{address} answered {code} {detail}")) }
+}
+
+fn judge(code: &str, detail: &str) -> (Class, ReceiverHealth) {
+    match code {
+        // Rights, the type of the key, or what no server would take.
+        "NOPERM" | "WRONGTYPE" | "CROSSSLOT" => (Class::Permanent, ReceiverHealth::Unknown),
+        // Of sign-in: the server's users were changed while we were connected.
+        "NOAUTH" | "WRONGPASS" => (Class::Retryable, ReceiverHealth::Failing),
+        "OOM" | "BUSY" => (Class::Retryable, ReceiverHealth::Overloaded),
+        "LOADING" | "TRYAGAIN" => (Class::Retryable, ReceiverHealth::Busy),
+        "ERR" if detail.contains("max number of clients") => (Class::Retryable, ReceiverHealth::Overloaded),
+        "ERR" => (Class::Permanent, ReceiverHealth::Unknown),
+        // READONLY, MOVED, ASK, CLUSTERDOWN, MASTERDOWN, NOREPLICAS, MISCONF (its disk is full), and what later
+        // versions may have: the server or the cluster has to change, not the message.
+        _ => (Class::Retryable, ReceiverHealth::Failing),
+    }
+}
+
+/// Of a sign-in. An operator can mend it, so messages wait.
+pub(super) fn refused_login(error: &RedisError, address: &BrokerAddress) -> Failure {
+    match error.detail().or(error.code()) {
+        Some(why) => Failure::retryable(format!("{address} refused the sign-in: {why}")),
+        None => Failure::retryable(format!("cannot sign in at {address}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_classed_by_what_can_mend_them() {
+        let permanent = [("NOPERM", ""), ("WRONGTYPE", ""), ("ERR", "Protocol error: invalid bulk length")];
+        let retryable =
+            ["READONLY", "OOM", "LOADING", "MOVED", "CLUSTERDOWN", "MISCONF", "NOAUTH", "NEWERCODE"];
+        for (code, detail) in permanent {
+            assert_eq!(judge(code, detail), (Class::Permanent, ReceiverHealth::Unknown), "{code}");
+        }
+        for code in retryable {
+            assert_eq!(judge(code, "").0, Class::Retryable, "{code}");
+        }
+    }
+}
