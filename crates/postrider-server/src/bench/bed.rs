@@ -8,6 +8,7 @@ use postrider::{Engine, EngineOptions, NewEndpoint, NewMessage, Operate, Store};
 use serde_json::{Map, Value};
 
 use super::partner::Partner;
+use super::sink::Measured;
 use crate::failure::CommandError;
 use crate::store_url::StoreUrl;
 
@@ -35,9 +36,12 @@ impl Bed {
     }
 
     pub(super) async fn create_endpoint(&self, name: &str, url: String) -> Result<(), CommandError> {
-        let mut config = Map::new();
-        config.insert("url".to_owned(), Value::String(url));
-        let protocol = "http".to_owned();
+        let config = Map::from_iter([("url".to_owned(), Value::String(url))]);
+        self.create_measured(name, &Measured { protocol: "http".to_owned(), config }).await
+    }
+
+    pub(super) async fn create_measured(&self, name: &str, measured: &Measured) -> Result<(), CommandError> {
+        let Measured { protocol, config } = measured.clone();
         let endpoint =
             NewEndpoint { name: name.to_owned(), protocol, config, retry_policy: None, options: None };
         self.store.create_endpoint(endpoint).await?;
@@ -63,8 +67,8 @@ impl Bed {
     }
 
     pub(super) async fn start_engine(&self, drain_timeout: Duration) -> Result<Engine, CommandError> {
-        let environment = Environment { allow_internal: true, ..Environment::default() };
-        let options = EngineOptions { environment, drain_timeout, ..EngineOptions::default() };
+        let options =
+            EngineOptions { environment: environment(), drain_timeout, ..EngineOptions::default() };
         Ok(Engine::start(Arc::clone(&self.engine), options).await?)
     }
 
@@ -79,21 +83,39 @@ impl Bed {
         Ok(f64::from(count) / began.elapsed().as_secs_f64())
     }
 
+    /// Until no endpoint has a message.
+    pub(super) async fn until_empty(&self) -> Result<(), CommandError> {
+        self.until_settled_where(Instant::now() + PATIENCE, |_| true).await
+    }
+
     async fn until_settled(&self, deadline: Instant) -> Result<(), CommandError> {
+        self.until_settled_where(deadline, |name| name == HEALTHY).await
+    }
+
+    async fn until_settled_where(
+        &self,
+        deadline: Instant,
+        is_measured: impl Fn(&str) -> bool,
+    ) -> Result<(), CommandError> {
         loop {
             let status = self.store.status().await?;
-            let healthy = status.endpoints.iter().find(|endpoint| endpoint.name == HEALTHY);
-            match healthy.map_or(0, |endpoint| endpoint.pending + endpoint.processing) {
+            let measured = status.endpoints.iter().filter(|endpoint| is_measured(&endpoint.name));
+            match measured.map(|endpoint| endpoint.pending + endpoint.processing).sum::<u64>() {
                 0 => return Ok(()),
                 open if Instant::now() >= deadline => {
                     return Err(CommandError::failed(format!(
-                        "{open} messages arrived and were never settled"
+                        "{open} messages were not settled in time"
                     )));
                 }
                 _ => tokio::time::sleep(Duration::from_millis(2)).await,
             }
         }
     }
+}
+
+/// Receivers are on this machine.
+pub(super) fn environment() -> Environment {
+    Environment { allow_internal: true, ..Environment::default() }
 }
 
 fn message(endpoint: &str, number: u32, keys: u32) -> NewMessage {

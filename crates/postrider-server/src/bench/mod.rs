@@ -3,8 +3,11 @@
 use console::style;
 
 use lab::Lab;
+use postrider::protocol::Protocol;
 use report::{BenchReport, ReportRow};
+use sink::Measured;
 
+use crate::cli::set::{self, SetKey};
 use crate::failure::CommandError;
 use crate::output::Output;
 use crate::store_url::StoreUrl;
@@ -27,6 +30,7 @@ mod receiver;
 mod report;
 mod scrape;
 mod send;
+mod sink;
 
 pub(crate) use receiver::run as receiver;
 
@@ -35,6 +39,15 @@ pub(crate) struct BenchArgs {
     /// Run only these scenarios; may be given several times
     #[arg(long, value_name = "NAME", value_enum)]
     only: Vec<Scenario>,
+
+    /// Measure deliveries to a broker or receiver of yours: --sink redis --set host=127.0.0.1 --set stream_key=bench. It gets
+    /// some 100 000 messages a round
+    #[arg(long, value_name = "PROTOCOL", value_parser = Protocol::from_name, conflicts_with = "only", requires = "set")]
+    sink: Option<Protocol>,
+
+    /// A key of that endpoint's configuration; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SetKey::parse, requires = "sink")]
+    set: Vec<SetKey>,
 
     /// A tenth of the messages and fewer rounds: for a first look, not for figures
     #[arg(long)]
@@ -162,13 +175,25 @@ pub(crate) async fn run(
             "fsync is off on this server: where a commit costs nothing, sends look worse beside bare inserts",
         );
     }
+    let measured = match arguments.sink {
+        Some(protocol) => Some(Measured {
+            protocol: protocol.as_str().to_owned(),
+            config: set::config(Some(protocol), &arguments.set)?,
+        }),
+        None => None,
+    };
     let scenarios = match arguments.only.as_slice() {
+        _ if measured.is_some() => &[],
         [] if matches!(place, Some(StoreUrl::Postgres(_))) => ON_POSTGRES,
         [] => ON_SQLITE,
         only => only,
     };
-    let mut lab = Lab::open(place.as_ref(), arguments.quick, scenarios.len(), output).await?;
+    let mut lab = Lab::open(place.as_ref(), arguments.quick, scenarios.len().max(1), output).await?;
     let mut report = BenchReport::new(arguments.quick);
+    if let Some(measured) = &measured {
+        lab.begin(&measured.protocol);
+        report.add(&measured.protocol, sink::run(&mut lab, measured).await?);
+    }
     for scenario in scenarios {
         lab.begin(&scenario.name());
         report.add(&scenario.name(), scenario.run(&mut lab).await?);

@@ -1,15 +1,19 @@
 //! `postrider endpoint …`: create, look at and change endpoints.
 
+use bytes::Bytes;
 use clap::{Args, Subcommand};
 use postrider::endpoint::EndpointChange;
+use postrider::engine::TestDeliveryReport;
 use postrider::protocol::{Protocol, ValueKind};
 use postrider::{Endpoint, Invalid, NewEndpoint, Operate, StoreError};
 use serde_json::{Map, Value, json};
 
+use super::send;
 use super::set::{self, SetKey};
 use crate::failure::CommandError;
 use crate::output::Output;
 use crate::place::StoreOrNode;
+use crate::remote::Remote;
 use crate::view::EndpointView;
 use crate::{fields, send_values, view};
 
@@ -47,6 +51,26 @@ pub(crate) enum EndpointCommand {
     Resume { name: String },
     /// Close its circuit by hand
     Reset { name: String },
+    /// Send a test message through a running node, outside the queue, and show what the receiver answered
+    #[command(after_help = TEST_HELP)]
+    Test(TestEndpointArgs),
+}
+
+const TEST_HELP: &str = "\
+It ends with 0 when the receiver took the message, otherwise with 1. Without --url the node at http://127.0.0.1:7171 sends it.
+
+Examples:
+  postrider endpoint test shop
+  postrider endpoint test shop '{\"order\": 1}'";
+
+#[derive(Args)]
+pub(crate) struct TestEndpointArgs {
+    name: String,
+    /// The payload, @FILE to read it from a file, or - for stdin [default: JSON that says it is a test]
+    payload: Option<String>,
+    /// What the payload is
+    #[arg(long, value_name = "TYPE", default_value = "application/json", requires = "payload")]
+    content_type: String,
 }
 
 #[derive(Args)]
@@ -164,8 +188,40 @@ pub(super) async fn run(
             store.reset_circuit(&name).await?;
             done(&name, "reset", output)?;
         }
+        EndpointCommand::Test(_) => unreachable!("tests go through a node"),
     }
     Ok(())
+}
+
+pub(super) async fn test(
+    arguments: TestEndpointArgs,
+    remote: &Remote,
+    output: Output,
+) -> Result<(), CommandError> {
+    let payload = match &arguments.payload {
+        Some(given) => send::payload(Some(given))?,
+        None => Bytes::new(),
+    };
+    let report = remote.test_endpoint(&arguments.name, arguments.content_type, payload).await?;
+    let told = tested(&arguments.name, &report);
+    if report.delivered || output.json {
+        output.document(|| json!(report).to_string(), || told.clone())?;
+    }
+    if report.delivered { Ok(()) } else { Err(CommandError::failed(told)) }
+}
+
+fn tested(name: &str, report: &TestDeliveryReport) -> String {
+    let took = format!("{} ms", report.duration.as_millis());
+    let status = report.response_status.map_or(String::new(), |status| format!("HTTP {status}, "));
+    let mut text = match &report.error {
+        None => format!("endpoint {name} took the test message ({status}{took})"),
+        Some(error) => format!("endpoint {name} did not take the test message ({status}{took}): {error}"),
+    };
+    let body = report.response_body.as_deref().map(String::from_utf8_lossy).unwrap_or_default();
+    if !body.trim().is_empty() {
+        text.push_str(&format!("\n{}", body.trim()));
+    }
+    text
 }
 
 async fn list(store: &dyn Operate, output: Output) -> Result<(), CommandError> {

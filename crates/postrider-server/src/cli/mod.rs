@@ -36,7 +36,7 @@ mod replay;
 mod publish;
 mod screen;
 mod send;
-mod set;
+pub(crate) mod set;
 mod signature;
 mod status;
 mod tail;
@@ -250,6 +250,9 @@ async fn dispatch(cli: Cli, whereto: Whereto, file: RawConfig) -> Result<(), Com
                 CliCommand::Send(arguments) => send::run(arguments, &place()?, output).await,
                 CliCommand::Publish(arguments) => publish::run(arguments, &place()?, output).await,
                 CliCommand::Event(command) => event::run(command, &place()?, output).await,
+                CliCommand::Endpoint(endpoint::EndpointCommand::Test(arguments)) => {
+                    endpoint::test(arguments, &whereto.node()?, output).await
+                }
                 CliCommand::Endpoint(command) => endpoint::run(command, &place()?, output).await,
                 CliCommand::Message(command) => message::run(command, &place()?, output).await,
                 CliCommand::Dlq(command) => dlq::run(command, &place()?, output).await,

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 /// One `--set`, as typed.
 #[derive(Clone, Debug)]
-pub(super) struct SetKey {
+pub(crate) struct SetKey {
     /// Keys of objects are written as `tls.ca`.
     path: String,
     text: String,
@@ -14,7 +14,7 @@ pub(super) struct SetKey {
 
 impl SetKey {
     /// A value that begins with `@` names the file that holds it.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (path, value) = text.split_once('=').ok_or("must be KEY=VALUE")?;
         let text = match value.strip_prefix('@') {
             Some(file) => {
@@ -27,7 +27,7 @@ impl SetKey {
 }
 
 /// The keys that were set. What the table does not know stays a text: the check of the config names it.
-pub(super) fn config(protocol: Option<Protocol>, given: &[SetKey]) -> Result<Map<String, Value>, Invalid> {
+pub(crate) fn config(protocol: Option<Protocol>, given: &[SetKey]) -> Result<Map<String, Value>, Invalid> {
     let mut config = Map::new();
     for SetKey { path, text } in given {
         let known = protocol
@@ -74,7 +74,7 @@ fn value(kind: Option<&ValueKind>, text: &str) -> Value {
 }
 
 /// The keys of every protocol, for `--help`.
-pub(super) fn help() -> String {
+pub(crate) fn help() -> String {
     let mut help =
         "Keys for --set, by protocol (those with * are required; docs/protocols.md explains them):"
             .to_owned();

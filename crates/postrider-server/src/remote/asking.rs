@@ -1,6 +1,7 @@
 //! One request to a node and its answer. What was asked for may have been done although no answer came: that is said,
 //! and it is asked again only where that does no harm.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ pub(super) struct NodeRequest {
     method: Method,
     path: String,
     query: String,
-    content_type: &'static str,
+    content_type: Cow<'static, str>,
     body: Bytes,
     timeout: Duration,
     /// Asking twice does what asking once does.
@@ -47,7 +48,7 @@ pub(super) struct NodeRequest {
 impl NodeRequest {
     pub(super) fn new(method: Method, path: impl Into<String>) -> Self {
         let (path, query, body) = (path.into(), String::new(), Bytes::new());
-        let (content_type, timeout) = ("application/json", ANSWER_TIMEOUT);
+        let (content_type, timeout) = ("application/json".into(), ANSWER_TIMEOUT);
         Self { method, path, query, content_type, body, timeout, repeatable: false }
     }
 
@@ -77,8 +78,8 @@ impl NodeRequest {
         self.body("application/json", body)
     }
 
-    pub(super) fn body(self, content_type: &'static str, body: impl Into<Bytes>) -> Self {
-        Self { content_type, body: body.into(), ..self }
+    pub(super) fn body(self, content_type: impl Into<Cow<'static, str>>, body: impl Into<Bytes>) -> Self {
+        Self { content_type: content_type.into(), body: body.into(), ..self }
     }
 
     /// It may take its time.
@@ -229,7 +230,7 @@ impl Remote {
             request = request.header(AUTHORIZATION, authorization);
         }
         if !asked.body.is_empty() {
-            request = request.header(CONTENT_TYPE, asked.content_type);
+            request = request.header(CONTENT_TYPE, &*asked.content_type);
         }
         request.body(Full::new(asked.body.clone()))
     }

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use http::Method;
 use jiff::Timestamp;
 use postrider::endpoint::EndpointChange;
+use postrider::engine::TestDeliveryReport;
 use postrider::settings::Settings;
 use postrider::store::{
     DeadLetter, DlqFilter, DlqSummary, EndpointHealth, EventRecord, ListedDeadLetter, Redrive, Result,
@@ -21,6 +23,19 @@ use crate::view::{DeadLetterView, EndpointView, MessageView, Page, Redriven, Rel
 
 /// How many dead letters are listed unless said.
 const LETTERS_DEFAULT: usize = 100;
+
+impl Remote {
+    /// Sends one message outside the queue. An attempt may take longer than other requests.
+    pub(crate) async fn test_endpoint(
+        &self,
+        name: &str,
+        content_type: String,
+        payload: Bytes,
+    ) -> Result<TestDeliveryReport> {
+        let path = format!("{}/test", endpoint_path(name)?);
+        self.answer(NodeRequest::post(path).body(content_type, payload).patiently()).await
+    }
+}
 
 #[async_trait]
 impl Operate for Remote {

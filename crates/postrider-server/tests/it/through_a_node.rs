@@ -363,3 +363,30 @@ fn a_node_below_a_path_of_a_proxy_is_reached() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert_eq!(receiver.recv_timeout(Duration::from_secs(30)).as_deref(), Ok("/postrider/v1/messages/7"));
 }
+
+#[test]
+fn an_endpoint_is_tested_and_its_receiver_decides_the_exit_code() {
+    let takes = Receiver::start(|received| (received.body == b"{\"order\": 1}").then_some(200).or(Some(201)));
+    let refuses = Receiver::start(|_| Some(503));
+    let home = Home::new();
+    let node = home.start();
+    let url = format!("http://{}", node.address);
+    for (name, receiver) in [("takes", &takes), ("refuses", &refuses)] {
+        let config = json!({ "url": receiver.url() });
+        node.create_endpoint(json!({ "name": name, "protocol": "http", "config": config }));
+    }
+    let test = |arguments: &[&str]| home.run(&[&["--url", &url, "endpoint", "test"], arguments].concat());
+    let said = |arguments: &[&str], code: i32| {
+        let output = test(arguments);
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        told(&output)
+    };
+    assert!(said(&["takes"], 0).contains("endpoint takes took the test message (HTTP 201, "));
+    assert!(said(&["takes", "{\"order\": 1}"], 0).contains("(HTTP 200, "));
+    assert!(said(&["refuses"], 1).contains("endpoint refuses did not take the test message (HTTP 503, "));
+    let report = test(&["refuses", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).expect("a report");
+    assert_eq!((&report["delivered"], &report["response_status"]), (&json!(false), &json!(503)), "{report}");
+    assert!(said(&["nowhere"], 4).contains("nowhere"));
+    assert_eq!(node.get("/v1/messages").expect(200).json()["items"], json!([]), "nothing was queued");
+}

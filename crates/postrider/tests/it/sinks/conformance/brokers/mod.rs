@@ -1,6 +1,7 @@
 //! What every sink to a broker must do, run against each real broker. Network faults come from a proxy before the broker
 //! that all tests share; a test that stops or kills a broker has its own.
 
+mod chaos;
 mod redis;
 mod suite;
 
@@ -173,6 +174,11 @@ macro_rules! broker_conforms {
         async fn $promise() {
             super::suite::$promise::<$broker>().await;
         })+
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn node_and_broker_are_killed_at_random_and_nothing_is_lost() {
+            super::chaos::node_and_broker_are_killed_at_random_and_nothing_is_lost::<$broker>().await;
+        }
     };
 }
 use broker_conforms;
