@@ -6,8 +6,9 @@ use std::sync::{Arc, OnceLock, RwLock};
 use std::time::Duration;
 
 use console::style;
+use postrider::endpoint::EndpointId;
 use postrider::engine::{EngineEvent, TestDelivery};
-use postrider::sink::{Environment, Kept};
+use postrider::sink::{Environment, Kept, SinkConnection};
 use postrider::store::{NodeLimits, TokenKey};
 use postrider::{Endpoint, Engine, EngineOptions, NewMessage, Store, StoreError};
 use tokio::net::TcpListener;
@@ -254,6 +255,10 @@ impl api::NodeHandle for ServedNode {
 
     fn limits(&self) -> Option<NodeLimits> {
         Some(self.limits)
+    }
+
+    fn connection(&self, endpoint: EndpointId) -> Option<SinkConnection> {
+        self.ask(|engine| engine.connection(endpoint)).flatten()
     }
 
     fn test_delivery(

@@ -1,6 +1,9 @@
 //! Endpoints: create, list, show, change, drop.
 
+use std::sync::Arc;
+
 use axum::Json;
+use axum::extract::State;
 use axum::http::Uri;
 use axum::response::NoContent;
 use postrider::NewEndpoint;
@@ -12,7 +15,7 @@ use super::authority::Viewer;
 use super::extract::{EndpointName, FromBody, JsonBody, Operator};
 use super::page::{Page, Paging, Params};
 use super::problem::Problem;
-use super::{Reply, created};
+use super::{Api, Reply, created};
 use crate::fields::{self, BadDocument, JsonFields};
 use crate::view::EndpointView;
 
@@ -56,13 +59,15 @@ pub(super) async fn list(
     params(("name" = String, Path)),
     responses((status = 200, description = "The endpoint", body = EndpointView), Common, Named))]
 pub(super) async fn show(
+    State(api): State<Arc<Api>>,
     operate: Operator,
     viewer: Viewer,
     EndpointName(name): EndpointName,
 ) -> Result<Json<EndpointView>, Problem> {
     let endpoint = operate.endpoint(&name).await?;
     let health = operate.endpoint_health(&name).await?;
-    Ok(Json(viewer.endpoint(&endpoint).with_health(health)))
+    let connection = api.node.connection(endpoint.id);
+    Ok(Json(viewer.endpoint(&endpoint).with_health(health).with_connection(connection)))
 }
 
 /// Change an endpoint: what is given is replaced as a whole, the rest stays. `config_changes` replaces single keys of the

@@ -1,7 +1,8 @@
 //! What the API needs of the node it is part of.
 
-use postrider::endpoint::Endpoint;
+use postrider::endpoint::{Endpoint, EndpointId};
 use postrider::engine::{EngineEvent, TestDelivery};
+use postrider::sink::SinkConnection;
 use postrider::store::NodeLimits;
 use postrider::{NewMessage, StoreError};
 use tokio::sync::broadcast::Receiver;
@@ -15,6 +16,10 @@ pub(crate) trait NodeHandle: Send + Sync + 'static {
     }
     fn events(&self) -> Option<Receiver<EngineEvent>>;
     fn limits(&self) -> Option<NodeLimits>;
+    /// Whether it is connected to an endpoint's receiver.
+    fn connection(&self, _: EndpointId) -> Option<SinkConnection> {
+        None
+    }
     fn test_delivery(
         &self,
         endpoint: Endpoint,

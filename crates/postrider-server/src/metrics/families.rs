@@ -67,6 +67,11 @@ pub(crate) const FAMILIES: &[Family] = &[
         "postrider_local_shortages",
         "Attempts that this node could not make because it was short of something; they do not count.",
     ),
+    gauge("postrider_endpoint_info", "Always 1; the endpoint's protocol is in its label."),
+    gauge(
+        "postrider_endpoint_connected",
+        "1 while this node is connected to the endpoint's broker, else 0; only of protocols that keep a connection.",
+    ),
     gauge("postrider_endpoint_in_flight", "Claims of this node for an endpoint that run or are about to."),
     gauge("postrider_build_info", "Always 1; the version is in its label."),
     counter("process_cpu_seconds", "Processor time of this process."),

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 use postrider::engine::{Buckets, EndpointFigures, NodeFigures};
+use postrider::sink::SinkConnection;
 use postrider::store::Figure;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
@@ -66,6 +67,17 @@ impl Samples {
 
     fn put_endpoint(&mut self, figures: EndpointFigures) {
         let endpoint = ("endpoint", figures.endpoint.as_str());
+        if let Some(protocol) = figures.protocol {
+            let labels = [endpoint, ("protocol", protocol.as_str())];
+            self.put(Figure::new("postrider_endpoint_info", &labels, 1.0));
+        }
+        match figures.connection {
+            None | Some(SinkConnection::NotKept) => {}
+            Some(connection) => {
+                let up = u8::from(connection == SinkConnection::Up);
+                self.put(Figure::new("postrider_endpoint_connected", &[endpoint], f64::from(up)));
+            }
+        }
         self.put(Figure::new("postrider_endpoint_in_flight", &[endpoint], f64::from(figures.in_flight)));
         for (outcome, class, count) in &figures.attempts {
             let class = class.map_or("none", |class| class.as_str());
@@ -158,6 +170,7 @@ fn plain(openmetrics: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use postrider::protocol::Protocol;
     use postrider::sink::Resource;
     use postrider::store::AttemptOutcome;
     use postrider::verdict::Class;
@@ -173,6 +186,8 @@ mod tests {
             shortages: vec![(Resource::OpenFiles, 2), (Resource::Memory, 0)],
             endpoints: vec![EndpointFigures {
                 endpoint: "shop".to_owned(),
+                protocol: Some(Protocol::Redis),
+                connection: Some(SinkConnection::Up),
                 in_flight: 3,
                 attempts: vec![
                     (AttemptOutcome::Delivered, None, 7),

@@ -9,6 +9,7 @@ use postrider::endpoint::{DisabledBy, Endpoint, EndpointId, EndpointOptions};
 use postrider::message::NodeId;
 use postrider::protocol::{EndpointConfig, Protocol};
 use postrider::retry::RetryOverrides;
+use postrider::sink::SinkConnection;
 use postrider::store::EndpointHealth;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -41,6 +42,10 @@ pub(crate) struct EndpointView {
     /// How attempts at it went; where one endpoint is shown, not in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     health: Option<EndpointHealth>,
+    /// Of protocols that keep a connection to their broker: whether the node that answers has it. Where one endpoint is
+    /// shown, after its first attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    connection: Option<SinkConnection>,
 }
 
 #[derive(Serialize, Deserialize, ToSchema)]
@@ -72,11 +77,17 @@ impl EndpointView {
             held_until: endpoint.held_until,
             created_at: endpoint.created_at,
             health: None,
+            connection: None,
         }
     }
 
     pub(crate) fn with_health(self, health: EndpointHealth) -> Self {
         Self { health: Some(health), ..self }
+    }
+
+    pub(crate) fn with_connection(self, connection: Option<SinkConnection>) -> Self {
+        let connection = connection.filter(|connection| *connection != SinkConnection::NotKept);
+        Self { connection, ..self }
     }
 
     /// None where the node does not tell.

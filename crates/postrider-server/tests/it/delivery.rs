@@ -1,9 +1,12 @@
 //! A message over the whole way: POST, engine, receiver, story.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::json;
+use test_servers::BrokerKind;
 
+use crate::eventually;
 use crate::node::Home;
 use crate::receiver::{Received, Receiver};
 
@@ -98,4 +101,28 @@ fn a_file_endpoint_writes_below_its_root() {
     node.until(node.send("log", &[], r#"{"n":1}"#), "completed");
     let written = std::fs::read_to_string(home.path().join("out/orders.jsonl")).expect("the file");
     assert_eq!(written.lines().count(), 1);
+}
+
+#[test]
+fn a_node_tells_whether_it_is_connected_to_a_broker() {
+    let Some(mut broker) = BrokerKind::Redis.start() else { return };
+    let home = Home::new();
+    let node = home.start();
+    let config = json!({ "host": "127.0.0.1", "port": broker.listeners().plain, "stream_key": "orders" });
+    node.create_endpoint(json!({ "name": "orders", "protocol": "redis", "config": config }));
+    let connection = || node.get("/v1/endpoints/orders").expect(200).json()["connection"].clone();
+    let metric = || String::from_utf8(node.get("/metrics").expect(200).body).expect("text");
+    assert_eq!(connection(), json!(null), "no attempt was made yet");
+    let id = node.send("orders", &[], "{}");
+    node.until(id, "completed");
+    assert_eq!(connection(), json!({ "state": "up" }));
+    assert!(metric().contains(r#"postrider_endpoint_connected{endpoint="orders"} 1"#), "{}", metric());
+    assert!(metric().contains(r#"postrider_endpoint_info{endpoint="orders",protocol="redis"} 1"#));
+    broker.kill();
+    let error = eventually(Duration::from_secs(20), "the node notices", || {
+        let connection = connection();
+        (connection["state"] == "down").then(|| connection["error"].to_string())
+    });
+    assert!(error.contains("refused"), "{error}");
+    assert!(metric().contains(r#"postrider_endpoint_connected{endpoint="orders"} 0"#));
 }

@@ -17,7 +17,7 @@ use crate::breaker::Sign;
 use crate::endpoint::Endpoint;
 use crate::message::Claim;
 use crate::net::{blocking, judge};
-use crate::sink::{self, Capture, Delivery, Environment, Shortage, Sink, Undelivered};
+use crate::sink::{self, Capture, Delivery, Environment, Shortage, Sink, SinkConnection, Undelivered};
 use crate::trace::Tracer;
 use crate::verdict::{Failure, Outcome, Receipt};
 
@@ -36,6 +36,11 @@ struct ConnectedSink {
 impl EndpointSink {
     pub(super) fn new(endpoint: Arc<Endpoint>, environment: Arc<Environment>) -> Self {
         Self { endpoint, environment, connected: OnceCell::new() }
+    }
+
+    /// None before the first attempt.
+    pub(super) fn connection(&self) -> Option<SinkConnection> {
+        self.connected.get().map(|connected| connected.sink.connection())
     }
 
     async fn connected(&self) -> Result<&ConnectedSink, Undelivered> {

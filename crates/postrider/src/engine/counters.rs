@@ -2,16 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::attempt::EndpointSink;
 use super::capacity::Capacity;
 use super::histogram::{Buckets, Histogram};
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::error::StoreError;
-use crate::sink::Resource;
+use crate::protocol::Protocol;
+use crate::sink::{Resource, SinkConnection};
 use crate::store::figures::{ENDPOINTS_MAX, OTHERS};
 use crate::store::{AttemptOutcome, Results, Store};
 use crate::verdict::{Class, Outcome};
@@ -55,6 +57,10 @@ pub struct NodeFigures {
 #[derive(Clone, Debug, PartialEq)]
 pub struct EndpointFigures {
     pub endpoint: String,
+    /// None for the others together.
+    pub protocol: Option<Protocol>,
+    /// None before the first attempt.
+    pub connection: Option<SinkConnection>,
     pub in_flight: u32,
     pub attempts: Vec<(AttemptOutcome, Option<Class>, u64)>,
     /// How long attempts took.
@@ -82,6 +88,13 @@ impl Measures {
             shortages: shortages.map(|(of, count)| (of, count.load(Relaxed))).collect(),
             endpoints,
         }
+    }
+}
+
+impl Measures {
+    /// Whether this node is connected to the receiver. None where it made no attempt yet.
+    pub fn connection(&self, endpoint: EndpointId) -> Option<SinkConnection> {
+        self.counters.read().by_id.get(&endpoint)?.connection()
     }
 }
 
@@ -114,7 +127,7 @@ impl NodeCounters {
     pub(super) fn new() -> Self {
         Self {
             endpoints: RwLock::default(),
-            dropped: EndpointCounters::new(OTHERS.into(), false),
+            dropped: EndpointCounters::new(OTHERS.into(), None, false),
             shortages: Default::default(),
         }
     }
@@ -125,7 +138,7 @@ impl NodeCounters {
             return Arc::clone(counters);
         }
         let has_own_label = endpoints.own_labels < ENDPOINTS_MAX;
-        let counters = Arc::new(EndpointCounters::new(endpoint.name.clone(), has_own_label));
+        let counters = Arc::new(EndpointCounters::new(endpoint.name.clone(), Some(endpoint.protocol), has_own_label));
         endpoints.own_labels += usize::from(has_own_label);
         endpoints.by_id.insert(endpoint.id, Arc::clone(&counters));
         counters
@@ -189,6 +202,9 @@ impl NodeCounters {
 
 pub(super) struct EndpointCounters {
     endpoint: Arc<str>,
+    protocol: Option<Protocol>,
+    /// The sink that attempts use now.
+    sink: Mutex<Weak<EndpointSink>>,
     /// Or it is counted among the others, for good: their sum may not shrink.
     has_own_label: bool,
     /// In the order of [`ENDS`].
@@ -200,9 +216,11 @@ pub(super) struct EndpointCounters {
 }
 
 impl EndpointCounters {
-    fn new(endpoint: Arc<str>, has_own_label: bool) -> Self {
+    fn new(endpoint: Arc<str>, protocol: Option<Protocol>, has_own_label: bool) -> Self {
         Self {
             endpoint,
+            protocol,
+            sink: Mutex::default(),
             has_own_label,
             attempts: Default::default(),
             durations: Histogram::new(DURATION_BOUNDS),
@@ -213,6 +231,16 @@ impl EndpointCounters {
 
     fn unreported(&self) -> MutexGuard<'_, Results> {
         self.unreported.lock().expect("no code panics while holding this lock")
+    }
+
+    /// To tell whether it is connected.
+    pub(super) fn watch(&self, sink: &Arc<EndpointSink>) {
+        *self.sink.lock().expect("no code panics while holding this lock") = Arc::downgrade(sink);
+    }
+
+    fn connection(&self) -> Option<SinkConnection> {
+        let sink = self.sink.lock().expect("no code panics while holding this lock").upgrade();
+        sink?.connection()
     }
 
     /// `age`: since the message was created.
@@ -252,6 +280,8 @@ impl EndpointCounters {
         let counts = ENDS.iter().zip(&self.attempts);
         EndpointFigures {
             endpoint: endpoint.to_owned(),
+            protocol: self.protocol,
+            connection: self.connection(),
             in_flight,
             attempts: counts
                 .map(|((outcome, class), count)| (*outcome, *class, count.load(Relaxed)))

@@ -53,14 +53,17 @@ pub(super) enum Work {
 
 impl EndpointState {
     pub(super) fn new(endpoint: Arc<Endpoint>, settings: &Settings, parts: &NodeParts<'_>) -> Self {
+        let sink = Arc::new(EndpointSink::new(endpoint.clone(), parts.environment.clone()));
+        let counters = parts.counters.endpoint(&endpoint);
+        counters.watch(&sink);
         Self {
             policy: endpoint.retry_policy(settings),
-            sink: Arc::new(EndpointSink::new(endpoint.clone(), parts.environment.clone())),
+            sink,
             circuit: endpoint.circuit,
             failures: Failures::default(),
             concurrency: Concurrency::up_to(endpoint.max_in_flight()),
             capacity: parts.capacity.endpoint(endpoint.id),
-            counters: parts.counters.endpoint(&endpoint),
+            counters,
             running: 0,
             prefetch: Prefetch::default(),
             work: Work::Nothing,
@@ -81,6 +84,7 @@ impl EndpointState {
     ) {
         if endpoint.revision != self.endpoint.revision {
             self.sink = Arc::new(EndpointSink::new(endpoint.clone(), environment.clone()));
+            self.counters.watch(&self.sink);
         }
         if endpoint.circuit.epoch > self.circuit.epoch {
             self.circuit = endpoint.circuit;

@@ -18,11 +18,11 @@ use self::events::Events;
 use self::janitor::Janitor;
 use self::lease::{Lease, LeaseKeeper, LeaseStart};
 use self::replayer::Replayer;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, EndpointId};
 use crate::error::StoreError;
 use crate::message::NewMessage;
 use crate::outcome_log::{OutcomeLog, OutcomeLogEnd};
-use crate::sink::Environment;
+use crate::sink::{Environment, SinkConnection};
 use crate::store::{Hello, Store};
 use crate::trace::Tracer;
 
@@ -187,6 +187,11 @@ impl Engine {
     /// The node's counters.
     pub fn measures(&self) -> Measures {
         self.measures.clone()
+    }
+
+    /// Whether this node is connected to an endpoint's receiver. None where it made no attempt yet.
+    pub fn connection(&self, endpoint: EndpointId) -> Option<SinkConnection> {
+        self.measures.connection(endpoint)
     }
 
     /// The dispatcher's loop turned within the last seconds, and the lease is valid.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::endpoint::Endpoint;
@@ -37,9 +38,11 @@ pub trait Sink: Send + Sync {
 }
 
 /// Whether a sink could deliver now.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum SinkConnection {
-    /// It connects for each delivery, as far as anyone can tell.
+    /// It keeps no connection to one receiver that could be up or down.
     NotKept,
     /// The next delivery connects it.
     Idle,
