@@ -8,7 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::breaker::Circuit;
 use crate::error::Invalid;
@@ -49,6 +49,7 @@ pub struct NewEndpoint {
     pub protocol: String,
     /// What the protocol needs; unknown keys are refused with the list of known ones.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(required))]
     pub config: Map<String, Value>,
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Map<String, Value>>))]
@@ -75,7 +76,8 @@ pub struct CheckedEndpoint {
 pub struct EndpointChange {
     #[serde(default)]
     pub config: Option<Map<String, Value>>,
-    /// Single keys of the config: other keys stay, secrets too; null removes a key.
+    /// Single keys of the config: other keys stay, secrets too; null removes a key. `tls.ca` is the key `ca` of the object
+    /// `tls`, whose other keys stay.
     #[serde(default)]
     pub config_changes: Option<Map<String, Value>>,
     #[serde(default)]
@@ -93,10 +95,21 @@ impl EndpointChange {
 
     pub(crate) fn config_over(&self, current: Map<String, Value>) -> Map<String, Value> {
         let mut config = self.config.clone().unwrap_or(current);
-        for (key, value) in self.config_changes.iter().flatten() {
+        for (path, value) in self.config_changes.iter().flatten() {
+            let (map, key) = match path.split_once('.') {
+                Some((object, inner)) => match config.entry(object).or_insert_with(|| json!({})) {
+                    Value::Object(map) => (map, inner),
+                    // The check of the whole config names it.
+                    other => {
+                        *other = json!({ inner: value });
+                        continue;
+                    }
+                },
+                None => (&mut config, path.as_str()),
+            };
             match value {
-                Value::Null => config.remove(key),
-                value => config.insert(key.clone(), value.clone()),
+                Value::Null => map.remove(key),
+                value => map.insert(key.to_owned(), value.clone()),
             };
         }
         config

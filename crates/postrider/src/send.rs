@@ -1,6 +1,7 @@
 //! The checks of a send, the same on every way in, made before anything is written.
 
 use jiff::Timestamp;
+use serde_json::Value;
 
 use crate::clock::truncated;
 use crate::endpoint::{DisabledBy, Endpoint};
@@ -62,6 +63,9 @@ fn check_for(
     check_keys(message, settings)?;
     if let Some(endpoint) = endpoint.filter(|_| !message.options.is_empty()) {
         endpoint.protocol.check_message_options(&message.options)?;
+        let maps = message.options.values().filter_map(Value::as_object).flatten();
+        let bytes = maps.map(|(name, value)| name.len() + value.as_str().map_or(0, str::len)).sum();
+        at_most("options", bytes, settings.max_headers_bytes, "max_headers_bytes")?;
         settings.check_timeout("options.timeout", endpoint.attempt_timeout(&message.options))?;
     }
     for (field, at) in [("scheduled_at", message.scheduled_at), ("expires_at", message.expires_at)] {

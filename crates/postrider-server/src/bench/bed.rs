@@ -67,8 +67,7 @@ impl Bed {
     }
 
     pub(super) async fn start_engine(&self, drain_timeout: Duration) -> Result<Engine, CommandError> {
-        let options =
-            EngineOptions { environment: environment(), drain_timeout, ..EngineOptions::default() };
+        let options = EngineOptions { environment: environment(), drain_timeout, ..EngineOptions::default() };
         Ok(Engine::start(Arc::clone(&self.engine), options).await?)
     }
 
@@ -103,9 +102,7 @@ impl Bed {
             match measured.map(|endpoint| endpoint.pending + endpoint.processing).sum::<u64>() {
                 0 => return Ok(()),
                 open if Instant::now() >= deadline => {
-                    return Err(CommandError::failed(format!(
-                        "{open} messages were not settled in time"
-                    )));
+                    return Err(CommandError::failed(format!("{open} messages were not settled in time")));
                 }
                 _ => tokio::time::sleep(Duration::from_millis(2)).await,
             }

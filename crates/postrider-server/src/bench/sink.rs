@@ -175,7 +175,8 @@ async fn paced(lab: &mut Lab, measured: &Measured, count: u64) -> Result<Vec<f64
     lab.discard(store).await?;
     let mut under_way = Vec::new();
     for (id, committing) in sends.into_iter().collect::<Result<Vec<_>, _>>()?.split_off(WARM_UP as usize) {
-        let age = ages.get(&id).ok_or_else(|| CommandError::failed(format!("message {id} did not arrive")))?;
+        let age =
+            ages.get(&id).ok_or_else(|| CommandError::failed(format!("message {id} did not arrive")))?;
         under_way.push((age.as_secs_f64() - committing.as_secs_f64()) * 1e3);
     }
     Ok(under_way)

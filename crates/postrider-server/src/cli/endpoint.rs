@@ -99,8 +99,8 @@ struct PolicyArgs {
     /// File a file endpoint appends to; short for --endpoint-config '{"path":…}'
     #[arg(long)]
     path: Option<String>,
-    /// A key of the protocol's configuration, such as port=6380, tls.ca=@ca.pem (from a file) or headers.x-tenant=blue; may
-    /// be given several times
+    /// A key of the protocol's configuration, such as port=6380, tls.ca=@ca.pem (from a file) or headers.x-tenant=blue; a
+    /// value that begins with @ is written with @@. May be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = SetKey::parse)]
     set: Vec<SetKey>,
     /// The protocol's configuration as a JSON object
@@ -151,7 +151,8 @@ pub(super) async fn run(
                 true => None,
                 false => Some(store.endpoint(&arguments.name).await?.protocol),
             };
-            let (config, config_changes) = arguments.policy.config_change(protocol)?;
+            let single = set::changes(protocol, &arguments.policy.set)?;
+            let (config, config_changes) = arguments.policy.given_config(single)?;
             let change = EndpointChange {
                 config,
                 config_changes,
@@ -300,17 +301,19 @@ fn done(name: &str, what: &str, output: Output) -> Result<(), CommandError> {
 
 impl PolicyArgs {
     fn config(&self, protocol: Option<Protocol>) -> Result<Map<String, Value>, CommandError> {
-        let (whole, single) = self.config_change(protocol)?;
+        let (whole, single) = self.given_config(set::config(protocol, &self.set)?)?;
         let mut config = whole.unwrap_or_default();
         config.extend(single.into_iter().flatten());
         Ok(config)
     }
 
-    /// `--endpoint-config` replaces all of it, `--set`, `--url` and `--path` one key each.
-    fn config_change(&self, protocol: Option<Protocol>) -> Result<(GivenConfig, GivenConfig), CommandError> {
+    /// `--endpoint-config` replaces all of it, `--set` (in `single`), `--url` and `--path` one key each.
+    fn given_config(
+        &self,
+        mut single: Map<String, Value>,
+    ) -> Result<(GivenConfig, GivenConfig), CommandError> {
         let whole =
             self.endpoint_config.as_deref().map(|text| send_values::options("config", text)).transpose()?;
-        let mut single = set::config(protocol, &self.set)?;
         let twice = |key: &str| Invalid::new(format!("config.{key}"), "is given twice");
         for (key, value) in [("url", &self.url), ("path", &self.path)] {
             if let Some(value) = value

@@ -13,17 +13,37 @@ pub(crate) struct SetKey {
 }
 
 impl SetKey {
-    /// A value that begins with `@` names the file that holds it.
+    /// A value that begins with `@` names the file that holds it; `@@` stands for `@` itself.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (path, value) = text.split_once('=').ok_or("must be KEY=VALUE")?;
         let text = match value.strip_prefix('@') {
+            Some(itself) if itself.starts_with('@') => itself.to_owned(),
             Some(file) => {
-                std::fs::read_to_string(file).map_err(|error| format!("cannot read {file}: {error}"))?
+                let text =
+                    std::fs::read_to_string(file).map_err(|error| format!("cannot read {file}: {error}"))?;
+                // Editors end a file with a newline that is not part of a password.
+                text.strip_suffix('\n')
+                    .map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line))
+                    .to_owned()
             }
             None => value.to_owned(),
         };
         Ok(Self { path: path.to_owned(), text })
     }
+}
+
+/// The same for a change: a key of an object stays by itself, `tls.ca`, so that the object's other keys stay.
+pub(crate) fn changes(protocol: Option<Protocol>, given: &[SetKey]) -> Result<Map<String, Value>, Invalid> {
+    let mut changes = Map::new();
+    for set in given {
+        let one = config(protocol, std::slice::from_ref(set))?;
+        let inner = set.path.split_once('.').and_then(|(object, inner)| one.get(object)?.get(inner));
+        let value = inner.or_else(|| one.values().next()).cloned().unwrap_or_default();
+        if changes.insert(set.path.clone(), value).is_some() {
+            return Err(Invalid::new(format!("config.{}", set.path), "is given twice"));
+        }
+    }
+    Ok(changes)
 }
 
 /// The keys that were set. What the table does not know stays a text: the check of the config names it.
@@ -126,6 +146,23 @@ mod tests {
         assert_eq!(set("redis", &["nope=1"]), Ok(json!({"nope": "1"})));
         assert_eq!(set("pigeon", &["port=1"]), Ok(json!({"port": "1"})));
         assert_eq!(set("redis", &["port=many"]), Ok(json!({"port": "many"})));
+    }
+
+    #[test]
+    fn a_change_of_one_key_leaves_the_other_keys_of_its_object() {
+        let given = ["port=1", "headers.x-a.b=c", "tls.ca=PEM"].map(|text| SetKey::parse(text).unwrap());
+        let changed = changes(Protocol::from_name("http").ok(), &given).map(Value::Object);
+        assert_eq!(changed, Ok(json!({"port": "1", "headers.x-a.b": "c", "tls.ca": "PEM"})));
+        assert!(changes(None, &[given[0].clone(), given[0].clone()]).is_err());
+    }
+
+    #[test]
+    fn a_value_comes_from_a_file_without_its_last_newline() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("password");
+        std::fs::write(&file, "secret\r\n").unwrap();
+        assert_eq!(SetKey::parse(&format!("password=@{}", file.display())).unwrap().text, "secret");
+        assert_eq!(SetKey::parse("password=@@home").unwrap().text, "@home");
     }
 
     #[test]

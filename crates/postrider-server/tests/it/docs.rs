@@ -1,7 +1,8 @@
 //! The examples in README.md and docs/ are run as they stand there.
 //!
 //! A block after `<!-- run -->` is run by sh, in a fresh folder with a running node; `7171` stands for
-//! its port, `6379` for the port of a Redis, and on a page with psql the node's store is a PostgreSQL of its own. A block after `<!-- prints -->` is what the last one has to print; `…` stands for anything.
+//! its port, the usual port of a broker for that of a private one, and on a page with psql the node's store is a PostgreSQL
+//! of its own. A block after `<!-- prints -->` is what the last one has to print; `…` stands for anything.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +17,15 @@ use crate::receiver::Receiver;
 const DATABASE: &str = "postgres://shop@localhost/shop";
 /// Stands for an empty database beside it.
 const NEW_DATABASE: &str = "postgres://shop@localhost/new";
+
+/// Brokers that examples use: the command that shows what arrived, and the usual port of the broker.
+const BROKERS: [(BrokerKind, &str, &str); 5] = [
+    (BrokerKind::Redis, "redis-cli", "6379"),
+    (BrokerKind::Mosquitto, "mosquitto_sub", "1883"),
+    (BrokerKind::RabbitMq, "amqp-get", "5672"),
+    (BrokerKind::Nats, "nats", "4222"),
+    (BrokerKind::Kafka, "kafka-console-consumer", "9092"),
+];
 
 struct Example {
     line: usize,
@@ -56,18 +66,12 @@ fn run_all(file: &PathBuf) -> usize {
         None => home.start(),
     };
     let modules = node_sqlite::modules();
-    let redis = page.contains("redis-cli").then(|| BrokerKind::Redis.shared()).flatten();
-    let can_run = |example: &&Example| {
-        (modules.is_some() || !example.script.contains("node <<"))
-            && (redis.is_some() || !example.script.contains("redis-cli"))
-    };
+    let can_run = |example: &&Example| modules.is_some() || !example.script.contains("node <<");
     for example in examples.iter().filter(can_run) {
-        let redis = redis.map_or(String::new(), |redis| redis.plain.to_string());
-        let script = example
-            .script
+        let Some(script) = with_broker(&example.script) else { continue };
+        let script = script
             .replace("127.0.0.1:7171", &node.address.to_string())
             .replace("http://127.0.0.1:9000/hook", &receiver.url())
-            .replace("6379", &redis)
             .replace(DATABASE, &database)
             .replace(NEW_DATABASE, &new_database);
         let at = format!("{}:{}\n{script}", file.display(), example.line);
@@ -88,6 +92,13 @@ fn run_all(file: &PathBuf) -> usize {
         }
     }
     examples.len()
+}
+
+/// None where its broker is not installed.
+fn with_broker(script: &str) -> Option<String> {
+    let uses = |(_, command, _): &&(BrokerKind, &str, &str)| script.contains(&format!("{command} "));
+    let Some((kind, _, port)) = BROKERS.iter().find(uses) else { return Some(script.to_owned()) };
+    Some(script.replace(port, &kind.shared()?.plain.to_string()))
 }
 
 fn new_database(server: &Postgres) -> String {

@@ -138,7 +138,8 @@ impl NodeCounters {
             return Arc::clone(counters);
         }
         let has_own_label = endpoints.own_labels < ENDPOINTS_MAX;
-        let counters = Arc::new(EndpointCounters::new(endpoint.name.clone(), Some(endpoint.protocol), has_own_label));
+        let counters =
+            Arc::new(EndpointCounters::new(endpoint.name.clone(), Some(endpoint.protocol), has_own_label));
         endpoints.own_labels += usize::from(has_own_label);
         endpoints.by_id.insert(endpoint.id, Arc::clone(&counters));
         counters

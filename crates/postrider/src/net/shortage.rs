@@ -26,7 +26,7 @@ impl Resource {
     }
 
     /// What the operating system's error lacks; None when it is not about this node. A port that cannot be had and an
-    /// address that this machine does not have look alike: see [`super::connect`].
+    /// address that this machine does not have look alike: `tcp.rs` tells them apart.
     pub fn lacking(error: &io::Error) -> Option<Self> {
         if let Some(shortage) = error.get_ref().and_then(|inner| inner.downcast_ref::<Shortage>()) {
             return Some(shortage.of);

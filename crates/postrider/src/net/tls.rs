@@ -37,7 +37,7 @@ pub(super) fn client_config(
     versions: &[&str],
 ) -> Result<Arc<ClientConfig>, Undelivered> {
     let mut roots = machine_roots()?.clone();
-    let trusted = certificates(ca.unwrap_or_default()).ok();
+    let trusted = ca.map_or(Ok(Vec::new()), certificates).ok();
     let added = trusted.and_then(|trusted| trusted.into_iter().try_for_each(|der| roots.add(der)).ok());
     added.ok_or_else(|| Failure::permanent("config.tls.ca: holds a certificate that cannot be used"))?;
     if roots.is_empty() {

@@ -14,22 +14,19 @@ const HOST_BYTES_MAX: usize = 253;
 const NAME_BYTES_MAX: usize = 256;
 
 const NO_HOST: &str = "must be the name or address of a host, without a port";
-const HOST: &[Rule] = &[
-    Rule::new(Must::NotBe(&[""]), NO_HOST),
-    Rule::new(
-        Must::OnlyHave(&[
-            ('a', 'z'),
-            ('A', 'Z'),
-            ('0', '9'),
-            ('-', '.'),
-            ('_', '_'),
-            (':', ':'),
-            ('[', '['),
-            (']', ']'),
-        ]),
-        NO_HOST,
-    ),
-];
+const HOST: &[Rule] = &[Rule::new(
+    Must::OnlyHave(&[
+        ('a', 'z'),
+        ('A', 'Z'),
+        ('0', '9'),
+        ('-', '.'),
+        ('_', '_'),
+        (':', ':'),
+        ('[', '['),
+        (']', ']'),
+    ]),
+    NO_HOST,
+)];
 
 pub(super) const fn host(name: &'static str) -> ConfigKey {
     ConfigKey::new(name, ValueKind::Text { bytes_max: HOST_BYTES_MAX, rules: HOST }).required()

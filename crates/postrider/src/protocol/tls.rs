@@ -37,8 +37,9 @@ pub(super) const KEY_NEEDS_CERTIFICATE: Relation = Relation {
 const CERTIFICATES: &[Rule] = &[
     // Certificates are shown to everyone who may read endpoints, so no private key may come with them.
     Rule::new(Must::NotContain(&["private key-----"]), "must hold certificates only, and no private key"),
-    Rule::new(Must::Contain("-----BEGIN CERTIFICATE-----"), "must be PEM text with at least one certificate"),
+    Rule::new(Must::Contain("-----BEGIN CERTIFICATE-----"), NO_CERTIFICATE),
 ];
+const NO_CERTIFICATE: &str = "must be PEM text with at least one certificate";
 
 const NO_PRIVATE_KEY: &str = "must be PEM text with a private key, or a reference to such a secret";
 const PRIVATE_KEY: &[Rule] = &[Rule::new(Must::Contain("PRIVATE KEY-----"), NO_PRIVATE_KEY)];
@@ -60,7 +61,7 @@ impl TlsConfig {
 
     pub(super) fn check(&self) -> Result<(), Invalid> {
         for (key, pem) in [("ca", &self.ca), ("client_cert", &self.client_cert)] {
-            let found = certificates(pem.as_deref().unwrap_or_default());
+            let found = pem.as_deref().map_or(Ok(Vec::new()), certificates);
             found.map_err(|rule| Invalid::new(format!("config.tls.{key}"), rule))?;
         }
         match self.client_key.as_deref().filter(|key| !Reference::is_one(key)) {
@@ -72,8 +73,11 @@ impl TlsConfig {
     }
 }
 
+/// At least one. The reader skips lines that begin with blanks.
 pub(crate) fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, &'static str> {
-    CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().map_err(|_| "is not valid PEM")
+    let read = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let found = read.map_err(|_| "is not valid PEM")?;
+    if found.is_empty() { Err(NO_CERTIFICATE) } else { Ok(found) }
 }
 
 pub(crate) fn private_key(pem: &str) -> Result<PrivateKeyDer<'static>, &'static str> {

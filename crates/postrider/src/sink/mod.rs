@@ -209,7 +209,8 @@ fn hidden(whole: &Value, shown: &Value, tell: &mut impl FnMut(&str)) {
 
 /// Sends nothing to the receiver yet, but opens what the sink holds.
 pub fn connect(endpoint: &Endpoint, environment: &Environment) -> Result<Arc<dyn Sink>, Undelivered> {
-    let config = endpoint.config.typed().map_err(|invalid| Failure::permanent(invalid.to_string()))?;
+    // SQL may store what only the program can refuse. An operator can mend the config, so messages wait.
+    let config = endpoint.config.typed().map_err(|invalid| Failure::retryable(invalid.to_string()))?;
     config.connect(endpoint, environment)
 }
 

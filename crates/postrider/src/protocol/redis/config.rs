@@ -33,7 +33,7 @@ pub(crate) const REDIS: ProtocolDefinition = ProtocolDefinition {
 const KEYS: &[ConfigKey] = &[
     broker::host("host"),
     PORT,
-    ConfigKey::new("stream_key", ValueKind::Text { bytes_max: STREAM_KEY_BYTES_MAX, rules: STREAM_KEY })
+    ConfigKey::new("stream_key", ValueKind::Text { bytes_max: STREAM_KEY_BYTES_MAX, rules: &[] })
         .required()
         .per_message(),
     ConfigKey::new("db", ValueKind::Whole { min: 0, max: 1 << 20 }).default("0"),
@@ -54,12 +54,9 @@ const RELATIONS: &[Relation] = &[
     KEY_NEEDS_CERTIFICATE,
 ];
 
-const STREAM_KEY: &[Rule] = &[Rule::new(Must::NotBe(&[""]), "must not be empty")];
-
 const DIGITS_AND_DASH: Ranges = &[('0', '9'), ('-', '-')];
 const NO_MINID: &str = "must be the id of an entry, such as 1700000000000-0";
 const MINID: &[Rule] = &[
-    Rule::new(Must::NotBe(&[""]), NO_MINID),
     Rule::new(Must::OnlyHave(DIGITS_AND_DASH), NO_MINID),
     Rule::new(Must::NotBeginWith(&["-"]), NO_MINID),
     Rule::new(Must::NotEndWith(&["-"]), NO_MINID),
@@ -119,11 +116,20 @@ impl RedisConfig {
         let config: Self = config::read(KEYS, map)?;
         config.connection.address()?;
         config.connection.tls.as_ref().map_or(Ok(()), TlsConfig::check)?;
+        if config.minid.as_deref().is_some_and(|minid| !is_entry_id(minid)) {
+            return Err(Invalid::new("config.minid", NO_MINID));
+        }
         if config.maxlen.is_some() && config.minid.is_some() {
             return Err(Invalid::new("config.minid", "cannot stand beside config.maxlen"));
         }
         Ok(config)
     }
+}
+
+/// Milliseconds and, behind a dash, a number.
+fn is_entry_id(text: &str) -> bool {
+    let (millis, number) = text.split_once('-').unwrap_or((text, "0"));
+    millis.parse::<u64>().is_ok() && number.parse::<u64>().is_ok()
 }
 
 impl ProtocolConfig for RedisConfig {

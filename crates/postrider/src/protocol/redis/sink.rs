@@ -32,8 +32,12 @@ impl RedisSink {
         let address =
             Arc::new(config.connection.address().map_err(|error| Failure::permanent(error.to_string()))?);
         let key = LinkKey::of("redis", &config.connection);
-        let opener = || RedisOpener::new(&config.connection, Arc::clone(&address), environment);
-        let link = environment.links.shared(key, config.connect_timeout, environment, opener)?;
+        let opener = {
+            let (config, address, environment) =
+                (config.connection.clone(), Arc::clone(&address), environment.clone());
+            move || RedisOpener::new(&config, Arc::clone(&address), &environment)
+        };
+        let link = environment.links.shared(key, config.connect_timeout, environment, opener);
         Ok(Self { link, address, stream_key: config.stream_key.clone(), trimming: trimming(config) })
     }
 
@@ -83,13 +87,16 @@ impl Sink for RedisSink {
             // The client returns an error that the server answered as a value, too.
             let answered =
                 connection.clone().req_packed_command(&command).await.and_then(Value::extract_error);
-            answered.map_err(|error| answer::failure(&error, &self.address).into())
+            answered.map_err(|error| {
+                if answer::is_of_no_use(&error) {
+                    self.link.replace("it takes no writes");
+                }
+                answer::failure(&error, &self.address).into()
+            })
         };
         match self.link.deliver(send).await? {
             Value::BulkString(_entry_id) => Ok(Receipt::default()),
-            Value::Nil => {
-                Err(Failure::retryable("the stream does not exist, and config.nomkstream is on").into())
-            }
+            Value::Nil => Err(answer::no_stream().into()),
             other => Err(Failure::retryable(format!("{} answered {other:?} to XADD", self.address)).into()),
         }
     }
@@ -100,10 +107,10 @@ impl Sink for RedisSink {
 }
 
 struct RedisOpener {
-    config: RedisConnectionConfig,
+    is_encrypted: bool,
     address: Arc<BrokerAddress>,
     dialer: Dialer,
-    secrets: Secrets,
+    login: RedisConnectionInfo,
 }
 
 impl RedisOpener {
@@ -113,19 +120,20 @@ impl RedisOpener {
         environment: &Environment,
     ) -> Result<Self, Undelivered> {
         let dialer = Dialer::new(&config.tls.clone().unwrap_or_default(), &[], environment)?;
-        Ok(Self { config: config.clone(), address, dialer, secrets: Secrets::new(environment) })
+        let login = login(config, &Secrets::new(environment))?;
+        Ok(Self { is_encrypted: config.tls.is_some(), address, dialer, login })
     }
+}
 
-    fn login(&self) -> Result<RedisConnectionInfo, Undelivered> {
-        let mut login = RedisConnectionInfo::default().set_db(self.config.db).set_skip_set_lib_name();
-        if let Some(username) = &self.config.username {
-            login = login.set_username(username);
-        }
-        if let Some(password) = &self.config.password {
-            login = login.set_password(self.secrets.reveal(password)?);
-        }
-        Ok(login)
+fn login(config: &RedisConnectionConfig, secrets: &Secrets) -> Result<RedisConnectionInfo, Undelivered> {
+    let mut login = RedisConnectionInfo::default().set_db(config.db).set_skip_set_lib_name();
+    if let Some(username) = &config.username {
+        login = login.set_username(username);
     }
+    if let Some(password) = &config.password {
+        login = login.set_password(secrets.reveal(password)?);
+    }
+    Ok(login)
 }
 
 #[async_trait]
@@ -134,12 +142,11 @@ impl OpenLink for RedisOpener {
 
     async fn open(&self) -> Result<OpenedLink<MultiplexedConnection>, Undelivered> {
         let BrokerAddress { host, port } = &*self.address;
-        let login = self.login()?;
-        let stream = self.dialer.open(host, *port, self.config.tls.is_some()).await?;
+        let stream = self.dialer.open(host, *port, self.is_encrypted).await?;
         // The engine has the deadline of a delivery.
         let settings =
             AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(WAITING_MAX);
-        let opened = MultiplexedConnection::new_with_config(&login, stream, settings).await;
+        let opened = MultiplexedConnection::new_with_config(&self.login, stream, settings).await;
         let (client, driver) = opened.map_err(|error| answer::refused_login(&error, &self.address))?;
         let closed = format!("{} closed it", self.address);
         let lost = Box::pin(async move {

@@ -6,8 +6,9 @@ use tokio::time::{sleep, timeout};
 use super::*;
 
 /// Answers each request to connect with what the test says next.
+#[derive(Clone)]
 struct MadeUpBroker {
-    answers: tokio::sync::Mutex<mpsc::UnboundedReceiver<Result<OpenedLink<u32>, Undelivered>>>,
+    answers: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Result<OpenedLink<u32>, Undelivered>>>>,
     asked: Arc<AtomicUsize>,
 }
 
@@ -27,9 +28,11 @@ impl Script {
     fn for_link(environment: &Environment, config: &str) -> (Self, Arc<Link<u32>>) {
         let (answers, answered) = mpsc::unbounded_channel();
         let asked = Arc::new(AtomicUsize::new(0));
-        let broker = MadeUpBroker { answers: tokio::sync::Mutex::new(answered), asked: Arc::clone(&asked) };
+        let broker =
+            MadeUpBroker { answers: Arc::new(tokio::sync::Mutex::new(answered)), asked: Arc::clone(&asked) };
         let key = LinkKey { protocol: "made-up", config: config.to_owned() };
-        let link = environment.links.shared(key, Duration::from_secs(5), environment, || Ok(broker)).unwrap();
+        let opener = move || Ok(broker.clone());
+        let link = environment.links.shared(key, Duration::from_secs(5), environment, opener);
         (Self { answers, asked, next: 0 }, link)
     }
 
@@ -137,8 +140,7 @@ async fn a_broker_that_closes_every_connection_at_once_is_not_asked_without_paus
     let (mut script, link, _environment) = Script::new();
     script.accepts().send("no".to_owned()).unwrap();
     let mut tries = 0;
-    while link.connection()
-        != (SinkConnection::Down { error: "the broker closed the connection: no".to_owned() })
+    while link.connection() != (SinkConnection::Down { error: "the connection did not last: no".to_owned() })
     {
         let _ = timeout(Duration::from_millis(1), number(&link)).await;
         tries += 1;
@@ -213,4 +215,84 @@ async fn an_unused_connection_is_let_go_and_opened_again_when_it_is_needed() {
     assert_eq!(link.connection(), SinkConnection::Idle);
     let _second = script.accepts();
     assert_eq!(number(&link).await, Ok(2));
+}
+
+/// Every delivery is given up after half a second, as an endpoint with a short timeout does it.
+#[tokio::test(start_paused = true)]
+async fn a_silent_connection_is_replaced_however_short_the_timeouts_are() {
+    let (mut script, link, _environment) = Script::new();
+    let (_first, _second) = (script.accepts(), script.accepts());
+    assert_eq!(number(&link).await, Ok(1));
+    let begun = Instant::now();
+    for _ in 0..11 {
+        assert!(timeout(Duration::from_millis(500), unanswered(&link)).await.is_err());
+    }
+    assert!(begun.elapsed() < Duration::from_secs(6));
+    assert_eq!(number(&link).await, Ok(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_short_timeout_in_a_pause_of_the_broker_costs_the_others_nothing() {
+    let (mut script, link, _environment) = Script::new();
+    let (_first, _second) = (script.accepts(), script.accepts());
+    let answered = link.deliver(async |client| {
+        sleep(Duration::from_secs(3)).await;
+        Ok(*client)
+    });
+    let given_up = timeout(Duration::from_secs(2), unanswered(&link));
+    let (answered, given_up) = tokio::join!(answered, given_up);
+    assert!(given_up.is_err());
+    assert_eq!(answered, Ok(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_cannot_take_messages_is_looked_for_anew() {
+    let (mut script, link, _environment) = Script::new();
+    let (_first, _second) = (script.accepts(), script.accepts());
+    assert_eq!(number(&link).await, Ok(1));
+    link.replace("it is a replica");
+    assert_eq!(number(&link).await, Ok(1), "a new connection is left alone");
+    sleep(LASTED).await;
+    link.replace("it is a replica");
+    assert_eq!(number(&link).await, Ok(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_is_away_and_not_wanted_is_not_asked_for_ever() {
+    let (script, link, _environment) = Script::new();
+    (0..1000).for_each(|_| script.refuses());
+    let _ = number(&link).await;
+    sleep(UNWANTED_AFTER + 2 * PAUSE_MAX).await;
+    assert_eq!(link.connection(), SinkConnection::Idle);
+    let asked = script.asked.load(Relaxed);
+    sleep(Duration::from_secs(3600)).await;
+    assert_eq!(script.asked.load(Relaxed), asked);
+    assert_eq!(error(number(&link).await), "refused");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_client_is_a_lost_connection() {
+    let (mut script, link, _environment) = Script::new();
+    let lost = Box::pin(async {
+        sleep(Duration::from_secs(2)).await;
+        panic!("as clients do")
+    });
+    let _ = script.answers.send(Ok(OpenedLink { client: 7, lost }));
+    assert_eq!(number(&link).await, Ok(7));
+    let _next = script.accepts();
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(number(&link).await, Ok(1));
+}
+
+/// Several deliveries ask for the connection at once; it is opened once, and let go for good.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_was_let_go_stays_closed_until_it_is_needed() {
+    let (mut script, link, environment) = Script::new();
+    let (_first, _second) = (script.accepts(), script.accepts());
+    let together = tokio::join!(number(&link), number(&link), number(&link));
+    assert_eq!(together, (Ok(1), Ok(1), Ok(1)));
+    environment.kept.let_go();
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(link.connection(), SinkConnection::Idle);
+    assert_eq!(script.asked.load(Relaxed), 1);
 }

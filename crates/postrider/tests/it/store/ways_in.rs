@@ -169,6 +169,7 @@ on_every_way_in! {
     no_header_is_given_twice => headers_twice,
     a_message_sets_no_header_of_connection_or_receiver => headers_of_others,
     a_message_replaces_only_headers_that_its_endpoint_lets_go => kept_headers,
+    maps_in_options_are_as_limited_as_headers => maps_in_options,
     what_an_endpoint_says_is_checked => endpoints,
 }
 
@@ -309,6 +310,21 @@ async fn headers_of_others(way: impl Way) {
         let told = way.send(&with_headers("a", &[(name, "example.com")])).await;
         assert_says(told, &[name], "can be set by the endpoint only");
     }
+}
+
+async fn maps_in_options(way: impl Way) {
+    let config = json!({"host": "127.0.0.1", "stream_key": "orders"});
+    way.create(endpoint("stream", "redis", config, json!(null))).await.unwrap();
+    let message = |options: String| NewMessage {
+        options: serde_json::from_str(&options).unwrap(),
+        ..NewMessage::new("stream", "1")
+    };
+    let wide = |bytes: usize| message(json!({"fields": {"colour": "r".repeat(bytes - 6)}}).to_string());
+    assert_eq!(way.send(&wide(16_384)).await, Ok(()));
+    let told = way.send(&wide(16_385)).await.unwrap_err();
+    assert!(told.starts_with("options: ") && told.contains("max_headers_bytes"), "{told}");
+    let told = way.send(&message(json!({"fields": {"id": "1"}}).to_string())).await.unwrap_err();
+    assert!(told.starts_with("options.fields") && told.contains("are Postrider's"), "{told}");
 }
 
 fn endpoint(name: &str, protocol: &str, config: Value, options: Value) -> NewEndpoint {

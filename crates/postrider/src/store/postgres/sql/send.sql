@@ -142,6 +142,12 @@ BEGIN
   IF p_options IS NOT NULL AND p_options <> '{}' THEN
     PERFORM postrider._check_message_options(p_within || 'options', d.protocol, d.config, p_options,
       d.stale_recovery_timeout);
+    -- Maps of names and texts are headers by another name.
+    PERFORM postrider._too_large(p_within || 'options', v_bytes, d.max_headers_bytes, 'max_headers_bytes')
+    FROM (SELECT sum(octet_length(e.key) + octet_length(e.value)) AS v_bytes
+          FROM jsonb_each(p_options) AS o (key, value),
+               jsonb_each_text(CASE WHEN postrider._is_object(o.value) THEN o.value ELSE '{}' END) AS e) AS maps
+    WHERE v_bytes > d.max_headers_bytes;
   END IF;
   IF p_scheduled_at IS NOT NULL THEN
     PERFORM postrider._check_time(p_within || 'scheduled_at', p_scheduled_at);

@@ -238,6 +238,17 @@ fn readable_option_checks() -> [Check; 2] {
 fn protocol_option_checks() -> Vec<Check> {
     let protocols = Protocol::ALL.iter().map(|protocol| protocol.definition());
     let mut checks: Vec<Check> = protocols.flat_map(super::options::checks_of).collect();
+    // Maps of names and texts are headers by another name.
+    checks.push(Check::too_large(
+        "options",
+        "max_headers_bytes",
+        format!(
+            "(SELECT sum({} + {}) FROM json_each(NEW.options) o,
+                json_each(CASE WHEN o.type = 'object' THEN o.value ELSE '{{}}' END) e) > l.max_headers_bytes",
+            bytes_of("e.key"),
+            bytes_of("e.value")
+        ),
+    ));
     checks.push(Check::invalid(
         "options.timeout",
         "must be below stale_recovery_timeout",

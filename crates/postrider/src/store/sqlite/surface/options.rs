@@ -8,8 +8,10 @@ use crate::protocol::{ConfigKey, MapRules, ProtocolDefinition, Rule, ValueKind, 
 
 /// An object within the options.
 struct Level {
-    /// As JSON paths are written: `$.tls`.
+    /// As JSON paths are written: `$.tls`. Only for numbers: a path does not find a key that is written with escapes.
     path: String,
+    /// The object, as an expression.
+    object: String,
     /// As errors name it: `options.tls`.
     field: String,
     /// When its checks are asked for.
@@ -20,6 +22,7 @@ struct Level {
 pub(super) fn checks_of(protocol: &ProtocolDefinition) -> Vec<Check> {
     let level = Level {
         path: "$".to_owned(),
+        object: "NEW.options".to_owned(),
         field: "options".to_owned(),
         guard: format!("NEW.protocol = {}", quoted(protocol.name)),
     };
@@ -33,7 +36,7 @@ impl Level {
         known.extend(names(keys));
         let listed: Vec<String> = known.iter().map(|name| quoted(name)).collect();
         let Invalid { rule, .. } = Invalid::unknown_key("", "", &known);
-        let unknown = self.any(&self.path, &format!("key NOT IN ({})", listed.join(", ")));
+        let unknown = self.any(&format!("key NOT IN ({})", listed.join(", ")));
         let mut checks = vec![Check::invalid(&self.field, &format!("a key {rule}"), unknown)];
         checks.extend(keys.iter().flat_map(|key| self.value(key)));
         checks
@@ -41,11 +44,8 @@ impl Level {
 
     fn required(&self, keys: &[ConfigKey]) -> Vec<Check> {
         let required = keys.iter().filter(|key| key.required).map(|key| {
-            let (path, guard) = (&self.path, &self.guard);
-            let missing = format!(
-                "{guard} AND json_type(NEW.options, '{path}') = 'object' AND json_type(NEW.options, '{path}.{}') IS NULL",
-                key.name
-            );
+            let (object, guard) = (&self.object, &self.guard);
+            let missing = format!("{guard} AND {object} IS NOT NULL AND {} IS NULL", self.inner(key.name));
             Check::invalid(&format!("{}.{}", self.field, key.name), "is required", missing)
         });
         required.collect()
@@ -54,10 +54,11 @@ impl Level {
     fn value(&self, key: &ConfigKey) -> Vec<Check> {
         let at = Self {
             path: format!("{}.{}", self.path, key.name),
+            object: self.inner(key.name),
             field: format!("{}.{}", self.field, key.name),
             guard: self.guard.clone(),
         };
-        let this = |when: &str| self.any(&self.path, &format!("key = {} AND ({when})", quoted(key.name)));
+        let this = |when: &str| self.any(&format!("key = {} AND ({when})", quoted(key.name)));
         let mut checks = vec![Check::invalid(&at.field, &key.kind.says(), this(&at.is_no(&key.kind)))];
         let texts = |rules: &[Rule]| {
             let broken = rules::broken(rules, "value").into_iter();
@@ -116,8 +117,8 @@ impl Level {
 
     fn map(&self, rules: &MapRules) -> Vec<Check> {
         let twice = format!(
-            "{} AND (SELECT count(DISTINCT lower(key)) <> count(*) FROM json_each(NEW.options, '{}'))",
-            self.guard, self.path
+            "{} AND (SELECT count(DISTINCT lower(key)) <> count(*) FROM json_each({}))",
+            self.guard, self.object
         );
         let mut checks = vec![self.entry("type <> 'text'", NOT_A_STRING)];
         checks.push(Check::invalid(&self.field, &format!("an entry {}", headers::TWICE), twice));
@@ -128,19 +129,20 @@ impl Level {
     }
 
     fn variants(&self, variants: &[(&str, &'static [ConfigKey])]) -> Vec<Check> {
-        let kind = format!("json_extract(NEW.options, '{}.type')", self.path);
+        let kind = self.inner("type");
         let known: Vec<&str> = variants.iter().map(|(name, _)| *name).collect();
         let unknown = format!(
-            "{} AND json_type(NEW.options, '{}') = 'object' AND coalesce({kind} NOT IN ({}), 1)",
+            "{} AND {} IS NOT NULL AND coalesce({kind} NOT IN ({}), 1)",
             self.guard,
-            self.path,
+            self.object,
             list(&known)
         );
         let rule = format!("must be {}", one_of(&known));
         let mut checks = vec![Check::invalid(&format!("{}.type", self.field), &rule, unknown)];
         for (name, keys) in variants {
             let guard = format!("{} AND {kind} = {}", self.guard, quoted(name));
-            let level = Self { path: self.path.clone(), field: self.field.clone(), guard };
+            let (path, object, field) = (self.path.clone(), self.object.clone(), self.field.clone());
+            let level = Self { path, object, field, guard };
             checks.extend(level.known(&keys.iter().collect::<Vec<_>>(), "type"));
             checks.extend(level.required(keys));
         }
@@ -149,11 +151,16 @@ impl Level {
 
     /// RAISE cannot name an entry that the caller made up.
     fn entry(&self, when: &str, says: &str) -> Check {
-        Check::invalid(&self.field, &format!("an entry {says}"), self.any(&self.path, when))
+        Check::invalid(&self.field, &format!("an entry {says}"), self.any(when))
     }
 
-    fn any(&self, path: &str, when: &str) -> String {
-        format!("{} AND EXISTS (SELECT 1 FROM json_each(NEW.options, '{path}') WHERE {when})", self.guard)
+    /// The value of one of its keys; null where it has none.
+    fn inner(&self, key: &str) -> String {
+        format!("(SELECT value FROM json_each({}) WHERE key = {})", self.object, quoted(key))
+    }
+
+    fn any(&self, when: &str) -> String {
+        format!("{} AND EXISTS (SELECT 1 FROM json_each({}) WHERE {when})", self.guard, self.object)
     }
 }
 
@@ -205,6 +212,11 @@ mod tests {
         }
         for (headers, says) in made_up::headers() {
             assert_says(send("headers", &headers), says, &headers);
+        }
+        // A key that is written with escapes is the same key.
+        for options in [r#"{"\u006dap": {"Our-x": "1"}}"#, r#"{"\u006fbject": {}}"#] {
+            let insert = "INSERT INTO sent (protocol, options) VALUES ('made_up', ?1)";
+            assert!(conn.execute(insert, [options]).is_err(), "{options}");
         }
     }
 }

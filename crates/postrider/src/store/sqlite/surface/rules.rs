@@ -116,7 +116,7 @@ fn complement(ranges: Ranges) -> Vec<(char, char)> {
         {
             gaps.push((from, before(first)));
         }
-        next = next.and_then(|_| (last..=char::MAX).nth(1));
+        next = next.and_then(|next| Some(next.max((last..=char::MAX).nth(1)?)));
     }
     gaps.extend(next.map(|from| (from, char::MAX)));
     gaps

@@ -119,9 +119,21 @@ pub(crate) async fn single_keys_of_a_config_are_changed_and_taken_out<H: Harness
     let expected = json!({ "url": "https://b.example/", "auth": kept, "http2": true });
     assert_eq!(json!(after.config), expected);
     assert!(after.revision > before.revision, "sinks are connected anew");
-    for (changes, field) in
-        [(json!({ "colour": 1 }), "config.colour"), (json!({ "url": null }), "config.url")]
-    {
+    // A key of an object leaves the object's other keys.
+    let config_changes = object(json!({ "auth.token": "sh", "headers.x-a.b": "1" }));
+    let change = EndpointChange { config_changes, ..EndpointChange::default() };
+    let after = world.store().alter_endpoint("a", change).await.unwrap();
+    let expected = json!({
+        "url": "https://b.example/", "auth": { "type": "bearer", "token": "sh" }, "http2": true,
+        "headers": { "x-a.b": "1" },
+    });
+    assert_eq!(json!(after.config), expected);
+    for (changes, field) in [
+        (json!({ "colour": 1 }), "config.colour"),
+        (json!({ "url": null }), "config.url"),
+        (json!({ "url.host": "x" }), "config.url"),
+        (json!({ "auth.type": null }), "config.auth.type"),
+    ] {
         let bad = EndpointChange { config_changes: object(changes), ..EndpointChange::default() };
         let refused = world.store().alter_endpoint("a", bad).await.unwrap_err();
         assert!(matches!(&refused, StoreError::Invalid(invalid) if invalid.field == field), "{refused:?}");

@@ -185,9 +185,14 @@ pub(super) async fn a_frozen_connection_is_replaced<B: BrokerUnderTest>() {
     let Some(bench) = Bench::<B>::shared().await else { return };
     let sink = bench.sink();
     deliver(&*sink, &delivery(message(1, "{}")), TIMEOUT).await.unwrap();
+    let before = bench.proxy.accepted();
     bench.proxy.set(Fault::Freeze);
-    let failure = deliver(&*sink, &delivery(message(2, "{}")), SHORT).await.failed();
-    assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+    let frozen = std::time::Instant::now();
+    while bench.proxy.accepted() == before {
+        let failure = deliver(&*sink, &delivery(message(2, "{}")), SHORT).await.failed();
+        assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+        assert!(frozen.elapsed() < PATIENCE, "the connection is not replaced");
+    }
     bench.proxy.set(Fault::None);
     insist(&*sink, &message(2, "{}")).await;
     let held: BTreeSet<String> = bench.ids().await.into_iter().collect();
