@@ -1,13 +1,13 @@
 //! The examples in README.md and docs/ are run as they stand there.
 //!
 //! A block after `<!-- run -->` is run by sh, in a fresh folder with a running node; `7171` stands for
-//! its port, `6379` for the port of a Redis, and on a page with psql the node's store is a PostgreSQL of its own. A block after `<!-- prints -->` is what the last one has to print; `…` stands for anything.
+//! its port, `6379` for the port of a Redis, `1883` for that of a mosquitto, and on a page with psql the node's store is a PostgreSQL of its own. A block after `<!-- prints -->` is what the last one has to print; `…` stands for anything.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use test_servers::postgres::Postgres;
-use test_servers::{BrokerKind, node_sqlite};
+use test_servers::{BrokerKind, BrokerListeners, node_sqlite};
 
 use crate::node::Home;
 use crate::receiver::Receiver;
@@ -57,17 +57,20 @@ fn run_all(file: &PathBuf) -> usize {
     };
     let modules = node_sqlite::modules();
     let redis = page.contains("redis-cli").then(|| BrokerKind::Redis.shared()).flatten();
+    let mosquitto = page.contains("mosquitto_sub").then(|| BrokerKind::Mosquitto.shared()).flatten();
     let can_run = |example: &&Example| {
         (modules.is_some() || !example.script.contains("node <<"))
             && (redis.is_some() || !example.script.contains("redis-cli"))
+            && (mosquitto.is_some() || !example.script.contains("mosquitto_sub"))
     };
     for example in examples.iter().filter(can_run) {
-        let redis = redis.map_or(String::new(), |redis| redis.plain.to_string());
+        let port = |broker: Option<&BrokerListeners>| broker.map_or(String::new(), |at| at.plain.to_string());
         let script = example
             .script
             .replace("127.0.0.1:7171", &node.address.to_string())
             .replace("http://127.0.0.1:9000/hook", &receiver.url())
-            .replace("6379", &redis)
+            .replace("6379", &port(redis))
+            .replace("1883", &port(mosquitto))
             .replace(DATABASE, &database)
             .replace(NEW_DATABASE, &new_database);
         let at = format!("{}:{}\n{script}", file.display(), example.line);
