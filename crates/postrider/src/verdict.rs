@@ -43,7 +43,7 @@ impl Class {
     }
 }
 
-/// The receiver's acknowledgement.
+/// The receiver's acknowledgement. MQTT with QoS 0 has none: the message was written, and nobody confirmed it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Receipt {
     pub status: Option<u16>,

@@ -26,6 +26,7 @@ pub mod secret;
 pub(crate) mod tls;
 mod http;
 mod file;
+mod mqtt;
 mod redis;
 #[cfg(test)]
 pub(crate) mod made_up;
@@ -64,6 +65,7 @@ macro_rules! protocols {
 protocols! {
     Http => http::HTTP,
     File => file::FILE,
+    Mqtt => mqtt::MQTT,
     Redis => redis::REDIS,
 }
 

@@ -30,7 +30,8 @@ pub(super) fn prepare(folder: Folder, settings: &str) -> Result<Broker, String> 
     Ok(Broker::new(BrokerKind::Mosquitto, listeners, vec![Program { command, port }], folder))
 }
 
-/// Every change is saved within a second, because mosquitto writes no log: a kill loses what was not saved.
+/// Every change is saved within a second, because mosquitto writes no log: a kill loses what was not saved. So that
+/// subscribers have what publishers were told is there, they get all of it at once, or later from an endless queue.
 fn configuration(listeners: &BrokerListeners, settings: &str) -> String {
     let BrokerListeners { plain, tls, mutual_tls, .. } = listeners;
     let access = "allow_anonymous true\npassword_file passwords\nacl_file access";
@@ -41,6 +42,8 @@ persistence true
 autosave_on_changes true
 autosave_interval 1
 message_size_limit {MESSAGE_BYTES_MAX}
+max_inflight_messages 0
+max_queued_messages 0
 {settings}
 listener {plain} 127.0.0.1
 {access}

@@ -2,6 +2,7 @@
 //! that all tests share; a test that stops or kills a broker has its own.
 
 mod chaos;
+mod mqtt;
 mod redis;
 mod suite;
 
