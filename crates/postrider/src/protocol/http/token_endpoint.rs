@@ -96,7 +96,7 @@ impl TokenEndpoint {
         })
     }
 
-    /// Every failure is worth another try: the token endpoint or its operator may mend it.
+    /// What the token endpoint refuses is worth another try: its operator or that of the node can mend it.
     pub(super) async fn fetch(&self) -> Result<AccessToken, Undelivered> {
         let until = Instant::now() + self.time_max;
         let token = timeout_at(until, self.ask(until)).await.unwrap_or_else(|_| {
