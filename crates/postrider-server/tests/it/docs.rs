@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use test_servers::postgres::Postgres;
-use test_servers::{BrokerKind, BrokerListeners, node_sqlite};
+use test_servers::{BrokerKind, node_sqlite};
 
 use crate::node::Home;
 use crate::receiver::Receiver;

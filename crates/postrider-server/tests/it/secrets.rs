@@ -16,7 +16,7 @@ use crate::node::{Home, Node};
 use crate::receiver::Receiver;
 
 /// What nobody may say again.
-const SECRETS: [(&str, &str); 17] = [
+const SECRETS: [(&str, &str); 24] = [
     ("a bearer token", "leak-bearer-1"),
     ("a basic password", "leak-basic-2"),
     // shop:leak-basic-2
@@ -35,6 +35,15 @@ const SECRETS: [(&str, &str); 17] = [
     ("a header for the collector", "leak-otlp-13"),
     ("a secret in a config file", "leak-toml-14"),
     ("a changed token", "leak-altered-15"),
+    ("a client secret", "leak-client-18"),
+    // shop:leak-client-18
+    ("a client secret in base64", "c2hvcDpsZWFrLWNsaWVudC0x"),
+    ("an access token", "leak-access-19"),
+    ("a secret access key", "leak-access-key-20"),
+    ("a session token", "leak-session-21"),
+    ("a password for a proxy", "leak-proxy-22"),
+    // shop:leak-proxy-22
+    ("a password for a proxy in base64", "c2hvcDpsZWFrLXByb3h5LTIy"),
 ];
 
 /// What is the sender's: shown with its message, and nowhere else.
@@ -87,7 +96,23 @@ fn endpoints(url: &str) -> Vec<Value> {
     let bearer = |token: &str| json!({ "auth": { "type": "bearer", "token": token } });
     let basic = json!({ "auth": { "type": "basic", "username": "shop", "password": "leak-basic-2" } });
     let signed = json!({ "signing_secrets": ["whsec_bGVhay1zaWduaW5nLXNlY3JldC1vZi0zMi1ieXRlcyEh"] });
+    let oauth2 = |token_url: &str| {
+        let token_url = format!("{url}/{token_url}");
+        let (client_id, client_secret) = ("shop", "leak-client-18");
+        json!({ "auth": { "type": "oauth2", "token_url": token_url, "client_id": client_id, "client_secret": client_secret } })
+    };
+    let sigv4 = json!({ "auth": {
+        "type": "aws_sigv4", "access_key_id": "AKIDEXAMPLE", "secret_access_key": "leak-access-key-20",
+        "region": "eu-central-1", "service": "execute-api", "session_token": "leak-session-21",
+    } });
+    let proxy = json!({ "url": "http://127.0.0.1:9", "username": "shop", "password": "leak-proxy-22" });
     vec![
+        endpoint("oauth2", url, oauth2("token")),
+        endpoint("oauth2-refused", &format!("{url}/401"), oauth2("token")),
+        endpoint("oauth2-without-token", url, oauth2("no-token")),
+        endpoint("sigv4", url, sigv4.clone()),
+        endpoint("sigv4-refused", &format!("{url}/500"), sigv4),
+        endpoint("proxy-nowhere", url, json!({ "proxy": proxy })),
         endpoint("bearer", url, bearer("leak-bearer-1")),
         endpoint("bearer-nowhere", "http://127.0.0.1:9/hook", bearer("leak-bearer-1")),
         endpoint("bearer-refused", &format!("{url}/401"), bearer("leak-bearer-1")),
@@ -115,6 +140,14 @@ fn refused_configs() -> Vec<Value> {
         config(json!({ "url": url, "auth": { "type": "bearer", "token": ["leak-array-9"] } })),
         config(json!({ "url": url, "auth": { "type": "bearer", "token": "leak-array-9 with spaces" } })),
         config(json!({ "url": url, "auth": "leak-array-9" })),
+        config(json!({ "url": url, "auth": { "type": "oauth2", "client_secret": "leak-client-18" } })),
+        config(json!({ "url": url, "auth": { "type": "oauth2", "client_secret": ["leak-client-18"] } })),
+        config(
+            json!({ "url": url, "auth": { "type": "aws_sigv4", "secret_access_key": "leak-access-key-20 x" } }),
+        ),
+        config(json!({ "url": url, "proxy": "http://shop:leak-proxy-22@127.0.0.1:9" })),
+        config(json!({ "url": url, "proxy": { "url": "http://shop:leak-proxy-22@127.0.0.1:9" } })),
+        config(json!({ "url": url, "proxy": { "url": "http://127.0.0.1:9", "password": "leak-proxy-22" } })),
         config(json!({ "url": url, "signing_secrets": ["whsec_leak-no-key-10"] })),
         config(json!({ "url": url, "signing_secrets": "leak-no-key-10" })),
         config(json!({ "url": url, "headers": { "x-api-key": "leak-api-key-3\n" } })),
@@ -149,7 +182,14 @@ fn search_everything(store: Option<&str>, formats: [&str; 2], event_log: impl Fn
             _ => 200,
         };
         let headers: BTreeMap<_, _> = received.headers.into_iter().collect();
-        Some((status, json!({ "you sent": headers }).to_string()))
+        let repeated = json!({ "you sent": headers }).to_string();
+        match received.path.rsplit('/').next() {
+            Some("token") => Some((200, json!({ "access_token": "leak-access-19" }).to_string())),
+            Some("no-token") => {
+                Some((401, json!({ "error": "no", "error_description": repeated }).to_string()))
+            }
+            _ => Some((status, repeated)),
+        }
     });
     let mut environment = vec![
         ("POSTRIDER_LOG", "debug"),
@@ -218,9 +258,8 @@ fn drive(search: &mut Search, node: &Node, url: &str) {
         say(&format!("showing {name}"), &node.get(&format!("/v1/endpoints/{name}")).body, &SECRETS);
         let headers = [("postrider-header-x-mine", "leak-message-header-17")];
         let id = node.send(name, &headers, r#"{"card":"leak-payload-16"}"#);
-        let retried = ["bearer-nowhere", "bearer-refused", "basic-refused"].contains(&name)
-            || name.contains("missing")
-            || name.contains("bad");
+        let failing = ["nowhere", "refused", "missing", "bad", "without-token"];
+        let retried = failing.iter().any(|part| name.contains(part));
         node.until(id, if retried { "dead" } else { "completed" });
         say(&format!("the story of {name}"), &node.get(&format!("/v1/messages/{id}")).body, &SECRETS);
     }

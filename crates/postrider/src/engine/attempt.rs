@@ -11,12 +11,12 @@ use tokio::sync::{OnceCell, mpsc};
 use tokio::time::Instant;
 
 use super::concurrency::ReceiverLoad;
-use super::secret_mask::SecretMask;
 use super::spans::{AttemptSpan, SettleSpan};
 use crate::breaker::Sign;
 use crate::endpoint::Endpoint;
 use crate::message::Claim;
 use crate::net::{blocking, judge};
+use crate::sink::secret_mask::SecretMask;
 use crate::sink::{self, Capture, Delivery, Environment, Shortage, Sink, SinkConnection, Undelivered};
 use crate::trace::Tracer;
 use crate::verdict::{Failure, Outcome, Receipt};

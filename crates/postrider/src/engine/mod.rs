@@ -40,7 +40,6 @@ mod concurrency;
 mod prefetch;
 mod shortage;
 mod attempt;
-mod secret_mask;
 mod test_delivery;
 mod settlement;
 mod ended_claim;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -67,7 +68,16 @@ impl Dialer {
         }
     }
 
-    async fn encrypt(&self, stream: TcpStream, host: &Host) -> Result<TlsStream<TcpStream>, Undelivered> {
+    /// See [`AddressGate::admit_behind_proxy`].
+    pub(crate) async fn check_behind_proxy(&self, host: &Host) -> Result<(), Undelivered> {
+        self.gate.admit_behind_proxy(host).await
+    }
+
+    pub(crate) async fn encrypt<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+        host: &Host,
+    ) -> Result<TlsStream<S>, Undelivered> {
         let connector = TlsConnector::from(Arc::clone(self.prepare_tls()?));
         let name = server_name(host)?;
         connector.connect(name, stream).await.map_err(|error| {

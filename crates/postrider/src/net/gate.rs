@@ -2,13 +2,18 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
+use tokio::time::timeout;
 use url::Host;
 
 use super::{Resolve, address, judge, short};
 use crate::sink::{Environment, Undelivered};
 use crate::verdict::Failure;
+
+/// Where only a proxy has names, asking for one may take as long as a resolver is patient.
+const RESOLVE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Keeps deliveries away from the node's own networks. It judges addresses, never names, and what it
 /// admits is what is connected to: a name cannot mean one thing when checked and another when used.
@@ -34,9 +39,30 @@ impl AddressGate {
             Host::Ipv6(address) => vec![IpAddr::V6(*address)],
             Host::Domain(name) => self.resolve(name).await?,
         };
+        self.check(host, &addresses)?;
+        Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect())
+    }
+
+    /// For a host that a proxy resolves and connects to, so that this node cannot know the address. Refuses what this node
+    /// itself finds to be internal; a name that only the proxy can resolve is the proxy's to judge.
+    pub(super) async fn admit_behind_proxy(&self, host: &Host) -> Result<(), Undelivered> {
+        let addresses = match host {
+            _ if self.allow_internal => return Ok(()),
+            Host::Ipv4(address) => vec![IpAddr::V4(*address)],
+            Host::Ipv6(address) => vec![IpAddr::V6(*address)],
+            Host::Domain(name) => match timeout(RESOLVE_TIME_MAX, self.resolve(name)).await {
+                Ok(Ok(addresses)) => addresses,
+                Ok(Err(Undelivered::Short(shortage))) => return Err(shortage.into()),
+                Ok(Err(Undelivered::Failed(_))) | Err(_) => return Ok(()),
+            },
+        };
+        Ok(self.check(host, &addresses)?)
+    }
+
+    fn check(&self, host: &Host, addresses: &[IpAddr]) -> Result<(), Failure> {
         match addresses.iter().find(|address| !self.allows(**address)) {
-            Some(internal) => Err(refused(host, *internal).into()),
-            None => Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect()),
+            Some(internal) => Err(refused(host, *internal)),
+            None => Ok(()),
         }
     }
 

@@ -25,6 +25,7 @@ pub(crate) mod kept;
 )]
 pub(crate) mod link;
 pub(crate) mod secret;
+pub(crate) mod secret_mask;
 
 /// A connected destination. `deliver` returns Ok only when the receiver acknowledged. The caller puts
 /// one deadline over the whole call and drops it when that passes.
@@ -68,6 +69,16 @@ impl Undelivered {
         match self {
             Self::Failed(failure) => Self::Failed(failure),
             Self::Short(shortage) => Self::Failed(Failure::retryable(shortage.to_string())),
+        }
+    }
+
+    /// Names the part of the way that failed.
+    pub(crate) fn about(self, part: &str) -> Self {
+        match self {
+            Self::Failed(failure) => {
+                Self::Failed(Failure { error: format!("{part}: {}", failure.error), ..failure })
+            }
+            Self::Short(shortage) => Self::Short(shortage),
         }
     }
 }

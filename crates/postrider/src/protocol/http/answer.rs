@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::time::{Duration, SystemTime};
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, StatusCode};
@@ -93,6 +93,22 @@ impl HttpAnswer {
         }
     }
 
+    /// An answer that nobody is told of: only its connection is of use.
+    pub(super) async fn set_aside(mut self, until: Instant) -> Option<Http1> {
+        let whole = self.discard(until).await;
+        match self.connection {
+            Some(HttpConnection::Http1(connection)) if whole && self.keep_connection => Some(connection),
+            Some(HttpConnection::Http1(_) | HttpConnection::Http2(_)) | None => None,
+        }
+    }
+
+    /// None when the body is longer, or did not come in time.
+    pub(super) async fn whole_body(&mut self, bytes_max: usize, until: Instant) -> Option<Bytes> {
+        let mut body = BytesMut::new();
+        let whole = self.read(&mut body, bytes_max + 1, until).await;
+        (whole && body.len() <= bytes_max).then(|| body.freeze())
+    }
+
     async fn discard(&mut self, until: Instant) -> bool {
         if self.response.body().is_end_stream() {
             return true;
@@ -141,7 +157,7 @@ fn class(status: StatusCode, retry_status: &RetryStatus) -> Option<Class> {
 }
 
 /// A receiver that says 429 works, and one that refuses a message may work.
-fn receiver(status: StatusCode, class: Class) -> ReceiverHealth {
+pub(super) fn receiver(status: StatusCode, class: Class) -> ReceiverHealth {
     match (class, status.as_u16()) {
         (Class::Permanent | Class::Gone, _) => ReceiverHealth::Unknown,
         (Class::Retryable, 429) => ReceiverHealth::Busy,
@@ -159,7 +175,7 @@ pub(super) fn named(status: StatusCode) -> String {
 
 /// Only these two statuses mean "come back later" when they say when. A moment that is past, perhaps by the clock of the
 /// receiver alone, says nothing: to take it at its word would spend all attempts at once.
-fn retry_after(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
+pub(super) fn retry_after(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     if !matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         return None;
     }

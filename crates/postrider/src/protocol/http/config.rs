@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base64::prelude::{BASE64_STANDARD, Engine as _};
 use http::{HeaderName, HeaderValue, Method};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -13,23 +12,25 @@ use url::Url;
 
 use super::HttpSink;
 use super::answer::RetryStatus;
+use super::auth::{AUTH, Auth};
+use super::proxy::{PROXY, PROXY_PASSWORD_NEEDS_USERNAME, PROXY_USERNAME_NEEDS_PASSWORD, ProxyConfig};
 use super::signature::SigningKey;
 use crate::endpoint::Endpoint;
 use crate::error::Invalid;
 use crate::protocol::cloudevents::{CLOUDEVENTS, CLOUDEVENTS_TYPE, CloudEventsMode, TYPE_NEEDS_CLOUDEVENTS};
 use crate::protocol::headers::MapRules;
 use crate::protocol::keys::{ConfigKey, ValueKind};
-use crate::protocol::rules::{ASCII_CONTROL, CONTROL, Must, NO_CONTROL, Ranges, Rule};
+use crate::protocol::rules::{Must, Ranges, Rule};
 use crate::protocol::secret::Reference;
 use crate::protocol::tls::{CERTIFICATE_NEEDS_KEY, KEY_NEEDS_CERTIFICATE, TLS, TlsConfig};
 use crate::protocol::{CONNECT_TIMEOUT, ProtocolConfig, ProtocolDefinition, Relation, TIMEOUT, Then, config};
 use crate::sink::{Environment, Sink, Undelivered};
 
-const URL_BYTES_MAX: usize = 2048;
+pub(super) const URL_BYTES_MAX: usize = 2048;
 const URL_SUFFIX_BYTES_MAX: usize = 2048;
 /// A rotation of keys needs two. More would only make the signature header long.
 const SIGNING_SECRETS_MAX: usize = 10;
-const USERNAME_BYTES_MAX: usize = 256;
+pub(super) const NAME_BYTES_MAX: usize = 256;
 
 pub(crate) const HTTP: ProtocolDefinition = ProtocolDefinition {
     name: "http",
@@ -48,7 +49,7 @@ const KEYS: &[ConfigKey] = &[
     ConfigKey::new("headers", ValueKind::Map(&HEADERS)),
     TIMEOUT,
     CONNECT_TIMEOUT,
-    ConfigKey::new("auth", ValueKind::Typed(&[("basic", BASIC), ("bearer", BEARER)])),
+    AUTH,
     ConfigKey::new(
         "signing_secrets",
         ValueKind::Secrets { min: 1, max: SIGNING_SECRETS_MAX, rules: SIGNING_SECRET },
@@ -58,19 +59,13 @@ const KEYS: &[ConfigKey] = &[
     // A 2xx answer is a delivery.
     ConfigKey::new("retry_status", ValueKind::Codes { min: 300, max: 599, classes: &["3xx", "4xx", "5xx"] }),
     TLS,
+    PROXY,
     ConfigKey::new("auto_disable_on_gone", ValueKind::Flag).default("false"),
     ConfigKey::new("max_redirects", ValueKind::Whole { min: 0, max: 10 }).default("0"),
     ConfigKey::new("http2", ValueKind::Flag),
     ConfigKey::new("url_suffix", ValueKind::Text { bytes_max: URL_SUFFIX_BYTES_MAX, rules: URL_SUFFIX })
         .message_only(),
 ];
-
-const BASIC: &[ConfigKey] = &[
-    ConfigKey::new("username", ValueKind::Text { bytes_max: USERNAME_BYTES_MAX, rules: USERNAME }).required(),
-    ConfigKey::new("password", ValueKind::Secret(&[NO_CONTROL])).required(),
-];
-
-const BEARER: &[ConfigKey] = &[ConfigKey::new("token", ValueKind::Secret(TOKEN)).required()];
 
 const RELATIONS: &[Relation] = &[
     Relation {
@@ -88,9 +83,11 @@ const RELATIONS: &[Relation] = &[
     TYPE_NEEDS_CLOUDEVENTS,
     CERTIFICATE_NEEDS_KEY,
     KEY_NEEDS_CERTIFICATE,
+    PROXY_USERNAME_NEEDS_PASSWORD,
+    PROXY_PASSWORD_NEEDS_USERNAME,
 ];
 
-const VISIBLE: Ranges = &[('!', '~')];
+pub(super) const VISIBLE: Ranges = &[('!', '~')];
 /// What a token of HTTP is made of.
 const TOKEN_CHARACTERS: Ranges = &[
     ('!', '!'),
@@ -104,22 +101,24 @@ const TOKEN_CHARACTERS: Ranges = &[
     ('~', '~'),
 ];
 
+/// The parser drops or replaces these silently, but a stored URL should be the one that is used.
+pub(super) const URL_CHARACTERS: Rule = Rule::new(
+    Must::NotHave(&[
+        ('\0', ' '),
+        ('\u{7f}', '\u{a0}'),
+        ('\u{1680}', '\u{1680}'),
+        ('\u{2000}', '\u{200a}'),
+        ('\u{2028}', '\u{2029}'),
+        ('\u{202f}', '\u{202f}'),
+        ('\u{205f}', '\u{205f}'),
+        ('\u{3000}', '\u{3000}'),
+        ('\\', '\\'),
+    ]),
+    "must not contain spaces, control characters or backslashes",
+);
+
 const URL: &[Rule] = &[
-    // The parser drops or replaces these silently, but a stored URL should be the one that is used.
-    Rule::new(
-        Must::NotHave(&[
-            ('\0', ' '),
-            ('\u{7f}', '\u{a0}'),
-            ('\u{1680}', '\u{1680}'),
-            ('\u{2000}', '\u{200a}'),
-            ('\u{2028}', '\u{2029}'),
-            ('\u{202f}', '\u{202f}'),
-            ('\u{205f}', '\u{205f}'),
-            ('\u{3000}', '\u{3000}'),
-            ('\\', '\\'),
-        ]),
-        "must not contain spaces, control characters or backslashes",
-    ),
+    URL_CHARACTERS,
     Rule::new(Must::BeUrl(&["http", "https"]), "must not contain a user name or password; use config.auth"),
 ];
 
@@ -160,15 +159,6 @@ const SIGNING_SECRET: &[Rule] = &[
         "must be a seed of 32 bytes after whsk_, or seed and public key together, once decoded",
     ),
 ];
-
-const USERNAME: &[Rule] = &[Rule::new(
-    Must::NotHave(&[(':', ':'), ASCII_CONTROL, CONTROL]),
-    "must not contain ':' or control characters",
-)];
-
-const NO_TOKEN: &str = "must be visible ASCII characters without spaces";
-const TOKEN: &[Rule] =
-    &[Rule::new(Must::NotBe(&[""]), NO_TOKEN), Rule::new(Must::OnlyHave(VISIBLE), NO_TOKEN)];
 
 pub(super) const HEADERS: MapRules = MapRules {
     names: &[
@@ -236,24 +226,19 @@ pub(super) struct HttpConfig {
     pub(super) retry_status: RetryStatus,
     #[serde(default)]
     pub(super) tls: TlsConfig,
+    pub(super) proxy: Option<ProxyConfig>,
     auto_disable_on_gone: bool,
     pub(super) max_redirects: u64,
     pub(super) http2: Option<bool>,
-}
-
-#[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
-pub(super) enum Auth {
-    Basic { username: String, password: String },
-    Bearer { token: String },
 }
 
 impl HttpConfig {
     fn read(map: &Map<String, Value>) -> Result<Self, Invalid> {
         let config: Self = config::read(KEYS, map)?;
         config.tls.check()?;
-        super::origin::uri(super::origin::target_of(&config.url))
-            .map_err(|_| Invalid::new("config.url", "has a path or query that cannot be sent"))?;
+        check_target("url", &config.url)?;
+        config.auth.as_ref().map_or(Ok(()), Auth::check)?;
+        config.proxy.as_ref().map_or(Ok(()), ProxyConfig::check)?;
         for (at, secret) in config.signing_secrets.iter().enumerate() {
             if !Reference::is_one(secret) {
                 SigningKey::parse(secret).map_err(|error| {
@@ -278,20 +263,14 @@ impl ProtocolConfig for HttpConfig {
     }
 
     fn texts_made_of(&self, secret: &str) -> Vec<String> {
-        match &self.auth {
-            Some(Auth::Basic { username, .. }) => vec![basic(username, secret)],
-            Some(Auth::Bearer { .. }) | None => Vec::new(),
-        }
+        let of_auth = self.auth.iter().flat_map(|auth| auth.texts_made_of(secret));
+        let of_proxy = self.proxy.iter().flat_map(|proxy| proxy.texts_made_of(secret));
+        of_auth.chain(of_proxy).collect()
     }
 
     fn connect(&self, endpoint: &Endpoint, environment: &Environment) -> Result<Arc<dyn Sink>, Undelivered> {
         Ok(Arc::new(HttpSink::connect(self, endpoint, environment)?))
     }
-}
-
-/// User name and password as a request carries them.
-pub(super) fn basic(username: &str, password: &str) -> String {
-    BASE64_STANDARD.encode(format!("{username}:{password}"))
 }
 
 /// A header that an endpoint or a message may set.
@@ -340,7 +319,14 @@ impl<'m> HttpOptions<'m> {
     }
 }
 
-fn url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Url, D::Error> {
+/// Finer than the table can say.
+pub(super) fn check_target(key: &str, url: &Url) -> Result<(), Invalid> {
+    let sent = super::origin::uri(super::origin::target_of(url));
+    let refused = |_| Invalid::new(format!("config.{key}"), "has a path or query that cannot be sent");
+    sent.map(drop).map_err(refused)
+}
+
+pub(super) fn url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Url, D::Error> {
     Url::parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 

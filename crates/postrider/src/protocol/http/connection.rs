@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{Either, select};
@@ -12,12 +13,17 @@ use hyper::client::conn::{TrySendError, http1, http2};
 use hyper::rt::{Read, Write};
 use hyper_util::rt::TokioExecutor;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::lost;
 use super::origin::{Origin, as_http1, as_http2};
 use super::{Request, RequestBody};
 use crate::verdict::Failure;
+
+/// After the end of a connection of HTTP/2, for answers that it brought. Few requests ever wait that long: those that were
+/// queued in the instant it ended.
+const HANDOVER_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// A connection that requests can be sent on. Dropping it closes it.
 pub(super) enum HttpConnection {
@@ -134,13 +140,14 @@ impl Http2 {
         !self.sender.is_closed()
     }
 
-    /// As with HTTP/1, but other requests hold senders too: a request that the ended driver never read fails.
+    /// As with HTTP/1, but other requests hold senders too: a request that the ended driver never read fails. Answers
+    /// that it did read are handed over by tasks of their own, which may run a little later.
     async fn send(mut self, request: Request) -> SendOutcome {
         let sent = pin!(self.sender.try_send_request(request));
         let ended = pin!(self.ended.clone().cancelled_owned());
         let result = match select(sent, ended).await {
             Either::Left((result, _)) => Some(result),
-            Either::Right(((), sent)) => sent.now_or_never(),
+            Either::Right(((), sent)) => timeout(HANDOVER_TIME_MAX, sent).await.ok(),
         };
         match result {
             Some(result) => SendOutcome::new(result, Some(HttpConnection::Http2(self))),
@@ -170,7 +177,7 @@ impl Drop for Driver {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use hyper_util::rt::TokioIo;
 

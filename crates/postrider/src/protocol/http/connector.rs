@@ -1,20 +1,24 @@
 //! Opens connections that speak a version of HTTP.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::client::TlsStream;
 
 use super::config::HttpConfig;
 use super::connection::{Http1, Http2, HttpConnection};
 use super::origin::Origin;
+use super::proxy::HttpProxy;
 use crate::net::{Dialer, Stream};
 use crate::protocol::tls::TlsConfig;
 use crate::sink::{Environment, Undelivered};
 use crate::verdict::Failure;
 
 /// An answer with more than this in its headers is not one to a webhook.
-const HEADER_BYTES_MAX: usize = 64 * 1024;
+pub(super) const HEADER_BYTES_MAX: usize = 64 * 1024;
 
 /// Finds out that a shared connection is dead. Otherwise every later request would wait on it.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -22,6 +26,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct Connector {
     dialer: Dialer,
+    proxy: Option<Arc<HttpProxy>>,
     connect_timeout: Duration,
     http2: Version2,
 }
@@ -39,6 +44,7 @@ impl Connector {
     pub(super) fn new(
         config: &HttpConfig,
         tls: &TlsConfig,
+        proxy: Option<&Arc<HttpProxy>>,
         environment: &Environment,
     ) -> Result<Self, Undelivered> {
         let http2 = match config.http2 {
@@ -46,12 +52,36 @@ impl Connector {
             Some(true) => Version2::PriorKnowledge,
             Some(false) => Version2::Never,
         };
+        Self::speaking(http2, config, tls, proxy, environment)
+    }
+
+    /// For servers beside the receiver: what `http2` says is about the receiver.
+    pub(super) fn beside(
+        config: &HttpConfig,
+        proxy: Option<&Arc<HttpProxy>>,
+        environment: &Environment,
+    ) -> Result<Self, Undelivered> {
+        let tls = config.tls.without_identity();
+        Self::speaking(Version2::Negotiated, config, &tls, proxy, environment)
+    }
+
+    fn speaking(
+        http2: Version2,
+        config: &HttpConfig,
+        tls: &TlsConfig,
+        proxy: Option<&Arc<HttpProxy>>,
+        environment: &Environment,
+    ) -> Result<Self, Undelivered> {
         let versions: &[&str] = match http2 {
             Version2::Negotiated | Version2::PriorKnowledge => &["h2", "http/1.1"],
             Version2::Never => &["http/1.1"],
         };
-        let dialer = Dialer::new(tls, versions, environment)?;
-        Ok(Self { dialer, connect_timeout: config.connect_timeout, http2 })
+        Ok(Self {
+            dialer: Dialer::new(tls, versions, environment)?,
+            proxy: proxy.cloned(),
+            connect_timeout: config.connect_timeout,
+            http2,
+        })
     }
 
     pub(super) fn prepare_tls(&self) -> Result<(), Undelivered> {
@@ -72,19 +102,40 @@ impl Connector {
     }
 
     pub(super) async fn open(&self, origin: &Origin) -> Result<HttpConnection, Undelivered> {
-        let stream = self.dialer.open(&origin.host, origin.port, origin.tls).await?;
-        let is_http2 = match &stream {
-            Stream::Left(_) => self.http2 == Version2::PriorKnowledge,
-            Stream::Right(encrypted) => encrypted.get_ref().1.alpn_protocol() == Some(b"h2"),
+        let Some(proxy) = &self.proxy else {
+            return match self.dialer.open(&origin.host, origin.port, origin.tls).await? {
+                Stream::Left(plain) => self.speak_plainly(plain).await,
+                Stream::Right(encrypted) => speak_as_agreed(encrypted).await,
+            };
         };
-        match is_http2 {
-            true => Ok(speak_http2(stream).await?),
-            false => Ok(speak_http1(stream).await?),
+        self.dialer.check_behind_proxy(&origin.host).await?;
+        let tunnel = proxy.tunnel(origin).await?;
+        match origin.tls {
+            true => speak_as_agreed(self.dialer.encrypt(tunnel, &origin.host).await?).await,
+            false => self.speak_plainly(tunnel).await,
+        }
+    }
+
+    async fn speak_plainly(&self, stream: impl Wire) -> Result<HttpConnection, Undelivered> {
+        match self.http2 {
+            Version2::PriorKnowledge => Ok(speak_http2(stream).await?),
+            Version2::Negotiated | Version2::Never => Ok(speak_http1(stream).await?),
         }
     }
 }
 
-async fn speak_http1(stream: Stream) -> Result<HttpConnection, Failure> {
+/// What bytes are read from and written to.
+trait Wire: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Wire for S {}
+
+async fn speak_as_agreed(stream: TlsStream<impl Wire>) -> Result<HttpConnection, Undelivered> {
+    match stream.get_ref().1.alpn_protocol() {
+        Some(b"h2") => Ok(speak_http2(stream).await?),
+        Some(_) | None => Ok(speak_http1(stream).await?),
+    }
+}
+
+async fn speak_http1(stream: impl Wire) -> Result<HttpConnection, Failure> {
     let (sender, connection) = http1::Builder::new()
         .max_header_size(HEADER_BYTES_MAX)
         .handshake(TokioIo::new(stream))
@@ -93,7 +144,7 @@ async fn speak_http1(stream: Stream) -> Result<HttpConnection, Failure> {
     Ok(HttpConnection::Http1(Http1::new(sender, connection)))
 }
 
-async fn speak_http2(stream: Stream) -> Result<HttpConnection, Failure> {
+async fn speak_http2(stream: impl Wire) -> Result<HttpConnection, Failure> {
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_header_list_size(HEADER_BYTES_MAX as u32)

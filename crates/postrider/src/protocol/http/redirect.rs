@@ -14,6 +14,7 @@ use super::answer::{HttpAnswer, named};
 use super::connector::Connector;
 use super::origin::{self, Origin};
 use super::pool::ConnectionPool;
+use super::signer::AttemptCredentials;
 use crate::protocol::headers::is_secret;
 use crate::sink::{Kept, Undelivered};
 use crate::verdict::Failure;
@@ -45,30 +46,43 @@ impl Redirects {
         &self,
         pool: &ConnectionPool,
         mut request: Request,
-    ) -> Result<HttpAnswer, Undelivered> {
+        mut credentials: Option<&mut AttemptCredentials<'_>>,
+    ) -> Result<LastAnswer, Undelivered> {
         let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
         let mut here =
             pool.origin().url(target).ok_or_else(|| Failure::permanent("the URL cannot be sent"))?;
-        let mut answer = pool.send(request.clone()).await?;
+        let mut last = LastAnswer { answer: pool.send(request.clone()).await?, at_home: true };
         for _ in 0..self.max {
-            let Some(next) = next_hop(&here, request.method(), &answer)? else {
-                return Ok(answer);
+            let Some(next) = next_hop(&here, request.method(), &last.answer)? else {
+                return Ok(last);
             };
             let from = Origin::of(&here);
-            let to = checked(from.as_ref(), &next, &answer)?;
-            readdress(&mut request, from.as_ref() == Some(&to), &to, &next)?;
+            let to = checked(from.as_ref(), &next, &last.answer)?;
+            let same_origin = from.as_ref() == Some(&to);
+            readdress(&mut request, same_origin, &to, &next)?;
+            last.at_home &= same_origin;
+            if let Some(credentials) = credentials.as_mut().filter(|_| last.at_home) {
+                credentials.sign_again(&mut request);
+            }
             let connector = if to == *pool.origin() { &self.connector } else { &self.elsewhere };
             let hop = ConnectionPool::new(to, Arc::clone(connector), 0, &self.kept);
-            answer = hop.send(request.clone()).await.map_err(Undelivered::after_a_beginning)?;
+            last.answer = hop.send(request.clone()).await.map_err(Undelivered::after_a_beginning)?;
             here = next;
         }
-        match next_hop(&here, request.method(), &answer)? {
+        match next_hop(&here, request.method(), &last.answer)? {
             Some(_) => {
-                Err(stopped(&answer, &format!("after {} redirects, which is max_redirects", self.max)).into())
+                let why = format!("after {} redirects, which is max_redirects", self.max);
+                Err(stopped(&last.answer, &why).into())
             }
-            None => Ok(answer),
+            None => Ok(last),
         }
     }
+}
+
+pub(super) struct LastAnswer {
+    pub(super) answer: HttpAnswer,
+    /// False once a redirect has left the endpoint's origin: from there on, no credentials are sent.
+    pub(super) at_home: bool,
 }
 
 /// None when the answer is not a redirect.

@@ -7,7 +7,8 @@ use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName
 use http::{HeaderMap, HeaderValue, Method, Uri};
 use jiff::Timestamp;
 
-use super::config::{self, Auth, HttpConfig, HttpOptions};
+use super::auth::{Auth, basic};
+use super::config::{self, HttpConfig, HttpOptions};
 use super::encoding::{header_value, owned};
 use super::origin::{Origin, RequestTarget};
 use super::signature::{SigningKey, signatures};
@@ -20,7 +21,7 @@ use crate::sink::secret::Secrets;
 use crate::sink::{Delivery, Undelivered};
 use crate::verdict::Failure;
 
-const AGENT: &str = concat!("postrider/", env!("CARGO_PKG_VERSION"));
+pub(super) const AGENT: &str = concat!("postrider/", env!("CARGO_PKG_VERSION"));
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
@@ -141,8 +142,8 @@ fn endpoint_headers(
         let (name, value) = secrets.reveal_as(text, |text| config::header(name, text))?;
         headers.insert(name, value);
     }
-    if let Some(auth) = &config.auth {
-        headers.insert(AUTHORIZATION, authorization(auth, secrets)?);
+    if let Some(authorization) = authorization(config.auth.as_ref(), secrets)? {
+        headers.insert(AUTHORIZATION, authorization);
     }
     for (name, value) in &mut headers {
         value.set_sensitive(headers::is_secret(name.as_str()));
@@ -150,14 +151,19 @@ fn endpoint_headers(
     Ok(headers)
 }
 
-fn authorization(auth: &Auth, secrets: &Secrets) -> Result<HeaderValue, Undelivered> {
+/// None where it is made for each request.
+fn authorization(auth: Option<&Auth>, secrets: &Secrets) -> Result<Option<HeaderValue>, Undelivered> {
     match auth {
-        Auth::Basic { username, password } => {
-            Ok(owned(format!("Basic {}", config::basic(username, &secrets.reveal(password)?))))
+        Some(Auth::Basic { username, password }) => {
+            Ok(Some(owned(format!("Basic {}", basic(username, &secrets.reveal(password)?)))))
         }
-        Auth::Bearer { token } => secrets.reveal_as(token, |token| {
-            HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| "cannot be sent in a header")
-        }),
+        Some(Auth::Bearer { token }) => {
+            let value = secrets.reveal_as(token, |token| {
+                HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| "cannot be sent in a header")
+            });
+            value.map(Some)
+        }
+        Some(Auth::OAuth2(_) | Auth::AwsSigv4(_)) | None => Ok(None),
     }
 }
 

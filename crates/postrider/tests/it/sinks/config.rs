@@ -10,6 +10,8 @@ use super::support::{endpoint, object};
 
 const WHSEC: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
+const NO_AUTH_TYPE: &str = "config.auth.type: must be \"basic\" or \"bearer\" or \"oauth2\" or \"aws_sigv4\"";
+
 /// In form only.
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
 
@@ -20,6 +22,24 @@ fn with(key: &str, value: Value) -> Value {
 
 fn url(text: &str) -> Value {
     json!({"url": text})
+}
+
+fn oauth2(more: Value) -> Value {
+    let auth = json!({"type": "oauth2", "token_url": "https://x/t", "client_id": "i", "client_secret": "s"});
+    merged(auth, more)
+}
+
+fn sigv4(more: Value) -> Value {
+    let auth = json!({"type": "aws_sigv4", "access_key_id": "AKID", "secret_access_key": "s"});
+    merged(merged(auth, json!({"region": "eu-central-1", "service": "sqs"})), more)
+}
+
+/// Null takes a key away.
+fn merged(base: Value, more: Value) -> Value {
+    let mut base = object(base);
+    base.extend(object(more));
+    base.retain(|_, value| !value.is_null());
+    Value::Object(base)
 }
 
 fn checked(protocol: Protocol, config: Value) -> Result<(), String> {
@@ -45,6 +65,13 @@ fn good_http_configs_are_accepted() {
         with("auth", json!({"type": "basic", "username": "u", "password": "file:password"})),
         with("auth", json!({"type": "bearer", "token": "abc.def-_~+/="})),
         with("auth", json!({"type": "bearer", "token": "${POSTRIDER_SECRET_TOKEN}"})),
+        with("auth", oauth2(json!({}))),
+        with("auth", oauth2(json!({"scope": "a b:c", "audience": "https://x/", "client_auth": "body"}))),
+        with("auth", oauth2(json!({"client_secret": "file:secret", "token_url": "http://x/t?a=b"}))),
+        with("auth", sigv4(json!({}))),
+        with("auth", sigv4(json!({"session_token": "${POSTRIDER_SECRET_SESSION}"}))),
+        with("proxy", json!({"url": "http://proxy.example:3128"})),
+        with("proxy", json!({"url": "https://proxy.example/", "username": "u", "password": "file:p"})),
         with("signing_secrets", json!([WHSEC, "${POSTRIDER_SECRET_OLD}", "file:new"])),
         with("signing_secrets", json!(["whsk_nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A="])),
         with("cloudevents", json!("binary")),
@@ -157,8 +184,41 @@ fn bad_http_configs_name_the_field_and_the_rule() {
             "config.connect_timeout: must be a number of seconds above 0 and up to 3600",
         ),
         (with("auth", json!("basic")), "config.auth: must be an object"),
-        (with("auth", json!({})), "config.auth.type: must be \"basic\" or \"bearer\""),
-        (with("auth", json!({"type": "oauth2"})), "config.auth.type: must be \"basic\" or \"bearer\""),
+        (with("auth", json!({})), NO_AUTH_TYPE),
+        (with("auth", json!({"type": "digest"})), NO_AUTH_TYPE),
+        (with("auth", json!({"type": "oauth2"})), "config.auth.token_url: is required"),
+        (with("auth", oauth2(json!({"client_id": null}))), "config.auth.client_id: is required"),
+        (with("auth", oauth2(json!({"client_secret": null}))), "config.auth.client_secret: is required"),
+        (
+            with("auth", oauth2(json!({"token_url": "https://u:p@x/t"}))),
+            "config.auth.token_url: must not contain a user name or password; use client_id and client_secret",
+        ),
+        (
+            with("auth", oauth2(json!({"token_url": "ftp://x/t"}))),
+            "config.auth.token_url: must begin with http:// or https://",
+        ),
+        (
+            with("auth", oauth2(json!({"scope": "a\"b"}))),
+            "config.auth.scope: must be visible ASCII characters and spaces, without quotes and backslashes",
+        ),
+        (
+            with("auth", oauth2(json!({"client_auth": "header"}))),
+            "config.auth.client_auth: must be \"basic\" or \"body\"",
+        ),
+        (
+            with("auth", oauth2(json!({"token": "t"}))),
+            "config.auth.token: unknown field; expected one of: type, token_url, client_id, client_secret, scope, audience, client_auth",
+        ),
+        (with("auth", sigv4(json!({"region": null}))), "config.auth.region: is required"),
+        (with("auth", sigv4(json!({"service": null}))), "config.auth.service: is required"),
+        (
+            with("auth", sigv4(json!({"region": "a/b"}))),
+            "config.auth.region: must be letters, digits, '-', '_' and '.'",
+        ),
+        (
+            with("auth", sigv4(json!({"secret_access_key": "a b"}))),
+            "config.auth.secret_access_key: must be visible ASCII characters without spaces",
+        ),
         (with("auth", json!({"type": "bearer"})), "config.auth.token: is required"),
         (
             with("auth", json!({"type": "bearer", "token": ""})),
@@ -265,11 +325,31 @@ fn bad_http_configs_name_the_field_and_the_rule() {
         (with("http2", json!("yes")), "config.http2: must be true or false"),
         (
             with("url_suffix", json!("/x")),
-            "config.url_suffix: unknown field; expected one of: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, cloudevents_type, retry_status, tls, auto_disable_on_gone, max_redirects, http2",
+            "config.url_suffix: unknown field; expected one of: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, cloudevents_type, retry_status, tls, proxy, auto_disable_on_gone, max_redirects, http2",
+        ),
+        (with("proxy", json!("http://p")), "config.proxy: must be an object"),
+        (with("proxy", json!({})), "config.proxy.url: is required"),
+        (
+            with("proxy", json!({"url": "socks5://p"})),
+            "config.proxy.url: must begin with http:// or https://",
         ),
         (
-            with("proxy", json!("http://p")),
-            "config.proxy: unknown field; expected one of: url, method, headers, timeout, connect_timeout, auth, signing_secrets, cloudevents, cloudevents_type, retry_status, tls, auto_disable_on_gone, max_redirects, http2",
+            with("proxy", json!({"url": "http://u:p@p/"})),
+            "config.proxy.url: must not contain a user name or password; use config.proxy.username and config.proxy.password",
+        ),
+        (with("proxy", json!({"url": "http://p/path"})), "config.proxy.url: must not have a path or query"),
+        (with("proxy", json!({"url": "http://p/?a"})), "config.proxy.url: must not have a path or query"),
+        (
+            with("proxy", json!({"url": "http://p", "username": "u"})),
+            "config.proxy.username: needs config.proxy.password",
+        ),
+        (
+            with("proxy", json!({"url": "http://p", "password": "p"})),
+            "config.proxy.password: needs config.proxy.username",
+        ),
+        (
+            with("proxy", json!({"url": "http://p", "port": 3128})),
+            "config.proxy.port: unknown field; expected one of: url, username, password",
         ),
     ];
     for (config, expected) in bad {

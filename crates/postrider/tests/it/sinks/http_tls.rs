@@ -24,7 +24,7 @@ impl Authority {
     }
 
     /// Demands certificates that this authority issued.
-    fn demanding_acceptor(&self, name: &str) -> TlsAcceptor {
+    pub(super) fn demanding_acceptor(&self, name: &str) -> TlsAcceptor {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.pem().as_bytes()).unwrap()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());

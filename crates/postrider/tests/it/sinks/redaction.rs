@@ -45,18 +45,43 @@ fn tokens_are_hidden() {
 }
 
 #[test]
+fn secrets_of_other_kinds_of_auth_and_of_proxies_are_hidden() {
+    let oauth2 = |secret: &str| {
+        json!({
+            "auth": {
+                "type": "oauth2", "token_url": "https://x/t", "client_id": "i", "client_secret": secret,
+                "scope": "s", "audience": "a", "client_auth": "body",
+            },
+            "proxy": {"url": "http://p:3128", "username": "u", "password": secret},
+        })
+    };
+    assert_eq!(shown(oauth2("abc")), oauth2("***"));
+    assert_eq!(shown(oauth2("file:secret")), oauth2("file:secret"));
+    let sigv4 = |secret: &str| {
+        json!({"auth": {
+            "type": "aws_sigv4", "access_key_id": "AKID", "secret_access_key": secret, "region": "r",
+            "service": "s", "session_token": secret,
+        }})
+    };
+    assert_eq!(shown(sigv4("abc")), sigv4("***"));
+    assert_eq!(shown(sigv4("${POSTRIDER_SECRET_A}")), sigv4("${POSTRIDER_SECRET_A}"));
+}
+
+#[test]
 fn what_cannot_be_understood_is_hidden() {
     let cases = [
         (json!({"unknown": "secret"}), json!({"unknown": "***"})),
         (json!({"auth": "secret"}), json!({"auth": "***"})),
         (
-            json!({"auth": {"type": "oauth2", "client_secret": "x"}}),
-            json!({"auth": {"type": "oauth2", "client_secret": "***"}}),
+            json!({"auth": {"type": "digest", "password": "x"}}),
+            json!({"auth": {"type": "digest", "password": "***"}}),
         ),
         (json!({"signing_secrets": "whsec_x"}), json!({"signing_secrets": "***"})),
         (json!({"signing_secrets": [1, {}]}), json!({"signing_secrets": ["***", "***"]})),
         (json!({"headers": "secret"}), json!({"headers": "***"})),
         (json!({"tls": {"key": "secret"}}), json!({"tls": {"key": "***"}})),
+        (json!({"proxy": "http://u:p@x"}), json!({"proxy": "***"})),
+        (json!({"proxy": {"url": "http://u:p@x"}}), json!({"proxy": {"url": "http://***@x"}})),
         (json!({"url": "https://u:p@x.example/a@b"}), json!({"url": "https://***@x.example/a@b"})),
     ];
     for (config, expected) in cases {

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 
+use super::{Environment, Shortage, secrets_of};
 use crate::endpoint::Endpoint;
-use crate::sink::{Environment, Shortage, secrets_of};
 
 /// Replaces a secret.
 const MASK: &[u8] = b"***";
@@ -11,22 +11,34 @@ const MASK: &[u8] = b"***";
 const MASKED_BYTES_MIN: usize = 4;
 
 /// The secrets of an endpoint, as they were when its sink was connected.
-pub(super) struct SecretMask(Vec<Vec<u8>>);
+pub(crate) struct SecretMask(Vec<Vec<u8>>);
 
 impl SecretMask {
-    /// Blocking: reads secrets from files.
-    pub(super) fn of(endpoint: &Endpoint, environment: &Environment) -> Result<Self, Shortage> {
-        let secrets = secrets_of(endpoint, environment)?.into_iter().flat_map(|secret| {
+    /// A secret that holds another one goes first.
+    pub(crate) fn new(secrets: impl IntoIterator<Item = String>) -> Self {
+        let forms = secrets.into_iter().flat_map(|secret| {
             let quoted = serde_json::to_string(&secret).unwrap_or_default();
             let quoted = quoted.trim_matches('"').to_owned();
             // As it is, and as a JSON string has it, if that differs.
             [Some(secret.clone()), Some(quoted).filter(|quoted| *quoted != secret)].into_iter().flatten()
         });
-        Ok(Self(secrets.map(String::into_bytes).filter(|secret| secret.len() >= MASKED_BYTES_MIN).collect()))
+        Self(forms.map(String::into_bytes).filter(|secret| secret.len() >= MASKED_BYTES_MIN).collect())
+    }
+
+    /// Blocking: reads secrets from files.
+    pub(crate) fn of(endpoint: &Endpoint, environment: &Environment) -> Result<Self, Shortage> {
+        secrets_of(endpoint, environment).map(Self::new)
+    }
+
+    /// Masks these, too: secrets that the sink was given while it ran.
+    pub(crate) fn and(&self, more: &[String]) -> Self {
+        let mut all = Self::new(more.iter().cloned());
+        all.0.extend_from_slice(&self.0);
+        all
     }
 
     /// An answer of `bytes_max` was cut there.
-    pub(super) fn apply(&self, body: &Bytes, bytes_max: usize) -> Bytes {
+    pub(crate) fn apply(&self, body: &Bytes, bytes_max: usize) -> Bytes {
         let is_cut = body.len() >= bytes_max;
         let mut masked = Vec::with_capacity(body.len());
         let mut left: &[u8] = body;
