@@ -57,17 +57,27 @@ impl Dialer {
     }
 
     pub(crate) async fn open(&self, host: &Host, port: u16, encrypted: bool) -> Result<Stream, Undelivered> {
-        let addresses = self.gate.admit(host, port).await?;
-        let stream = tcp::connect(&addresses).await?;
-        // Requests are written in one piece; waiting for more only delays them.
-        let _ = stream.set_nodelay(true);
+        let stream = self.connect(host, port).await?;
         match encrypted {
             true => Ok(Either::Right(self.encrypt(stream, host).await?)),
             false => Ok(Either::Left(stream)),
         }
     }
 
-    async fn encrypt(&self, stream: TcpStream, host: &Host) -> Result<TlsStream<TcpStream>, Undelivered> {
+    /// For protocols that say something before they encrypt.
+    pub(crate) async fn connect(&self, host: &Host, port: u16) -> Result<TcpStream, Undelivered> {
+        let addresses = self.gate.admit(host, port).await?;
+        let stream = tcp::connect(&addresses).await?;
+        // Requests are written in one piece; waiting for more only delays them.
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
+    }
+
+    pub(crate) async fn encrypt(
+        &self,
+        stream: TcpStream,
+        host: &Host,
+    ) -> Result<TlsStream<TcpStream>, Undelivered> {
         let connector = TlsConnector::from(Arc::clone(self.prepare_tls()?));
         let name = server_name(host)?;
         connector.connect(name, stream).await.map_err(|error| {

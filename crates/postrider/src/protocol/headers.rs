@@ -54,3 +54,22 @@ pub fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     SECRET_WORDS.iter().any(|word| name.contains(word))
 }
+
+const HEX: &[u8; 16] = b"0123456789ABCDEF";
+
+/// Any text as the value of a header: what a header cannot carry is percent-encoded, as CloudEvents does it. Plain texts
+/// stay as they are.
+pub(crate) fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'"' | b'%' | ..=b' ' | 0x7f.. => {
+                encoded.push('%');
+                encoded.push(char::from(HEX[usize::from(byte >> 4)]));
+                encoded.push(char::from(HEX[usize::from(byte & 15)]));
+            }
+            plain => encoded.push(char::from(plain)),
+        }
+    }
+    encoded
+}

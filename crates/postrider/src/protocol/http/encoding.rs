@@ -1,23 +1,12 @@
-//! Any text as a header value: what a header cannot carry is percent-encoded, as CloudEvents does it.
+//! Any text as a header value.
 
 use http::HeaderValue;
 
-const HEX: &[u8; 16] = b"0123456789ABCDEF";
+use crate::protocol::headers::percent_encoded;
 
-/// Decoding the percent signs gives the text back. Plain texts go through as they are.
+/// Decoding the percent signs gives the text back.
 pub(super) fn header_value(text: &str) -> HeaderValue {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'"' | b'%' | ..=b' ' | 0x7f.. => {
-                encoded.push('%');
-                encoded.push(char::from(HEX[usize::from(byte >> 4)]));
-                encoded.push(char::from(HEX[usize::from(byte & 15)]));
-            }
-            plain => encoded.push(char::from(plain)),
-        }
-    }
-    owned(encoded)
+    owned(percent_encoded(text))
 }
 
 /// For a text that is made of visible ASCII characters by construction.
