@@ -6,10 +6,12 @@ use std::net::{Ipv4Addr, TcpStream};
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD, Engine as _};
 use ed25519_dalek::{Signer as _, SigningKey};
 use futures_util::StreamExt as _;
+use futures_util::future::join_all;
 use postrider::message::Message;
 use postrider::verdict::Failure;
 use serde_json::json;
 use test_servers::brokers::{DENIED_USER, PASSWORD, nats};
+use test_servers::proxy::Fault;
 
 use super::*;
 
@@ -180,6 +182,28 @@ async fn a_duplicate_is_acknowledged_and_stored_once() {
         sink.deliver(&again).await.unwrap();
     }
     assert_eq!(bench.ids().await, [id(1)]);
+}
+
+/// They are many more bytes than the sockets on the way can hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_given_up_while_the_server_was_silent_is_not_sent_later() {
+    let Some(bench) = Bench::<NatsBroker>::shared().await else { return };
+    let sink = bench.sink();
+    sink.deliver(&delivery(message(0, "{}"))).await.unwrap();
+    bench.proxy.set(Fault::Freeze);
+    let sent: Vec<_> = (1..=200).map(|number| delivery(message(number, vec![b'1'; 256 << 10]))).collect();
+    let given_up = sent.iter().map(|sent| deliver(&*sink, sent, Duration::from_millis(1500)));
+    for result in join_all(given_up).await {
+        assert_eq!(result.failed().class, Class::Retryable);
+    }
+    bench.proxy.set(Fault::None);
+    let thawed = std::time::Instant::now();
+    while bench.proxy.open() > 1 || sink.deliver(&delivery(message(201, "{}"))).await.is_err() {
+        assert!(thawed.elapsed() < Duration::from_secs(30), "no new connection");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let held = bench.ids().await;
+    assert!(held.contains(&id(201)) && !held.contains(&id(200)), "{held:?}");
 }
 
 #[tokio::test]
@@ -521,4 +545,13 @@ fn bad_configs_name_the_field_and_the_rule() {
         let checked = protocol.check_message_options(&object(json!({"subject": subject})));
         assert_eq!(checked.is_ok(), fits, "{subject}");
     }
+}
+
+#[test]
+fn secrets_are_hidden() {
+    let secrets = ["token", "password", "nkey_seed", "creds"];
+    let config: serde_json::Map<String, Value> =
+        secrets.iter().map(|key| ((*key).to_owned(), json!("hush"))).collect();
+    let shown = postrider::protocol::Protocol::from_name("nats").unwrap().redacted(&config);
+    assert!(secrets.iter().all(|key| shown[*key] == "***"), "{shown:?}");
 }
