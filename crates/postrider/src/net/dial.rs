@@ -58,10 +58,7 @@ impl Dialer {
     }
 
     pub(crate) async fn open(&self, host: &Host, port: u16, encrypted: bool) -> Result<Stream, Undelivered> {
-        let addresses = self.gate.admit(host, port).await?;
-        let stream = tcp::connect(&addresses).await?;
-        // Requests are written in one piece; waiting for more only delays them.
-        let _ = stream.set_nodelay(true);
+        let stream = self.connect(host, port).await?;
         match encrypted {
             true => Ok(Either::Right(self.encrypt(stream, host).await?)),
             false => Ok(Either::Left(stream)),
@@ -71,6 +68,15 @@ impl Dialer {
     /// See [`AddressGate::admit_behind_proxy`].
     pub(crate) async fn check_behind_proxy(&self, host: &Host) -> Result<(), Undelivered> {
         self.gate.admit_behind_proxy(host).await
+    }
+
+    /// For protocols that say something before they encrypt.
+    pub(crate) async fn connect(&self, host: &Host, port: u16) -> Result<TcpStream, Undelivered> {
+        let addresses = self.gate.admit(host, port).await?;
+        let stream = tcp::connect(&addresses).await?;
+        // Requests are written in one piece; waiting for more only delays them.
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
     }
 
     pub(crate) async fn encrypt<S: AsyncRead + AsyncWrite + Unpin>(

@@ -54,3 +54,26 @@ pub fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     SECRET_WORDS.iter().any(|word| name.contains(word))
 }
+
+const HEX: &[u8; 16] = b"0123456789ABCDEF";
+
+/// Any text as the value of a header: what a header cannot carry is percent-encoded, as CloudEvents does it. Plain texts
+/// stay as they are.
+pub(crate) fn carried(text: &str) -> String {
+    percent_encoded(text.as_bytes(), |byte| !matches!(byte, b'"' | b'%' | ..=b' ' | 0x7f..))
+}
+
+/// `is_plain` says which bytes stay as they are; they must be ASCII.
+pub(crate) fn percent_encoded(bytes: &[u8], is_plain: impl Fn(u8) -> bool) -> String {
+    let mut encoded = String::with_capacity(bytes.len());
+    for &byte in bytes {
+        if is_plain(byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push('%');
+            encoded.push(char::from(HEX[usize::from(byte >> 4)]));
+            encoded.push(char::from(HEX[usize::from(byte & 15)]));
+        }
+    }
+    encoded
+}

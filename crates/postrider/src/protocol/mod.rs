@@ -28,6 +28,7 @@ mod http;
 mod file;
 mod mqtt;
 mod redis;
+mod nats;
 #[cfg(test)]
 pub(crate) mod made_up;
 
@@ -67,6 +68,7 @@ protocols! {
     File => file::FILE,
     Mqtt => mqtt::MQTT,
     Redis => redis::REDIS,
+    Nats => nats::NATS,
 }
 
 /// All that Postrider knows of a protocol.

@@ -1,28 +1,12 @@
-//! Texts as bytes that HTTP can carry: percent-encoding, hexadecimal digits, header values.
+//! Texts as header values, and percent-encoded texts as bytes.
 
 use http::HeaderValue;
 
-const HEX: &[u8; 16] = b"0123456789ABCDEF";
+use crate::protocol::headers::carried;
 
-/// Any text as a header value: what a header cannot carry is percent-encoded, as CloudEvents does it. Decoding the
-/// percent signs gives the text back. Plain texts go through as they are.
+/// Decoding the percent signs gives the text back.
 pub(super) fn header_value(text: &str) -> HeaderValue {
-    owned(percent_encoded(text.as_bytes(), |byte| !matches!(byte, b'"' | b'%' | ..=b' ' | 0x7f..)))
-}
-
-/// `is_plain` says which bytes stay as they are; they must be ASCII.
-pub(super) fn percent_encoded(bytes: &[u8], is_plain: impl Fn(u8) -> bool) -> String {
-    let mut encoded = String::with_capacity(bytes.len());
-    for &byte in bytes {
-        if is_plain(byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push('%');
-            encoded.push(char::from(HEX[usize::from(byte >> 4)]));
-            encoded.push(char::from(HEX[usize::from(byte & 15)]));
-        }
-    }
-    encoded
+    owned(carried(text))
 }
 
 /// A percent sign that two digits do not follow stays.

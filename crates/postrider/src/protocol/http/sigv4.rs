@@ -9,7 +9,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::Request;
 use super::auth::SigV4Config;
-use super::encoding::{owned, percent_decoded, percent_encoded};
+use super::encoding::{owned, percent_decoded};
+use crate::protocol::headers::percent_encoded;
 use crate::sink::Undelivered;
 use crate::sink::secret::Secrets;
 

@@ -3,6 +3,7 @@
 
 mod chaos;
 mod mqtt;
+mod nats;
 mod redis;
 mod suite;
 
@@ -40,6 +41,11 @@ pub(super) trait BrokerUnderTest: Send + Sync + 'static {
 
     /// The config of an endpoint that delivers to `target` through this port of loopback.
     fn config(port: u16, target: &str) -> Value;
+
+    /// The same for another server, on which the target was not created.
+    fn config_elsewhere(port: u16, target: &str) -> Value {
+        Self::config(port, target)
+    }
 
     /// The keys of a config that sign in.
     fn login(user: &str, password: &str) -> Value;
@@ -82,8 +88,14 @@ impl<B: BrokerUnderTest> Bench<B> {
     }
 
     pub(super) async fn on(listeners: &BrokerListeners) -> Self {
+        let bench = Self::on_empty(listeners);
+        B::create(listeners, &bench.target).await;
+        bench
+    }
+
+    /// Without a target.
+    pub(super) fn on_empty(listeners: &BrokerListeners) -> Self {
         let target = target();
-        B::create(listeners, &target).await;
         let proxy = Proxy::to(listeners.plain).unwrap();
         let environment = open_environment();
         Self { listeners: listeners.clone(), proxy, target, environment, kind: std::marker::PhantomData }

@@ -276,7 +276,7 @@ pub(super) async fn a_client_certificate_is_shown<B: BrokerUnderTest>() {
     let Some(bench) = Bench::<B>::shared().await else { return };
     let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap();
     let listeners = &bench.listeners;
-    let config = B::config(listeners.mutual_tls, &bench.target);
+    let config = B::config_elsewhere(listeners.mutual_tls, &bench.target);
     let tls = json!({
         "ca": read(listeners.authority()),
         "client_cert": read(listeners.client_certificate()),
