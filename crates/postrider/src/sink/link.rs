@@ -81,7 +81,7 @@ impl Links {
         key: LinkKey,
         connect_timeout: Duration,
         environment: &Environment,
-        opener: impl Fn() -> Result<O, Undelivered> + Send + Sync + 'static,
+        opener: impl Fn(&Environment) -> Result<O, Undelivered> + Send + Sync + 'static,
     ) -> Arc<Link<O::Client>> {
         let key = (key, connect_timeout);
         let mut links = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,7 +90,9 @@ impl Links {
             return link;
         }
         links.retain(|_, link| link.strong_count() > 0);
-        let link = Arc::new(Link::new(Arc::new(opener), connect_timeout, &environment.kept));
+        let allowed = environment.clone();
+        let make_opener = Arc::new(move || opener(&allowed));
+        let link = Arc::new(Link::new(make_opener, connect_timeout, &environment.kept));
         let held: Weak<dyn Holder> = Arc::downgrade(&(Arc::clone(&link) as Arc<dyn Holder>));
         environment.kept.add(held);
         let any: Weak<dyn Any + Send + Sync> =

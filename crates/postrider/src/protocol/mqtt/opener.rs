@@ -31,13 +31,14 @@ pub(super) struct MqttOpener {
 impl MqttOpener {
     pub(super) fn new(
         config: &MqttConnectionConfig,
+        client_id: &str,
         address: Arc<BrokerAddress>,
         environment: &Environment,
     ) -> Result<Self, Undelivered> {
         Ok(Self {
             config: config.clone(),
             address,
-            client_id: config.client_id.clone().unwrap_or_else(random_client_id),
+            client_id: client_id.to_owned(),
             dialer: Dialer::new(&config.tls.clone().unwrap_or_default(), &[], environment)?,
             secrets: Secrets::new(environment),
         })
@@ -118,7 +119,7 @@ impl OpenLink for MqttOpener {
 }
 
 /// Letters and digits only, and at most 23, which every broker of version 3.1.1 has to accept.
-fn random_client_id() -> String {
+pub(super) fn random_client_id() -> String {
     format!("postrider{:013x}", rand::random::<u64>() >> 12)
 }
 

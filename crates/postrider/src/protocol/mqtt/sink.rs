@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::answer;
 use super::config::{MqttConfig, MqttVersion, NOT_IN_TEXTS};
 use super::driver::MqttClient;
-use super::opener::MqttOpener;
+use super::opener::{MqttOpener, random_client_id};
 use super::outgoing::{EncodedPublish, PublishPacket, PublishProperties};
 use crate::endpoint::Endpoint;
 use crate::protocol::broker::BrokerAddress;
@@ -38,9 +38,15 @@ impl MqttSink {
         let connection = &config.connection;
         let address = Arc::new(connection.address().map_err(|error| Failure::permanent(error.to_string()))?);
         let key = LinkKey::of("mqtt", connection);
-        let opener = || MqttOpener::new(connection, Arc::clone(&address), environment);
+        let opener = {
+            let (connection, address) = (connection.clone(), Arc::clone(&address));
+            let client_id = connection.client_id.clone().unwrap_or_else(random_client_id);
+            move |environment: &Environment| {
+                MqttOpener::new(&connection, &client_id, Arc::clone(&address), environment)
+            }
+        };
         Ok(Self {
-            link: environment.links.shared(key, config.connect_timeout, environment, opener)?,
+            link: environment.links.shared(key, config.connect_timeout, environment, opener),
             address,
             version: connection.version,
             topic: config.topic.clone(),

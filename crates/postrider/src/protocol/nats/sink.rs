@@ -51,8 +51,10 @@ impl NatsSink {
             Arc::new(config.connection.address().map_err(|error| Failure::permanent(error.to_string()))?);
         let headers = headers(config, endpoint, &Secrets::new(environment))?;
         let key = LinkKey::of("nats", &config.connection);
-        let opener = || NatsOpener::new(&config.connection, Arc::clone(&address), environment);
-        let link = environment.links.shared(key, config.connect_timeout, environment, opener)?;
+        let (connection, at) = (config.connection.clone(), Arc::clone(&address));
+        let opener =
+            move |environment: &Environment| NatsOpener::new(&connection, Arc::clone(&at), environment);
+        let link = environment.links.shared(key, config.connect_timeout, environment, opener);
         Ok(Self {
             link,
             address,

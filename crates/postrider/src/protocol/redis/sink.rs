@@ -32,11 +32,9 @@ impl RedisSink {
         let address =
             Arc::new(config.connection.address().map_err(|error| Failure::permanent(error.to_string()))?);
         let key = LinkKey::of("redis", &config.connection);
-        let opener = {
-            let (config, address, environment) =
-                (config.connection.clone(), Arc::clone(&address), environment.clone());
-            move || RedisOpener::new(&config, Arc::clone(&address), &environment)
-        };
+        let (connection, at) = (config.connection.clone(), Arc::clone(&address));
+        let opener =
+            move |environment: &Environment| RedisOpener::new(&connection, Arc::clone(&at), environment);
         let link = environment.links.shared(key, config.connect_timeout, environment, opener);
         Ok(Self { link, address, stream_key: config.stream_key.clone(), trimming: trimming(config) })
     }

@@ -31,7 +31,7 @@ impl Script {
         let broker =
             MadeUpBroker { answers: Arc::new(tokio::sync::Mutex::new(answered)), asked: Arc::clone(&asked) };
         let key = LinkKey { protocol: "made-up", config: config.to_owned() };
-        let opener = move || Ok(broker.clone());
+        let opener = move |_: &Environment| Ok(broker.clone());
         let link = environment.links.shared(key, Duration::from_secs(5), environment, opener);
         (Self { answers, asked, next: 0 }, link)
     }
