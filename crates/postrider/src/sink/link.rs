@@ -170,6 +170,15 @@ impl<C: Send + Sync + 'static> Link<C> {
         }
     }
 
+    /// What `look` finds of the open connection. None while it is down.
+    #[cfg_attr(not(feature = "amqp"), allow(dead_code))]
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&C) -> T) -> Option<T> {
+        match &*self.state.borrow() {
+            LinkState::Up(live) => Some(look(&live.client)),
+            LinkState::Idle | LinkState::Connecting | LinkState::Down(_) => None,
+        }
+    }
+
     async fn live(&self) -> Result<Arc<LiveLink<C>>, Undelivered> {
         if let LinkState::Up(live) = &*self.state.borrow()
             && !live.ended.is_cancelled()

@@ -1,6 +1,7 @@
 //! What every sink to a broker must do, run against each real broker. Network faults come from a proxy before the broker
 //! that all tests share; a test that stops or kills a broker has its own.
 
+mod amqp;
 mod redis;
 mod suite;
 
