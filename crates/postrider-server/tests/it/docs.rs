@@ -57,17 +57,22 @@ fn run_all(file: &PathBuf) -> usize {
     };
     let modules = node_sqlite::modules();
     let redis = page.contains("redis-cli").then(|| BrokerKind::Redis.shared()).flatten();
+    let amqp = page.contains("amqp-consume").then(|| BrokerKind::RabbitMq.shared()).flatten();
+    let amqp = amqp.filter(|_| Path::new("/usr/bin/amqp-consume").exists());
     let can_run = |example: &&Example| {
         (modules.is_some() || !example.script.contains("node <<"))
             && (redis.is_some() || !example.script.contains("redis-cli"))
+            && (amqp.is_some() || !example.script.contains("amqp-consume"))
     };
     for example in examples.iter().filter(can_run) {
         let redis = redis.map_or(String::new(), |redis| redis.plain.to_string());
+        let amqp = amqp.map_or(String::new(), |amqp| amqp.plain.to_string());
         let script = example
             .script
             .replace("127.0.0.1:7171", &node.address.to_string())
             .replace("http://127.0.0.1:9000/hook", &receiver.url())
             .replace("6379", &redis)
+            .replace("5672", &amqp)
             .replace(DATABASE, &database)
             .replace(NEW_DATABASE, &new_database);
         let at = format!("{}:{}\n{script}", file.display(), example.line);

@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use amq_protocol::frame::AMQPFrame;
 use amq_protocol::protocol::{AMQPClass, basic, channel, confirm, connection};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::answer;
 use super::frames::{FrameReader, FrameWriter};
-use super::lanes::{Answer, Lanes};
+use super::lanes::Lanes;
+use super::order::{Order, Proven};
 use super::publication::Publication;
+use super::shared_channel::{SHARED, SharedChannel};
 use super::sign_in::SignedIn;
 use crate::protocol::broker::BrokerAddress;
 use crate::sink::Undelivered;
@@ -24,13 +26,8 @@ const TAKEN_AT_ONCE: usize = 256;
 
 /// What deliveries have of the connection.
 pub(super) struct AmqpClient {
-    publish: mpsc::UnboundedSender<Order>,
+    orders: mpsc::UnboundedSender<Order>,
     blocked: watch::Receiver<Option<String>>,
-}
-
-struct Order {
-    publication: Publication,
-    answer: oneshot::Sender<Answer>,
 }
 
 pub(super) struct AmqpConnection {
@@ -38,9 +35,14 @@ pub(super) struct AmqpConnection {
     reader: FrameReader,
     writer: FrameWriter,
     heartbeat: Duration,
-    /// As many as a node has attempts in flight.
+    /// No more than a node has attempts in flight.
     orders: mpsc::UnboundedReceiver<Order>,
+    proven: Proven,
+    /// For the shared channel.
     waiting: VecDeque<Order>,
+    shared: SharedChannel,
+    /// For lanes, because they are not proven.
+    waiting_alone: VecDeque<Order>,
     lanes: Lanes,
     blocked: watch::Sender<Option<String>>,
 }
@@ -48,8 +50,8 @@ pub(super) struct AmqpConnection {
 impl AmqpClient {
     /// Until the broker confirmed or refused it.
     pub(super) async fn publish(&self, publication: Publication) -> Result<(), Undelivered> {
-        let (answer, answered) = oneshot::channel();
-        let _ = self.publish.send(Order { publication, answer });
+        let (order, answered) = Order::new(publication);
+        let _ = self.orders.send(order);
         match answered.await {
             Ok(answer) => answer.map_err(Undelivered::from),
             // The connection ended, and the link is about to say why.
@@ -65,7 +67,7 @@ impl AmqpClient {
 
 impl AmqpConnection {
     pub(super) fn new(signed_in: SignedIn, address: Arc<BrokerAddress>) -> (AmqpClient, Self) {
-        let (publish, orders) = mpsc::unbounded_channel();
+        let (sender, orders) = mpsc::unbounded_channel();
         let (blocks, blocked) = watch::channel(None);
         let connection = Self {
             address,
@@ -73,11 +75,14 @@ impl AmqpConnection {
             writer: signed_in.writer,
             heartbeat: signed_in.heartbeat,
             orders,
+            proven: Proven::default(),
             waiting: VecDeque::new(),
+            shared: SharedChannel::new(),
+            waiting_alone: VecDeque::new(),
             lanes: Lanes::new(signed_in.channels_max),
             blocked: blocks,
         };
-        (AmqpClient { publish, blocked }, connection)
+        (AmqpClient { orders: sender, blocked }, connection)
     }
 
     /// Until it is lost, and why.
@@ -103,36 +108,59 @@ impl AmqpConnection {
             written = self.writer.flush(), if !is_idle => written?,
             count = self.orders.recv_many(&mut taken, TAKEN_AT_ONCE) => match count {
                 0 => return Err("no endpoint uses it".to_owned()),
-                _ => self.waiting.extend(taken),
+                _ => self.take_over(taken),
             },
             () = tokio::time::sleep_until(next_beat) => self.beat()?,
         }
         Ok(())
     }
 
-    fn publish_waiting(&mut self) {
-        loop {
-            // Given up before they were sent.
-            while self.waiting.pop_front_if(|order| order.answer.is_closed()).is_some() {}
-            if self.waiting.is_empty() || self.is_blocked() || self.writer.unsent() >= UNSENT_BYTES_MAX {
-                return;
-            }
-            let Some(lane) = self.lanes.free() else {
-                return self.lanes.open(self.waiting.len(), &mut self.writer);
-            };
-            let Some(Order { publication, answer }) = self.waiting.pop_front() else { return };
-            match publication.write(lane, &mut self.writer) {
-                Ok(()) => self.lanes.occupy(lane, answer),
-                Err(failure) => {
-                    let _ = answer.send(Err(failure));
-                    self.lanes.give_back(lane);
-                }
+    fn take_over(&mut self, orders: Vec<Order>) {
+        for order in orders {
+            match self.proven.covers(&order) {
+                true => self.waiting.push_back(order),
+                false => self.waiting_alone.push_back(order),
             }
         }
     }
 
-    fn is_blocked(&self) -> bool {
-        self.blocked.borrow().is_some()
+    fn publish_waiting(&mut self) {
+        let suspects = self.shared.forget_given_up(&mut self.writer);
+        self.waiting_alone.extend(suspects);
+        while let Some(order) = self.next_alone() {
+            match self.proven.covers(&order) {
+                // One before it proved it.
+                true => self.waiting.push_back(order),
+                false => self.lanes.publish(order, &mut self.writer),
+            }
+        }
+        while let Some(order) = self.next_shared() {
+            self.shared.publish(order, &mut self.writer);
+        }
+    }
+
+    fn next_alone(&mut self) -> Option<Order> {
+        drop_given_up(&mut self.waiting_alone);
+        if self.waiting_alone.is_empty() || !self.may_publish() {
+            return None;
+        }
+        if !self.lanes.has_free() {
+            self.lanes.open(self.waiting_alone.len(), &mut self.writer);
+            return None;
+        }
+        self.waiting_alone.pop_front()
+    }
+
+    fn next_shared(&mut self) -> Option<Order> {
+        drop_given_up(&mut self.waiting);
+        if self.waiting.is_empty() || !self.may_publish() || !self.shared.is_open(&mut self.writer) {
+            return None;
+        }
+        self.waiting.pop_front()
+    }
+
+    fn may_publish(&self) -> bool {
+        self.blocked.borrow().is_none() && self.writer.unsent() < UNSENT_BYTES_MAX
     }
 
     fn block(&self, reason: &str) {
@@ -142,10 +170,18 @@ impl AmqpConnection {
     fn handle(&mut self, frame: AMQPFrame) -> Result<(), String> {
         match frame {
             AMQPFrame::Heartbeat => Ok(()),
-            // The content of a returned message, which we have.
-            AMQPFrame::Header(..) | AMQPFrame::Body(..) => Ok(()),
             AMQPFrame::Method(0, AMQPClass::Connection(method)) => self.handle_connection(method),
+            AMQPFrame::Method(SHARED, method) => self.handle_shared(method),
             AMQPFrame::Method(lane, method) => self.handle_lane(lane, method),
+            // Of a returned message.
+            AMQPFrame::Header(SHARED, header) => {
+                let id = header.properties.message_id().as_ref().map(|id| id.as_str());
+                match self.shared.returned(id) {
+                    true => Ok(()),
+                    false => Err("it returned a message that it was not given".to_owned()),
+                }
+            }
+            AMQPFrame::Header(..) | AMQPFrame::Body(..) => Ok(()),
             AMQPFrame::ProtocolHeader(_) | AMQPFrame::InvalidHeartbeat(_) => Err(unexpected()),
         }
     }
@@ -162,32 +198,63 @@ impl AmqpConnection {
         Ok(())
     }
 
-    fn handle_lane(&mut self, lane: u16, method: AMQPClass) -> Result<(), String> {
-        let (lanes, writer, address) = (&mut self.lanes, &mut self.writer, &*self.address);
+    fn handle_shared(&mut self, method: AMQPClass) -> Result<(), String> {
+        let (shared, writer, address) = (&mut self.shared, &mut self.writer, &*self.address);
         match method {
-            AMQPClass::Channel(channel::AMQPMethod::OpenOk(_)) => lanes.opened(lane, writer),
-            AMQPClass::Confirm(confirm::AMQPMethod::SelectOk(_)) => lanes.ready(lane, writer),
+            AMQPClass::Channel(channel::AMQPMethod::OpenOk(_)) => shared.opened(writer),
+            AMQPClass::Confirm(confirm::AMQPMethod::SelectOk(_)) => shared.ready(),
             AMQPClass::Basic(basic::AMQPMethod::Return(back)) => {
-                lanes.returned(lane, answer::returned(address, back.reply_code, back.reply_text.as_str()));
+                shared.returning(answer::returned(address, back.reply_code, back.reply_text.as_str()));
             }
-            AMQPClass::Basic(basic::AMQPMethod::Ack(_)) => lanes.answered(lane, Ok(()), writer),
-            AMQPClass::Basic(basic::AMQPMethod::Nack(_)) => {
-                lanes.answered(lane, Err(answer::not_taken(address)), writer);
+            AMQPClass::Basic(basic::AMQPMethod::Ack(ack)) => {
+                shared.answered(ack.delivery_tag, ack.multiple, &Ok(()));
             }
-            AMQPClass::Channel(channel::AMQPMethod::Close(close)) => {
-                let failure = answer::refused(address, close.reply_code, close.reply_text.as_str());
-                lanes.refused(lane, failure, writer);
+            AMQPClass::Basic(basic::AMQPMethod::Nack(nack)) => {
+                shared.answered(nack.delivery_tag, nack.multiple, &Err(answer::not_taken(address)));
             }
-            AMQPClass::Channel(channel::AMQPMethod::CloseOk(_)) => lanes.closed(lane),
-            // RabbitMQ blocks the connection instead; other brokers pause single channels.
-            AMQPClass::Channel(channel::AMQPMethod::Flow(channel::Flow { active })) => {
-                let answer = channel::AMQPMethod::FlowOk(channel::FlowOk { active });
-                writer.method(lane, AMQPClass::Channel(answer));
-                if active { drop(self.blocked.send_replace(None)) } else { self.block("flow control") }
+            AMQPClass::Channel(channel::AMQPMethod::Close(_)) => {
+                let suspects = shared.refused(writer);
+                self.waiting_alone.extend(suspects);
             }
+            AMQPClass::Channel(channel::AMQPMethod::CloseOk(_)) => shared.closed(),
+            AMQPClass::Channel(channel::AMQPMethod::Flow(flow)) => self.obey(SHARED, flow.active),
             _ => return Err(unexpected()),
         }
         Ok(())
+    }
+
+    fn handle_lane(&mut self, lane: u16, method: AMQPClass) -> Result<(), String> {
+        let Self { lanes, writer, proven, .. } = self;
+        let address = &*self.address;
+        match method {
+            AMQPClass::Channel(channel::AMQPMethod::OpenOk(_)) => lanes.opened(lane, writer),
+            AMQPClass::Confirm(confirm::AMQPMethod::SelectOk(_)) => lanes.ready(lane),
+            AMQPClass::Basic(basic::AMQPMethod::Return(back)) => {
+                lanes.returned(lane, answer::returned(address, back.reply_code, back.reply_text.as_str()));
+            }
+            AMQPClass::Basic(basic::AMQPMethod::Ack(_)) => lanes.answered(lane, Ok(()), proven),
+            AMQPClass::Basic(basic::AMQPMethod::Nack(_)) => {
+                lanes.answered(lane, Err(answer::not_taken(address)), proven);
+            }
+            AMQPClass::Channel(channel::AMQPMethod::Close(close)) => {
+                let failure = answer::refused(address, close.reply_code, close.reply_text.as_str());
+                lanes.refused(lane, failure, proven, writer);
+            }
+            AMQPClass::Channel(channel::AMQPMethod::CloseOk(_)) => lanes.closed(lane),
+            AMQPClass::Channel(channel::AMQPMethod::Flow(flow)) => self.obey(lane, flow.active),
+            _ => return Err(unexpected()),
+        }
+        Ok(())
+    }
+
+    /// RabbitMQ blocks connections; other brokers pause single channels.
+    fn obey(&mut self, number: u16, active: bool) {
+        let answer = channel::AMQPMethod::FlowOk(channel::FlowOk { active });
+        self.writer.method(number, AMQPClass::Channel(answer));
+        match active {
+            true => drop(self.blocked.send_replace(None)),
+            false => self.block("flow control"),
+        }
     }
 
     /// Half of the agreed time after the last frame of ours, or when the broker has been silent for twice that time.
@@ -199,6 +266,7 @@ impl AmqpConnection {
         if self.reader.heard.elapsed() >= self.heartbeat * 2 {
             return Err(format!("no heartbeat for {} s", self.heartbeat.as_secs() * 2));
         }
+        self.lanes.close_idle(&mut self.writer);
         // Where the socket takes nothing, another one would not help.
         if self.writer.is_idle() {
             self.writer.frame(&AMQPFrame::Heartbeat);
@@ -206,6 +274,11 @@ impl AmqpConnection {
         self.writer.sent = Instant::now();
         Ok(())
     }
+}
+
+/// Before they were sent.
+fn drop_given_up(waiting: &mut VecDeque<Order>) {
+    while waiting.pop_front_if(|order| order.is_given_up()).is_some() {}
 }
 
 fn unexpected() -> String {

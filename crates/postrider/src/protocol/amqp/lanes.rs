@@ -1,56 +1,59 @@
-//! The channels of a connection, as lanes with room for one publication each.
+//! Channels that carry one publication at a time: what the broker says of such a channel is about that message.
 
 use std::collections::BTreeMap;
 
 use amq_protocol::protocol::{AMQPClass, channel, confirm};
-use tokio::sync::oneshot;
 
 use super::frames::FrameWriter;
+use super::order::{Answer, Order, Proven};
+use super::shared_channel::SHARED;
 use crate::verdict::Failure;
 
 /// While the broker answers quickly, few lanes are enough: they are opened step by step.
 const OPENING_MAX: usize = 16;
-/// A channel costs the broker some memory, so no more than these are kept for later.
-const FREE_MAX: usize = 64;
-
-pub(super) type Answer = Result<(), Failure>;
+/// A channel costs the broker some memory, so no more than these are kept when they are not needed.
+const IDLE_MAX: usize = 8;
 
 pub(super) struct Lanes {
     lanes: BTreeMap<u16, Lane>,
+    /// The last one is used first, so the first ones are used only when many are needed.
     free: Vec<u16>,
+    /// The fewest that were free since idle lanes were last closed.
+    free_min: usize,
     opening: usize,
-    /// As the broker allows.
-    max: u16,
+    /// The highest number of a channel.
+    number_max: u16,
 }
 
 enum Lane {
     Opening,
     Free,
-    /// The broker returns a message before it confirms it.
-    Busy {
-        answer: oneshot::Sender<Answer>,
-        returned: Option<Failure>,
-    },
+    Busy(Order),
     Closing,
 }
 
 impl Lanes {
-    pub(super) fn new(max: u16) -> Self {
-        Self { lanes: BTreeMap::new(), free: Vec::new(), opening: 0, max }
+    pub(super) fn new(number_max: u16) -> Self {
+        Self { lanes: BTreeMap::new(), free: Vec::new(), free_min: 0, opening: 0, number_max }
     }
 
-    pub(super) fn free(&mut self) -> Option<u16> {
-        self.free.pop()
+    pub(super) fn has_free(&self) -> bool {
+        !self.free.is_empty()
     }
 
-    /// The lane that `free` gave.
-    pub(super) fn occupy(&mut self, number: u16, answer: oneshot::Sender<Answer>) {
-        self.lanes.insert(number, Lane::Busy { answer, returned: None });
-    }
-
-    /// The lane that `free` gave was not needed.
-    pub(super) fn give_back(&mut self, number: u16) {
-        self.free.push(number);
+    /// On a free lane.
+    pub(super) fn publish(&mut self, order: Order, writer: &mut FrameWriter) {
+        let Some(number) = self.free.pop() else { return };
+        match order.publication.write(number, writer) {
+            Ok(()) => {
+                self.free_min = self.free_min.min(self.free.len());
+                self.lanes.insert(number, Lane::Busy(order));
+            }
+            Err(failure) => {
+                self.free.push(number);
+                order.answer(Err(failure));
+            }
+        }
     }
 
     /// So that `wanted` publications find one. Lanes whose delivery was given up are closed first: their answer
@@ -60,64 +63,85 @@ impl Lanes {
         if self.opening >= wanted {
             return;
         }
-        self.close_abandoned(writer);
+        self.close_given_up(writer);
         while self.opening < wanted {
-            let Some(number) = (1..=self.max).find(|number| !self.lanes.contains_key(number)) else { return };
+            let mut numbers = SHARED + 1..=self.number_max;
+            let Some(number) = numbers.find(|number| !self.lanes.contains_key(number)) else { return };
             self.lanes.insert(number, Lane::Opening);
             self.opening += 1;
             writer.method(number, AMQPClass::Channel(channel::AMQPMethod::Open(channel::Open {})));
         }
     }
 
-    fn close_abandoned(&mut self, writer: &mut FrameWriter) {
+    fn close_given_up(&mut self, writer: &mut FrameWriter) {
         for (number, lane) in &mut self.lanes {
-            if matches!(lane, Lane::Busy { answer, .. } if answer.is_closed()) {
+            if matches!(lane, Lane::Busy(order) if order.is_given_up()) {
                 *lane = Lane::Closing;
                 writer.method(*number, close());
             }
         }
     }
 
-    pub(super) fn opened(&mut self, number: u16, writer: &mut FrameWriter) {
-        let select = confirm::Select { nowait: false };
-        writer.method(number, AMQPClass::Confirm(confirm::AMQPMethod::Select(select)));
+    /// Those that no publication needed since this was last called.
+    pub(super) fn close_idle(&mut self, writer: &mut FrameWriter) {
+        for number in self.free.drain(..self.free_min.saturating_sub(IDLE_MAX)) {
+            self.lanes.insert(number, Lane::Closing);
+            writer.method(number, close());
+        }
+        self.free_min = self.free.len();
+    }
+
+    pub(super) fn opened(&self, number: u16, writer: &mut FrameWriter) {
+        writer.method(number, select_confirms());
     }
 
     /// It confirms publications from here on.
-    pub(super) fn ready(&mut self, number: u16, writer: &mut FrameWriter) {
-        if matches!(self.lanes.get(&number), Some(Lane::Opening)) {
+    pub(super) fn ready(&mut self, number: u16) {
+        if let Some(lane @ Lane::Opening) = self.lanes.get_mut(&number) {
+            *lane = Lane::Free;
             self.opening -= 1;
-            self.set_free(number, writer);
+            self.free.push(number);
         }
     }
 
     pub(super) fn returned(&mut self, number: u16, failure: Failure) {
-        if let Some(Lane::Busy { returned, .. }) = self.lanes.get_mut(&number) {
-            *returned = Some(failure);
+        if let Some(Lane::Busy(order)) = self.lanes.get_mut(&number) {
+            order.set_returned(failure);
         }
     }
 
-    /// `confirmed` is what the broker said of the message on this lane.
-    pub(super) fn answered(&mut self, number: u16, confirmed: Answer, writer: &mut FrameWriter) {
-        match self.lanes.get_mut(&number) {
-            Some(lane @ Lane::Busy { .. }) => {
-                if let Lane::Busy { answer, returned } = std::mem::replace(lane, Lane::Free) {
-                    let _ = answer.send(returned.map_or(confirmed, Err));
-                }
-                self.set_free(number, writer);
+    /// What the broker said of the message on this lane.
+    pub(super) fn answered(&mut self, number: u16, answer: Answer, proven: &mut Proven) {
+        let Some(lane @ Lane::Busy(_)) = self.lanes.get_mut(&number) else { return };
+        if let Lane::Busy(order) = std::mem::replace(lane, Lane::Free) {
+            if answer.is_ok() && !order.is_returned() {
+                proven.add(&order);
             }
-            Some(Lane::Opening | Lane::Free | Lane::Closing) | None => {}
+            order.answer(answer);
         }
+        self.free.push(number);
     }
 
     /// The broker closed it.
-    pub(super) fn refused(&mut self, number: u16, failure: Failure, writer: &mut FrameWriter) {
+    pub(super) fn refused(
+        &mut self,
+        number: u16,
+        failure: Failure,
+        proven: &mut Proven,
+        writer: &mut FrameWriter,
+    ) {
         writer.method(number, AMQPClass::Channel(channel::AMQPMethod::CloseOk(channel::CloseOk {})));
         match self.lanes.remove(&number) {
-            Some(Lane::Busy { answer, .. }) => drop(answer.send(Err(failure))),
+            Some(Lane::Busy(order)) => {
+                proven.remove(&order);
+                order.answer(Err(failure));
+            }
             Some(Lane::Opening) => self.opening -= 1,
-            Some(Lane::Free) => self.free.retain(|free| *free != number),
-            // Both sides closed it at once; its answer to us follows.
+            Some(Lane::Free) => {
+                self.free.retain(|free| *free != number);
+                self.free_min = self.free_min.min(self.free.len());
+            }
+            // Both sides closed it at once; the broker's answer to us follows.
             Some(Lane::Closing) => drop(self.lanes.insert(number, Lane::Closing)),
             None => {}
         }
@@ -128,19 +152,13 @@ impl Lanes {
             self.lanes.remove(&number);
         }
     }
-
-    fn set_free(&mut self, number: u16, writer: &mut FrameWriter) {
-        if self.free.len() < FREE_MAX {
-            self.lanes.insert(number, Lane::Free);
-            self.free.push(number);
-        } else {
-            self.lanes.insert(number, Lane::Closing);
-            writer.method(number, close());
-        }
-    }
 }
 
-fn close() -> AMQPClass {
+pub(super) fn select_confirms() -> AMQPClass {
+    AMQPClass::Confirm(confirm::AMQPMethod::Select(confirm::Select { nowait: false }))
+}
+
+pub(super) fn close() -> AMQPClass {
     AMQPClass::Channel(channel::AMQPMethod::Close(channel::Close {
         reply_code: 200,
         reply_text: "OK".into(),

@@ -1,9 +1,8 @@
 //! Publishes messages to an exchange of an AMQP 0-9-1 broker. The broker's confirmation of a message that it could route is
 //! the acknowledgement.
 //!
-//! The client is our own. It takes our stream, so the gate and TLS are ours; a publication that was given up before it
-//! was written is never written; and every channel carries one publication at a time, so that what the broker says of a channel is
-//! about that message: returned, refused, confirmed.
+//! The client is our own: it takes our stream, so the gate and TLS are ours; it never writes a publication that was given up
+//! before; and it knows exactly which message the broker confirmed, returned or refused.
 
 pub(super) use config::AMQP;
 
@@ -17,7 +16,11 @@ mod sign_in;
 #[cfg(feature = "amqp")]
 mod connection;
 #[cfg(feature = "amqp")]
+mod order;
+#[cfg(feature = "amqp")]
 mod lanes;
+#[cfg(feature = "amqp")]
+mod shared_channel;
 #[cfg(feature = "amqp")]
 mod frames;
 #[cfg(feature = "amqp")]

@@ -34,7 +34,8 @@ pub(super) struct PublicationTemplate {
 }
 
 pub(super) struct Publication {
-    method: AMQPClass,
+    method: basic::Publish,
+    id: ShortString,
     properties: AMQPProperties,
     body: Bytes,
 }
@@ -79,15 +80,16 @@ impl PublicationTemplate {
                 (message.content_type.as_str(), message.payload.clone())
             }
         };
+        let id = name("id", &id)?;
         let mut properties = AMQPProperties::default()
-            .with_message_id(name("id", &id)?)
+            .with_message_id(id.clone())
             .with_content_type(name("content_type", content_type)?)
             .with_delivery_mode(self.delivery_mode(message))
             .with_headers(headers);
         if message.priority > 0 {
             properties = properties.with_priority(message.priority);
         }
-        Ok(Publication { method: self.method(message)?, properties, body })
+        Ok(Publication { method: self.method(message)?, id, properties, body })
     }
 
     /// The endpoint's, and the message's in their place.
@@ -109,15 +111,13 @@ impl PublicationTemplate {
         if persistent.unwrap_or(self.persistent) { PERSISTENT } else { TRANSIENT }
     }
 
-    fn method(&self, message: &Message) -> Result<AMQPClass, Failure> {
-        let routing_key = message.options.get("routing_key").and_then(|key| key.as_str());
-        Ok(AMQPClass::Basic(AMQPMethod::Publish(basic::Publish {
-            exchange: self.exchange.clone(),
-            routing_key: routing_key
-                .map_or_else(|| Ok(self.routing_key.clone()), |key| name("options.routing_key", key))?,
-            mandatory: self.mandatory,
-            immediate: false,
-        })))
+    fn method(&self, message: &Message) -> Result<basic::Publish, Failure> {
+        let routing_key = match message.options.get("routing_key").and_then(|key| key.as_str()) {
+            Some(key) => name("options.routing_key", key)?,
+            None => self.routing_key.clone(),
+        };
+        let (exchange, mandatory) = (self.exchange.clone(), self.mandatory);
+        Ok(basic::Publish { exchange, routing_key, mandatory, immediate: false })
     }
 }
 
@@ -132,6 +132,18 @@ fn name(field: &str, text: &str) -> Result<ShortString, Failure> {
 }
 
 impl Publication {
+    pub(super) fn id(&self) -> &str {
+        self.id.as_str()
+    }
+
+    pub(super) fn exchange(&self) -> &ShortString {
+        &self.method.exchange
+    }
+
+    pub(super) fn body_bytes(&self) -> usize {
+        self.body.len()
+    }
+
     /// On this channel. Refused where the properties do not fit: they have to be in one frame, and a longer one would end the
     /// connection for all.
     pub(super) fn write(&self, channel: u16, writer: &mut FrameWriter) -> Result<(), Failure> {
@@ -150,7 +162,7 @@ impl Publication {
                 writer.frame_max
             )));
         }
-        writer.method(channel, self.method.clone());
+        writer.method(channel, AMQPClass::Basic(AMQPMethod::Publish(self.method.clone())));
         writer.bytes(&properties);
         writer.body(channel, &self.body);
         Ok(())

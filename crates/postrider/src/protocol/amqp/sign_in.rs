@@ -17,6 +17,8 @@ const FRAME_BYTES_MAX: u32 = 128 << 10;
 const FRAME_BYTES_MIN: u32 = 4096;
 /// RabbitMQ's default. A node has fewer attempts in flight unless it is set up for more.
 const CHANNELS_MAX: u16 = 2047;
+/// The shared channel and a lane.
+const CHANNELS_MIN: u16 = 2;
 
 pub(super) struct AmqpLogin {
     pub(super) vhost: ShortString,
@@ -49,6 +51,11 @@ pub(super) async fn sign_in(stream: Stream, login: &AmqpLogin) -> Result<SignedI
     let heartbeat = Duration::from_secs(agreed.heartbeat.into());
     (reader.frame_max, writer.frame_max) = (agreed.frame_max as usize, agreed.frame_max as usize);
     let channels_max = agreed.channel_max;
+    if channels_max < CHANNELS_MIN {
+        return Err(format!(
+            "it allows {channels_max} channels to a connection, and {CHANNELS_MIN} are needed"
+        ));
+    }
     say(&mut writer, AMQPMethod::TuneOk(agreed)).await?;
     say(&mut writer, AMQPMethod::Open(Open { virtual_host: login.vhost.clone() })).await?;
     let AMQPMethod::OpenOk(_) = next(&mut reader).await? else { return Err(unexpected()) };

@@ -1,6 +1,6 @@
 //! AMQP 0-9-1, looked at by lapin, a client that the sink does not use.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::join_all;
 use lapin::options::{BasicGetOptions, QueueDeclareOptions};
@@ -338,6 +338,62 @@ async fn headers_that_the_broker_cannot_take_are_permanent_and_hurt_no_other() {
         assert_eq!(failure.class, Class::Permanent, "{}", failure.error);
     }
     assert_eq!((bench.ids().await, bench.proxy.accepted()), (vec![id(5)], 1));
+}
+
+/// Publications share a channel once the broker has confirmed others like them. RabbitMQ closes it for this header.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_message_on_the_shared_channel_costs_no_other_its_delivery() {
+    let Some(bench) = Bench::<AmqpBroker>::shared().await else { return };
+    let sink = bench.sink();
+    sink.deliver(&delivery(message(0, "{}"))).await.unwrap();
+    let is_bad = |number: i64| number % 50 == 25;
+    let deliveries: Vec<_> = (1..=500)
+        .map(|number| {
+            let mut message = message(number, "{}");
+            if is_bad(number) {
+                message.headers.insert("CC".to_owned(), "x".to_owned());
+            }
+            delivery(message)
+        })
+        .collect();
+    let results = join_all(deliveries.iter().map(|sent| sink.deliver(sent))).await;
+    for (delivery, result) in deliveries.iter().zip(results) {
+        match is_bad(delivery.message.id.0) {
+            true => assert_eq!(
+                (result.clone().failed().class, result.failed().status),
+                (Class::Permanent, Some(406))
+            ),
+            false => drop(result.unwrap()),
+        }
+    }
+    assert_eq!(bench.proxy.accepted(), 1);
+    let held: BTreeSet<String> = bench.ids().await.into_iter().collect();
+    assert_eq!(held, (0..=500).filter(|number| !is_bad(*number)).map(id).collect());
+}
+
+/// So many that the channel they are on is replaced.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deliveries_that_were_given_up_do_not_pile_up() {
+    let Some(bench) = Bench::<AmqpBroker>::shared().await else { return };
+    let sink = bench.sink();
+    // The second one is on the shared channel.
+    for number in [0, 1000] {
+        sink.deliver(&delivery(message(number, "{}"))).await.unwrap();
+    }
+    bench.proxy.set(Fault::SwallowAnswers);
+    let lost: Vec<_> = (1..400).map(|number| delivery(message(number, "{}"))).collect();
+    // Too short to take the connection for dead.
+    let short = Duration::from_millis(500);
+    for result in join_all(lost.iter().map(|sent| deliver(&*sink, sent, short))).await {
+        assert_eq!(result.failed().class, Class::Retryable);
+    }
+    bench.proxy.set(Fault::None);
+    for number in 1001..1010 {
+        deliver(&*sink, &delivery(message(number, "{}")), Duration::from_secs(10)).await.unwrap();
+    }
+    assert_eq!(bench.proxy.accepted(), 1);
+    let held: BTreeSet<String> = bench.ids().await.into_iter().collect();
+    assert!((1000..1010).all(|number| held.contains(&id(number))));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
