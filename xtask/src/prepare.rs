@@ -66,13 +66,14 @@ fn needed() -> [(&'static str, bool); 5] {
     ]
 }
 
-fn needed_for_brokers() -> [(&'static str, bool); 7] {
+fn needed_for_brokers() -> [(&'static str, bool); 8] {
     [
         ("openssl", has("openssl", &["version"])),
         ("mosquitto", BrokerKind::Mosquitto.installed()),
         ("mosquitto-clients", Path::new("/usr/bin/mosquitto_pub").exists()),
         ("redis-server", BrokerKind::Redis.installed()),
         ("rabbitmq-server", BrokerKind::RabbitMq.installed()),
+        ("amqp-tools", Path::new("/usr/bin/amqp-consume").exists()),
         ("default-jre-headless", has("java", &["-version"])),
         // Only for installing Kafka.
         ("maven", BrokerKind::Kafka.installed() || has("mvn", &["--version"])),

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use postrider::endpoint::EndpointChange;
 use postrider::engine::TestDeliveryReport;
 use postrider::protocol::{Protocol, ValueKind};
-use postrider::{Endpoint, Invalid, NewEndpoint, Operate, StoreError};
+use postrider::protocol::Protocol;
 use serde_json::{Map, Value, json};
 
 use super::send;
@@ -259,9 +259,9 @@ fn row(endpoint: &Endpoint) -> Vec<String> {
     };
     let config = endpoint.protocol.redacted(&endpoint.config);
     // What every endpoint of the protocol has to say: where its messages go.
-    let required =
-        endpoint.protocol.keys().filter(|key| key.required && matches!(key.kind, ValueKind::Text { .. }));
-    let destination: Vec<&str> = required.filter_map(|key| config.get(key.name)?.as_str()).collect();
+    let required = endpoint.protocol.keys().filter(|key| key.required && key.kind.is_text());
+    let texts = required.filter_map(|key| config.get(key.name)?.as_str());
+    let destination: Vec<&str> = texts.filter(|text| !text.is_empty()).collect();
     vec![
         endpoint.name.to_string(),
         endpoint.protocol.as_str().to_owned(),

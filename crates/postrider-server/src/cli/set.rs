@@ -86,7 +86,7 @@ fn inner_kind<'k>(kind: &'k ValueKind, name: &str) -> Option<&'k ValueKind> {
 /// Texts need no quotes; everything else is typed as in JSON.
 fn value(kind: Option<&ValueKind>, text: &str) -> Value {
     let is_text =
-        matches!(kind, None | Some(ValueKind::Text { .. } | ValueKind::Choice(_) | ValueKind::Secret(_)));
+        kind.is_none_or(|kind| kind.is_text() || matches!(kind, ValueKind::Choice(_) | ValueKind::Secret(_)));
     match serde_json::from_str(text) {
         Ok(value) if !is_text => value,
         _ => Value::String(text.to_owned()),

@@ -1,5 +1,7 @@
 //! Rows of the table of keys, and what is derived from them: checks, lists of known keys, redaction.
 
+use std::ops::RangeInclusive;
+
 use serde_json::{Map, Value};
 
 use super::headers::{self, MapRules};
@@ -44,6 +46,11 @@ pub enum ValueKind {
     },
     Choice(&'static [&'static str]),
     Text {
+        bytes_max: usize,
+        rules: &'static [Rule],
+    },
+    /// A text that may also be empty.
+    TextOrEmpty {
         bytes_max: usize,
         rules: &'static [Rule],
     },
@@ -149,6 +156,10 @@ pub(crate) fn names(keys: &[&ConfigKey]) -> Vec<&'static str> {
 }
 
 impl ValueKind {
+    pub fn is_text(&self) -> bool {
+        matches!(self, Self::Text { .. } | Self::TextOrEmpty { .. })
+    }
+
     /// How the sentence ends about a value that is not of this kind.
     pub(crate) fn says(&self) -> String {
         match self {
@@ -156,7 +167,7 @@ impl ValueKind {
             Self::Whole { min, max } => format!("must be a whole number from {min} to {max}"),
             Self::Seconds { max } => format!("must be a number of seconds above 0 and up to {max}"),
             Self::Choice(choices) => format!("must be {}", one_of(choices)),
-            Self::Text { .. } | Self::Secret(_) => NOT_A_STRING.to_owned(),
+            Self::Text { .. } | Self::TextOrEmpty { .. } | Self::Secret(_) => NOT_A_STRING.to_owned(),
             Self::Codes { .. } => "must be a list".to_owned(),
             Self::Secrets { min, max, .. } => format!("must be a list of {min} to {max} strings"),
             Self::Map(_) | Self::Object(_) | Self::Typed(_) => "must be an object".to_owned(),
@@ -172,7 +183,7 @@ impl ValueKind {
                 value.as_f64().is_some_and(|seconds| (1e-9..=f64::from(*max)).contains(&seconds))
             }
             Self::Choice(choices) => value.as_str().is_some_and(|text| choices.contains(&text)),
-            Self::Text { .. } | Self::Secret(_) => value.is_string(),
+            Self::Text { .. } | Self::TextOrEmpty { .. } | Self::Secret(_) => value.is_string(),
             Self::Codes { .. } => value.is_array(),
             Self::Secrets { min, max, .. } => {
                 value.as_array().is_some_and(|items| (*min..=*max).contains(&items.len()))
@@ -188,7 +199,8 @@ impl ValueKind {
         let (text, items) = (value.as_str().unwrap_or_default(), value.as_array().into_iter().flatten());
         let mut items = items.enumerate().map(|(at, item)| (format!("{field}[{at}]"), item));
         match (self, value) {
-            (Self::Text { bytes_max, rules }, _) => check_text(field, text, *bytes_max, rules),
+            (Self::Text { bytes_max, rules }, _) => check_text(field, text, 1..=*bytes_max, rules),
+            (Self::TextOrEmpty { bytes_max, rules }, _) => check_text(field, text, 0..=*bytes_max, rules),
             (Self::Codes { .. }, _) => match items.find(|(_, item)| !self.has_code(item)) {
                 Some((field, _)) => Err(Invalid::new(field, self.code_says())),
                 None => Ok(()),
@@ -232,7 +244,7 @@ impl ValueKind {
             Self::Flag | Self::Whole { .. } | Self::Seconds { .. } | Self::Choice(_) | Self::Codes { .. } => {
                 value.clone()
             }
-            Self::Text { .. } => without_userinfo(value),
+            Self::Text { .. } | Self::TextOrEmpty { .. } => without_userinfo(value),
             Self::Secret(_) => secret::shown(value),
             Self::Secrets { .. } => match value {
                 Value::Array(items) => Value::Array(items.iter().map(secret::shown).collect()),
@@ -256,13 +268,13 @@ pub(crate) fn one_of(choices: &[&str]) -> String {
     quoted.join(" or ")
 }
 
-pub(crate) fn bytes_say(bytes_max: usize) -> String {
-    format!("must have 1 to {bytes_max} bytes")
+pub(crate) fn bytes_say(bytes: &RangeInclusive<usize>) -> String {
+    format!("must have {} to {} bytes", bytes.start(), bytes.end())
 }
 
-fn check_text(field: &str, text: &str, bytes_max: usize, rules: &[Rule]) -> Result<(), Invalid> {
-    if text.is_empty() || text.len() > bytes_max {
-        return Err(Invalid::new(field, bytes_say(bytes_max)));
+fn check_text(field: &str, text: &str, bytes: RangeInclusive<usize>, rules: &[Rule]) -> Result<(), Invalid> {
+    if !bytes.contains(&text.len()) {
+        return Err(Invalid::new(field, bytes_say(&bytes)));
     }
     rules::check(rules, text).map_err(|broken| Invalid::new(field, broken))
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::headers::MapRules;
 use super::keys::{ConfigKey, ValueKind};
-use super::rules::{Must, Rule};
+use super::rules::{Must, NO_CONTROL, Rule};
 use super::{ProtocolConfig, ProtocolDefinition, Relation, Then};
 use crate::endpoint::Endpoint;
 use crate::sink::{Environment, Sink, Undelivered};
@@ -73,6 +73,7 @@ const KEYS: &[ConfigKey] = &[
         ],
     ),
     text("url", &[Rule::new(Must::BeUrl(&["made", "http"]), "no user name")]),
+    ConfigKey::new("empty", ValueKind::TextOrEmpty { bytes_max: 3, rules: &[NO_CONTROL] }).per_message(),
 ];
 
 const SHORT: &[Rule] = &[Rule::new(Must::NotBe(&["", "short"]), "too short")];
@@ -100,14 +101,18 @@ pub(crate) fn options() -> Vec<(Value, Option<&'static str>)> {
         json!({"contain": "x (it's)", "not_contain": "a.b", "not_be": "no", "path": "a/./..b/c"}),
         json!({"base64": "k_AAAA", "url": "MADE://host:1/a@b"}),
         json!({"base64": "k_AAAAAAAAAA==", "url": "http://é/?x"}),
-        json!({"base64": "no prefix!"}),
+        json!({"base64": "no prefix!", "empty": ""}),
+        json!({"empty": "abc"}),
     ];
     let bad = [
         (
             json!({"nothing": 1}),
-            "options.nothing: unknown field; expected one of: flag, whole, seconds, choice, codes, secret, secrets, map, object, typed, only, not, before, from, begin, not_begin, not_end, contain, not_contain, not_be, path, base64, url, max_attempts",
+            "options.nothing: unknown field; expected one of: flag, whole, seconds, choice, codes, secret, secrets, map, object, typed, only, not, before, from, begin, not_begin, not_end, contain, not_contain, not_be, path, base64, url, empty, max_attempts",
         ),
         (json!({"flag": 1}), "options.flag: must be true or false"),
+        (json!({"empty": 1}), "options.empty: must be a string"),
+        (json!({"empty": "abcd"}), "options.empty: must have 0 to 3 bytes"),
+        (json!({"empty": "\n"}), "options.empty: must not contain control characters"),
         (json!({"whole": 10}), "options.whole: must be a whole number from 1 to 9"),
         (json!({"whole": 5.0}), "options.whole: must be a whole number from 1 to 9"),
         (json!({"seconds": 0}), "options.seconds: must be a number of seconds above 0 and up to 60"),

@@ -29,6 +29,7 @@ mod file;
 mod mqtt;
 mod redis;
 mod nats;
+mod amqp;
 #[cfg(test)]
 pub(crate) mod made_up;
 
@@ -69,6 +70,7 @@ protocols! {
     Mqtt => mqtt::MQTT,
     Redis => redis::REDIS,
     Nats => nats::NATS,
+    Amqp => amqp::AMQP,
 }
 
 /// All that Postrider knows of a protocol.

@@ -145,6 +145,12 @@ fn details(kind: &ValueKind) -> Details {
         ValueKind::Text { bytes_max, rules } => {
             Details { max: Some(*bytes_max as i64), rules: Some(Json(patterns::rules(rules))), ..nothing }
         }
+        ValueKind::TextOrEmpty { bytes_max, rules } => Details {
+            min: Some(0),
+            max: Some(*bytes_max as i64),
+            rules: Some(Json(patterns::rules(rules))),
+            ..nothing
+        },
         ValueKind::Codes { min, max, classes } => Details {
             min: Some(*min as i64),
             max: Some(*max as i64),
@@ -171,7 +177,7 @@ fn kind_name(kind: &ValueKind) -> &'static str {
         ValueKind::Whole { .. } => "whole",
         ValueKind::Seconds { .. } => "seconds",
         ValueKind::Choice(_) => "choice",
-        ValueKind::Text { .. } => "text",
+        ValueKind::Text { .. } | ValueKind::TextOrEmpty { .. } => "text",
         ValueKind::Codes { .. } => "codes",
         ValueKind::Secret(_) => "secret",
         ValueKind::Secrets { .. } => "secrets",

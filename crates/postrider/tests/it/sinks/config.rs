@@ -562,6 +562,9 @@ fn every_default_in_the_table_passes_its_own_check() {
                 Protocol::Mqtt => json!({"broker": "x", "topic": "x"}),
                 Protocol::Redis => json!({"host": "x", "stream_key": "x"}),
                 Protocol::Nats => json!({"url": "nats://x", "subject": "x", "cloudevents": "binary"}),
+                Protocol::Amqp => {
+                    json!({"host": "x", "exchange": "", "routing_key": "x", "cloudevents": "binary"})
+                }
             });
             config.insert(key.name.to_owned(), serde_json::from_str(default).unwrap());
             assert_eq!(protocol.check_config(&config), Ok(()), "{}", key.name);

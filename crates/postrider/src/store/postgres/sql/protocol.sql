@@ -214,8 +214,8 @@ BEGIN
       IF jsonb_typeof(p_value) <> 'string' THEN
         PERFORM postrider._invalid(p_field, 'must be a string');
       END IF;
-      IF octet_length(v_text) NOT BETWEEN 1 AND k.max THEN
-        PERFORM postrider._invalid(p_field, format('must have 1 to %s bytes', k.max));
+      IF octet_length(v_text) NOT BETWEEN coalesce(k.min, 1) AND k.max THEN
+        PERFORM postrider._invalid(p_field, format('must have %s to %s bytes', coalesce(k.min, 1), k.max));
       END IF;
       v_broken := postrider._broken_rule(k.rules, v_text);
       IF v_broken IS NOT NULL THEN

@@ -66,9 +66,11 @@ impl Level {
         };
         match &key.kind {
             ValueKind::Flag | ValueKind::Whole { .. } | ValueKind::Seconds { .. } | ValueKind::Choice(_) => {}
-            ValueKind::Text { bytes_max, rules } => {
-                let bytes = format!("{} NOT BETWEEN 1 AND {bytes_max}", bytes_of("value"));
-                checks.push(Check::invalid(&at.field, &bytes_say(*bytes_max), this(&bytes)));
+            ValueKind::Text { bytes_max, rules } | ValueKind::TextOrEmpty { bytes_max, rules } => {
+                let bytes = usize::from(matches!(key.kind, ValueKind::Text { .. }))..=*bytes_max;
+                let outside =
+                    format!("{} NOT BETWEEN {} AND {}", bytes_of("value"), bytes.start(), bytes.end());
+                checks.push(Check::invalid(&at.field, &bytes_say(&bytes), this(&outside)));
                 checks.extend(texts(rules));
             }
             ValueKind::Secret(rules) => checks.extend(texts(rules)),
@@ -106,7 +108,9 @@ impl Level {
                 format!("type NOT IN ('integer', 'real') OR value NOT BETWEEN 1e-9 AND {max}")
             }
             ValueKind::Choice(choices) => format!("type <> 'text' OR value NOT IN ({})", list(choices)),
-            ValueKind::Text { .. } | ValueKind::Secret(_) => "type <> 'text'".to_owned(),
+            ValueKind::Text { .. } | ValueKind::TextOrEmpty { .. } | ValueKind::Secret(_) => {
+                "type <> 'text'".to_owned()
+            }
             ValueKind::Codes { .. } => "type <> 'array'".to_owned(),
             ValueKind::Secrets { min, max, .. } => {
                 format!("type <> 'array' OR json_array_length(value) NOT BETWEEN {min} AND {max}")

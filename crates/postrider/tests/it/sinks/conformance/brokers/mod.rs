@@ -4,6 +4,7 @@
 mod chaos;
 mod mqtt;
 mod nats;
+mod amqp;
 mod redis;
 mod suite;
 
