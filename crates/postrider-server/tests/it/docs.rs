@@ -1,11 +1,12 @@
 //! The examples in README.md and docs/ are run as they stand there.
 //!
 //! A block after `<!-- run -->` is run by sh, in a fresh folder with a running node; `7171` stands for
-//! its port, `6379` for the port of a Redis, and on a page with psql the node's store is a PostgreSQL of its own. A block after `<!-- prints -->` is what the last one has to print; `…` stands for anything.
+//! its port, `6379` for the port of a Redis, `9092` for that of a Kafka, and on a page with psql the node's store is a PostgreSQL of its own. A block after `<!-- prints -->` is what the last one has to print; `…` stands for anything.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use test_servers::brokers::kafka;
 use test_servers::postgres::Postgres;
 use test_servers::{BrokerKind, node_sqlite};
 
@@ -57,22 +58,29 @@ fn run_all(file: &PathBuf) -> usize {
     };
     let modules = node_sqlite::modules();
     let redis = page.contains("redis-cli").then(|| BrokerKind::Redis.shared()).flatten();
+    let kafka = page.contains("kafka-topics.sh").then(|| BrokerKind::Kafka.shared()).flatten();
+    let tools = home.path().join("kafka-tools");
+    write_kafka_tools(&tools);
     let can_run = |example: &&Example| {
         (modules.is_some() || !example.script.contains("node <<"))
             && (redis.is_some() || !example.script.contains("redis-cli"))
+            && (kafka.is_some() || !example.script.contains("kafka-topics.sh"))
     };
     for example in examples.iter().filter(can_run) {
         let redis = redis.map_or(String::new(), |redis| redis.plain.to_string());
+        let kafka = kafka.map_or(String::new(), |kafka| kafka.plain.to_string());
         let script = example
             .script
             .replace("127.0.0.1:7171", &node.address.to_string())
             .replace("http://127.0.0.1:9000/hook", &receiver.url())
             .replace("6379", &redis)
+            .replace("9092", &kafka)
             .replace(DATABASE, &database)
             .replace(NEW_DATABASE, &new_database);
         let at = format!("{}:{}\n{script}", file.display(), example.line);
         let binaries = Path::new(env!("CARGO_BIN_EXE_postrider")).parent().expect("a folder");
-        let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap_or_default());
+        let path = std::env::var("PATH").unwrap_or_default();
+        let path = format!("{}:{}:{path}", binaries.display(), tools.display());
         let output = Command::new("sh")
             .args(["-euc", &script])
             .current_dir(home.path())
@@ -88,6 +96,23 @@ fn run_all(file: &PathBuf) -> usize {
         }
     }
     examples.len()
+}
+
+/// Under the names that they have in Kafka's own archive, which tests do not install.
+fn write_kafka_tools(folder: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::create_dir(folder).expect("a folder");
+    for (name, class) in [
+        ("kafka-topics.sh", "org.apache.kafka.tools.TopicCommand"),
+        ("kafka-console-consumer.sh", "org.apache.kafka.tools.consumer.ConsoleConsumer"),
+    ] {
+        let tool = kafka::tool(class);
+        let arguments: Vec<String> = tool.get_args().map(|text| format!("'{}'", text.display())).collect();
+        let script = format!("#!/bin/sh\nexec java {} \"$@\"\n", arguments.join(" "));
+        let file = folder.join(name);
+        std::fs::write(&file, script).expect("a script");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).expect("its mode");
+    }
 }
 
 fn new_database(server: &Postgres) -> String {

@@ -56,6 +56,12 @@ impl Dialer {
         Ok(self.client.get_or_init(|| client))
     }
 
+    /// Whether the gate would let a connection through.
+    #[cfg_attr(not(feature = "kafka"), allow(dead_code))]
+    pub(crate) async fn check(&self, host: &Host, port: u16) -> Result<(), Undelivered> {
+        self.gate.admit(host, port).await.map(drop)
+    }
+
     pub(crate) async fn open(&self, host: &Host, port: u16, encrypted: bool) -> Result<Stream, Undelivered> {
         let addresses = self.gate.admit(host, port).await?;
         let stream = tcp::connect(&addresses).await?;

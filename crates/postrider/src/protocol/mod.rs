@@ -27,6 +27,7 @@ pub(crate) mod tls;
 mod http;
 mod file;
 mod redis;
+mod kafka;
 #[cfg(test)]
 pub(crate) mod made_up;
 
@@ -65,6 +66,7 @@ protocols! {
     Http => http::HTTP,
     File => file::FILE,
     Redis => redis::REDIS,
+    Kafka => kafka::KAFKA,
 }
 
 /// All that Postrider knows of a protocol.

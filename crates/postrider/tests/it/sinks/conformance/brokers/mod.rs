@@ -1,6 +1,8 @@
 //! What every sink to a broker must do, run against each real broker. Network faults come from a proxy before the broker
 //! that all tests share; a test that stops or kills a broker has its own.
 
+mod kafka;
+mod kafka_wire;
 mod redis;
 mod suite;
 
@@ -42,6 +44,11 @@ pub(super) trait BrokerUnderTest: Send + Sync + 'static {
     /// The keys of a config that sign in.
     fn login(user: &str, password: &str) -> Value;
 
+    /// Between the sink and the plain listener.
+    fn proxy(listeners: &BrokerListeners) -> Proxy {
+        Proxy::to(listeners.plain).unwrap()
+    }
+
     /// Makes the target (a topic, stream or queue) where the broker does not make it itself.
     async fn create(listeners: &BrokerListeners, target: &str);
 
@@ -82,7 +89,7 @@ impl<B: BrokerUnderTest> Bench<B> {
     pub(super) async fn on(listeners: &BrokerListeners) -> Self {
         let target = target();
         B::create(listeners, &target).await;
-        let proxy = Proxy::to(listeners.plain).unwrap();
+        let proxy = B::proxy(listeners);
         let environment = open_environment();
         Self { listeners: listeners.clone(), proxy, target, environment, kind: std::marker::PhantomData }
     }
