@@ -29,6 +29,9 @@ pub enum Fault {
 }
 
 struct ProxyCore {
+    server: u16,
+    /// The port that the server names is replaced by the proxy's own.
+    port_in_answers: Option<u16>,
     state: Mutex<ProxyState>,
     changed: Condvar,
 }
@@ -51,13 +54,25 @@ enum Direction {
 impl Proxy {
     /// To the server on this port of 127.0.0.1.
     pub fn to(server: u16) -> io::Result<Self> {
+        Self::new(server, false)
+    }
+
+    /// The same, for a broker of Kafka. It tells clients where to connect to; the proxy puts its own port in the place of
+    /// the broker's, or clients would go past it.
+    pub fn to_kafka(server: u16) -> io::Result<Self> {
+        Self::new(server, true)
+    }
+
+    fn new(server: u16, names_itself: bool) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let port = listener.local_addr()?.port();
         let state =
             ProxyState { fault: Fault::None, connections: Vec::new(), accepted: 0, clients: 0, open: true };
-        let core = Arc::new(ProxyCore { state: Mutex::new(state), changed: Condvar::new() });
+        let port_in_answers = names_itself.then_some(port);
+        let state = Mutex::new(state);
+        let core = Arc::new(ProxyCore { server, port_in_answers, state, changed: Condvar::new() });
         let accepting = core.clone();
-        thread::spawn(move || accepting.accept(&listener, server));
+        thread::spawn(move || accepting.accept(&listener));
         Ok(Self { port, core })
     }
 
@@ -105,7 +120,7 @@ impl ProxyCore {
         self.state.lock().expect("no thread panics with the lock")
     }
 
-    fn accept(self: Arc<Self>, listener: &TcpListener, server: u16) {
+    fn accept(self: Arc<Self>, listener: &TcpListener) {
         for client in listener.incoming().flatten() {
             let mut state = self.state();
             if !state.open {
@@ -116,12 +131,12 @@ impl ProxyCore {
             }
             state.accepted += 1;
             // A client of a server that is down sees its connection closed.
-            let _ = self.connect(&mut state, client, server);
+            let _ = self.connect(&mut state, client);
         }
     }
 
-    fn connect(self: &Arc<Self>, state: &mut ProxyState, client: TcpStream, server: u16) -> io::Result<()> {
-        let server = TcpStream::connect((Ipv4Addr::LOCALHOST, server))?;
+    fn connect(self: &Arc<Self>, state: &mut ProxyState, client: TcpStream) -> io::Result<()> {
+        let server = TcpStream::connect((Ipv4Addr::LOCALHOST, self.server))?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         state.connections.extend([client.try_clone()?, server.try_clone()?]);
@@ -136,6 +151,9 @@ impl ProxyCore {
         thread::spawn(move || {
             let mut buffer = vec![0; BUFFER_BYTES];
             while let Ok(length @ 1..) = from.read(&mut buffer) {
+                if direction == Direction::ToClient {
+                    core.rename(&mut buffer[..length]);
+                }
                 if core.lets_pass(direction) && to.write_all(&buffer[..length]).is_err() {
                     break;
                 }
@@ -146,6 +164,18 @@ impl ProxyCore {
             core.wait_while_frozen();
             let _ = to.shutdown(Shutdown::Write);
         });
+    }
+
+    /// In Kafka's protocol an address is a text, then its port in four bytes. Answers that hold one are short enough to
+    /// arrive in one piece.
+    fn rename(&self, answer: &mut [u8]) {
+        let Some(own) = self.port_in_answers else { return };
+        let named = [b"127.0.0.1".as_slice(), &u32::from(self.server).to_be_bytes()].concat();
+        for at in 0..answer.len().saturating_sub(named.len() - 1) {
+            if answer[at..].starts_with(&named) {
+                answer[at + named.len() - 2..at + named.len()].copy_from_slice(&own.to_be_bytes());
+            }
+        }
     }
 
     /// Waits as long as the fault wants it. Whether the bytes are sent then.

@@ -7,6 +7,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use test_servers::brokers::kafka;
+use test_servers::brokers::kafka;
 use test_servers::postgres::Postgres;
 use test_servers::{BrokerKind, node_sqlite};
 
@@ -19,12 +21,11 @@ const DATABASE: &str = "postgres://shop@localhost/shop";
 const NEW_DATABASE: &str = "postgres://shop@localhost/new";
 
 /// Brokers that examples use: the command that shows what arrived, and the usual port of the broker.
-const BROKERS: [(BrokerKind, &str, &str); 5] = [
+const BROKERS: [(BrokerKind, &str, &str); 4] = [
     (BrokerKind::Redis, "redis-cli", "6379"),
     (BrokerKind::Mosquitto, "mosquitto_sub", "1883"),
-    (BrokerKind::RabbitMq, "amqp-get", "5672"),
-    (BrokerKind::Nats, "nats", "4222"),
-    (BrokerKind::Kafka, "kafka-console-consumer", "9092"),
+    (BrokerKind::RabbitMq, "amqp-consume", "5672"),
+    (BrokerKind::Kafka, "kafka-console-consumer.sh", "9092"),
 ];
 
 struct Example {
@@ -66,21 +67,24 @@ fn run_all(file: &PathBuf) -> usize {
         None => home.start(),
     };
     let modules = node_sqlite::modules();
+    let tools = home.path().join("kafka-tools");
+    write_kafka_tools(&tools);
+    let binaries = Path::new(env!("CARGO_BIN_EXE_postrider")).parent().expect("a folder");
+    let path = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{}:{path}", binaries.display(), tools.display());
     let can_run = |example: &&Example| modules.is_some() || !example.script.contains("node <<");
     for example in examples.iter().filter(can_run) {
-        let Some(script) = with_broker(&example.script) else { continue };
+        let Some(script) = with_broker(&example.script, &path) else { continue };
         let script = script
             .replace("127.0.0.1:7171", &node.address.to_string())
             .replace("http://127.0.0.1:9000/hook", &receiver.url())
             .replace(DATABASE, &database)
             .replace(NEW_DATABASE, &new_database);
         let at = format!("{}:{}\n{script}", file.display(), example.line);
-        let binaries = Path::new(env!("CARGO_BIN_EXE_postrider")).parent().expect("a folder");
-        let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap_or_default());
         let output = Command::new("sh")
             .args(["-euc", &script])
             .current_dir(home.path())
-            .env("PATH", path)
+            .env("PATH", &path)
             .env("NODE_PATH", modules.as_deref().unwrap_or(Path::new("")))
             .output()
             .expect("sh runs");
@@ -94,11 +98,33 @@ fn run_all(file: &PathBuf) -> usize {
     examples.len()
 }
 
-/// None where its broker is not installed.
-fn with_broker(script: &str) -> Option<String> {
+/// None where its broker or the broker's command is not installed.
+fn with_broker(script: &str, path: &str) -> Option<String> {
     let uses = |(_, command, _): &&(BrokerKind, &str, &str)| script.contains(&format!("{command} "));
-    let Some((kind, _, port)) = BROKERS.iter().find(uses) else { return Some(script.to_owned()) };
+    let Some((kind, command, port)) = BROKERS.iter().find(uses) else { return Some(script.to_owned()) };
+    let found = Command::new("sh").args(["-c", &format!("command -v {command}")]).env("PATH", path).output();
+    if !found.is_ok_and(|found| found.status.success()) {
+        eprintln!("skipped: {command} is not installed");
+        return None;
+    }
     Some(script.replace(port, &kind.shared()?.plain.to_string()))
+}
+
+/// Under the names that they have in Kafka's own archive, which tests do not install.
+fn write_kafka_tools(folder: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::create_dir(folder).expect("a folder");
+    for (name, class) in [
+        ("kafka-topics.sh", "org.apache.kafka.tools.TopicCommand"),
+        ("kafka-console-consumer.sh", "org.apache.kafka.tools.consumer.ConsoleConsumer"),
+    ] {
+        let tool = kafka::tool(class);
+        let arguments: Vec<String> = tool.get_args().map(|text| format!("'{}'", text.display())).collect();
+        let script = format!("#!/bin/sh\nexec java {} \"$@\"\n", arguments.join(" "));
+        let file = folder.join(name);
+        std::fs::write(&file, script).expect("a script");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).expect("its mode");
+    }
 }
 
 fn new_database(server: &Postgres) -> String {

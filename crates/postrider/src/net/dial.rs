@@ -57,6 +57,12 @@ impl Dialer {
         Ok(self.client.get_or_init(|| client))
     }
 
+    /// Whether the gate would let a connection through.
+    #[cfg_attr(not(feature = "kafka"), allow(dead_code))]
+    pub(crate) async fn check(&self, host: &Host, port: u16) -> Result<(), Undelivered> {
+        self.gate.admit(host, port).await.map(drop)
+    }
+
     pub(crate) async fn open(&self, host: &Host, port: u16, encrypted: bool) -> Result<Stream, Undelivered> {
         let stream = self.connect(host, port).await?;
         match encrypted {

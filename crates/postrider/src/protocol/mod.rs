@@ -30,6 +30,7 @@ mod mqtt;
 mod redis;
 mod nats;
 mod amqp;
+mod kafka;
 #[cfg(test)]
 pub(crate) mod made_up;
 
@@ -71,6 +72,7 @@ protocols! {
     Redis => redis::REDIS,
     Nats => nats::NATS,
     Amqp => amqp::AMQP,
+    Kafka => kafka::KAFKA,
 }
 
 /// All that Postrider knows of a protocol.

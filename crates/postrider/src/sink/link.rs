@@ -366,7 +366,8 @@ impl<O: OpenLink> LinkKeeper<O> {
         loop {
             self.state.send_replace(LinkState::Connecting);
             match self.open().await {
-                Ok(opened) => {
+                // The opener lives as long as the connection: it may own a part of it.
+                Ok((_opener, opened)) => {
                     let live = Arc::new(LiveLink::new(opened.client));
                     match self.watch(&live, opened.lost).await {
                         LinkEnd::LetGo => return,
@@ -392,13 +393,14 @@ impl<O: OpenLink> LinkKeeper<O> {
         }
     }
 
-    async fn open(&self) -> Result<OpenedLink<O::Client>, Undelivered> {
+    async fn open(&self) -> Result<(O, OpenedLink<O::Client>), Undelivered> {
         const PANICKED: &str = "opening the connection panicked";
         let opening = async {
             let make_opener = Arc::clone(&self.make_opener);
             let opener = blocking(move || make_opener()).await;
             let opener = opener.unwrap_or_else(|error| Err(judge(&error, Failure::retryable(PANICKED))))?;
-            opener.open().await
+            let opened = opener.open().await?;
+            Ok((opener, opened))
         };
         let opening = AssertUnwindSafe(opening).catch_unwind();
         within(

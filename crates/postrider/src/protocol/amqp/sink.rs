@@ -41,8 +41,10 @@ impl AmqpSink {
             Arc::new(config.connection.address().map_err(|error| Failure::permanent(error.to_string()))?);
         let template = PublicationTemplate::new(config, endpoint, &Secrets::new(environment))?;
         let key = LinkKey::of("amqp", &config.connection);
-        let opener = || AmqpOpener::new(&config.connection, address, environment);
-        let link = environment.links.shared(key, config.connect_timeout, environment, opener)?;
+        let connection = config.connection.clone();
+        let opener =
+            move |environment: &Environment| AmqpOpener::new(&connection, Arc::clone(&address), environment);
+        let link = environment.links.shared(key, config.connect_timeout, environment, opener);
         Ok(Self { link, template, timeout: config.timeout() })
     }
 }

@@ -565,6 +565,7 @@ fn every_default_in_the_table_passes_its_own_check() {
                 Protocol::Amqp => {
                     json!({"host": "x", "exchange": "", "routing_key": "x", "cloudevents": "binary"})
                 }
+                Protocol::Kafka => json!({"brokers": "x:9092", "topic": "x", "cloudevents": "binary"}),
             });
             config.insert(key.name.to_owned(), serde_json::from_str(default).unwrap());
             assert_eq!(protocol.check_config(&config), Ok(()), "{}", key.name);

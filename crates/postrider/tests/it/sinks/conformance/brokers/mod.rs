@@ -5,6 +5,8 @@ mod chaos;
 mod mqtt;
 mod nats;
 mod amqp;
+mod kafka;
+mod kafka_wire;
 mod redis;
 mod suite;
 
@@ -50,6 +52,11 @@ pub(super) trait BrokerUnderTest: Send + Sync + 'static {
 
     /// The keys of a config that sign in.
     fn login(user: &str, password: &str) -> Value;
+
+    /// Between the sink and the plain listener.
+    fn proxy(listeners: &BrokerListeners) -> Proxy {
+        Proxy::to(listeners.plain).unwrap()
+    }
 
     /// Makes the target (a topic, stream or queue) where the broker does not make it itself.
     async fn create(listeners: &BrokerListeners, target: &str);
@@ -98,6 +105,8 @@ impl<B: BrokerUnderTest> Bench<B> {
     pub(super) fn on_empty(listeners: &BrokerListeners) -> Self {
         let target = target();
         let proxy = Proxy::to(listeners.plain).unwrap();
+        B::create(listeners, &target).await;
+        let proxy = B::proxy(listeners);
         let environment = open_environment();
         Self { listeners: listeners.clone(), proxy, target, environment, kind: std::marker::PhantomData }
     }

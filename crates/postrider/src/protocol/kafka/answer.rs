@@ -1,0 +1,114 @@
+//! What Kafka means by its errors.
+
+use krafka::error::{ErrorCode, KrafkaError, ProtocolErrorKind};
+
+use crate::net::judge;
+use crate::sink::Undelivered;
+use crate::verdict::{Class, Failure, ReceiverHealth};
+
+/// Of one record. `alone` says that no other record was in its batch.
+pub(super) fn failure(error: &KrafkaError, brokers: &str, topic: &str, alone: bool) -> Failure {
+    match error {
+        KrafkaError::Broker { code, .. } => answered(*code, brokers, topic, alone),
+        KrafkaError::Protocol {
+            kind: ProtocolErrorKind::InvalidLength | ProtocolErrorKind::FrameTooLarge,
+            message,
+        } => Failure::permanent(format!("Kafka cannot hold the message: {message}")),
+        KrafkaError::DeliveryTimeout { possibly_written: false, .. } => {
+            Failure::retryable(format!("no leader of topic {topic} at {brokers} took the record in time"))
+        }
+        KrafkaError::DeliveryTimeout { .. } => {
+            Failure::retryable(format!("{brokers} did not acknowledge the record in time; it may be written"))
+        }
+        KrafkaError::Timeout { .. } => {
+            Failure::retryable(format!("{brokers} told nothing of topic {topic} in time"))
+        }
+        KrafkaError::Auth { message, .. } => refused_login(message, brokers),
+        // Of a partition that the topic does not have, or not yet.
+        KrafkaError::Config { message } => {
+            Failure::retryable(format!("the record cannot be sent to {brokers}: {message}"))
+        }
+        other => Failure::retryable(format!("the record was not acknowledged by {brokers}: {other}")),
+    }
+}
+
+/// Of a connection. `trouble` is what the tunnel saw.
+pub(super) fn cannot_open(error: &KrafkaError, trouble: Option<Undelivered>, brokers: &str) -> Undelivered {
+    match error {
+        KrafkaError::Auth { message, .. } => refused_login(message, brokers).into(),
+        KrafkaError::Broker { code: ErrorCode::ClusterAuthorizationFailed, .. } => {
+            Failure::permanent(format!("{brokers} denies the user to write to any topic")).into()
+        }
+        other => trouble.unwrap_or_else(|| {
+            let failure = Failure::retryable(format!("cannot make a producer at {brokers}: {other}"));
+            match other {
+                KrafkaError::Network(error) => judge(error, failure),
+                _ => failure.into(),
+            }
+        }),
+    }
+}
+
+/// An operator can mend it, so messages wait.
+fn refused_login(why: &str, brokers: &str) -> Failure {
+    Failure::retryable(format!("{brokers} refused the sign-in: {why}"))
+}
+
+fn answered(code: ErrorCode, brokers: &str, topic: &str, alone: bool) -> Failure {
+    let (class, receiver) = class_of(code, alone);
+    let error = format!("{brokers} answered {code:?} for topic {topic}");
+    Failure { receiver, ..Failure::new(class, error) }
+}
+
+fn class_of(code: ErrorCode, alone: bool) -> (Class, ReceiverHealth) {
+    match code {
+        // Rights.
+        ErrorCode::TopicAuthorizationFailed
+        | ErrorCode::ClusterAuthorizationFailed
+        // What no broker of this cluster would take.
+        | ErrorCode::InvalidTopic
+        | ErrorCode::InvalidRecord
+        | ErrorCode::PolicyViolation
+        | ErrorCode::UnsupportedCompressionType
+        | ErrorCode::UnsupportedForMessageFormat => (Class::Permanent, ReceiverHealth::Unknown),
+        // The limit is one for a batch. The next attempt may be in a smaller one.
+        ErrorCode::MessageTooLarge | ErrorCode::RecordListTooLarge => match alone {
+            true => (Class::Permanent, ReceiverHealth::Unknown),
+            false => (Class::Retryable, ReceiverHealth::Busy),
+        },
+        ErrorCode::ThrottlingQuotaExceeded => (Class::Retryable, ReceiverHealth::Overloaded),
+        // Unknown topics, leaders that changed, too few replicas, full disks, and what later versions may have: the
+        // cluster has to change, not the message.
+        _ => (Class::Retryable, ReceiverHealth::Failing),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_classed_by_what_can_mend_them() {
+        let permanent =
+            [ErrorCode::TopicAuthorizationFailed, ErrorCode::MessageTooLarge, ErrorCode::InvalidRecord];
+        let retryable = [
+            ErrorCode::UnknownTopicOrPartition,
+            ErrorCode::NotLeaderForPartition,
+            ErrorCode::NotEnoughReplicas,
+            ErrorCode::RequestTimedOut,
+            ErrorCode::KafkaStorageException,
+            ErrorCode::SaslAuthenticationFailed,
+        ];
+        for code in permanent {
+            assert_eq!(class_of(code, true), (Class::Permanent, ReceiverHealth::Unknown), "{code:?}");
+        }
+        for code in retryable {
+            assert_eq!(class_of(code, true), (Class::Retryable, ReceiverHealth::Failing), "{code:?}");
+        }
+    }
+
+    #[test]
+    fn a_record_that_shared_a_batch_may_be_small_enough() {
+        assert_eq!(class_of(ErrorCode::MessageTooLarge, false).0, Class::Retryable);
+    }
+}

@@ -1,0 +1,70 @@
+//! The sink: one producer for all endpoints of a cluster, one record for each delivery.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use krafka::producer::DeliveryConfirmation;
+
+use super::answer;
+use super::client::{BATCH_BYTES_MAX, KafkaClient, KafkaOpener, REQUEST_BYTES_MAX};
+use super::config::KafkaConfig;
+use super::record::KafkaRecords;
+use crate::endpoint::Endpoint;
+use crate::sink::link::{Link, LinkKey};
+use crate::sink::secret::Secrets;
+use crate::sink::{Delivery, Environment, Sink, SinkConnection, Undelivered};
+use crate::verdict::{Failure, Receipt};
+
+pub(super) struct KafkaSink {
+    link: Arc<Link<KafkaClient>>,
+    brokers: String,
+    records: KafkaRecords,
+}
+
+impl KafkaSink {
+    pub(super) fn connect(
+        config: &KafkaConfig,
+        endpoint: &Endpoint,
+        environment: &Environment,
+    ) -> Result<Self, Undelivered> {
+        let producer = config.producer().map_err(|error| Failure::permanent(error.to_string()))?;
+        let brokers = producer.brokers.clone();
+        let records = KafkaRecords::new(config, endpoint, &Secrets::new(environment))?;
+        let key = LinkKey::of("kafka", &producer);
+        let connect_timeout = config.connect_timeout;
+        let opener = move |environment: &Environment| {
+            KafkaOpener::new(producer.clone(), connect_timeout, environment)
+        };
+        let link = environment.links.shared(key, connect_timeout, environment, opener);
+        Ok(Self { link, brokers, records })
+    }
+}
+
+#[async_trait]
+impl Sink for KafkaSink {
+    async fn deliver(&self, delivery: &Delivery) -> Result<Receipt, Undelivered> {
+        let record = self.records.record(delivery);
+        let (topic, bytes) = (record.topic.clone(), record.estimated_size());
+        if bytes > REQUEST_BYTES_MAX {
+            return Err(Failure::permanent(format!(
+                "the message has more than the {REQUEST_BYTES_MAX} bytes that Kafka takes"
+            ))
+            .into());
+        }
+        let sent = self.link.deliver(async |client: &KafkaClient| {
+            let sent = client.send(record).await;
+            sent.map_err(|error| {
+                // The client puts a larger record in a batch of its own.
+                answer::failure(&error, &self.brokers, &topic, bytes > BATCH_BYTES_MAX).into()
+            })
+        });
+        match sent.await?.delivery {
+            DeliveryConfirmation::Offset | DeliveryConfirmation::Deduplicated => Ok(Receipt::default()),
+            other => Err(Failure::retryable(format!("{} confirmed only {other:?}", self.brokers)).into()),
+        }
+    }
+
+    fn connection(&self) -> SinkConnection {
+        self.link.connection()
+    }
+}
