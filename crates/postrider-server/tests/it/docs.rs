@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use test_servers::brokers::kafka;
-use test_servers::brokers::kafka;
 use test_servers::postgres::Postgres;
 use test_servers::{BrokerKind, node_sqlite};
 
