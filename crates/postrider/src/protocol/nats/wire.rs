@@ -63,7 +63,7 @@ pub(super) fn take(buffer: &mut BytesMut) -> Result<Option<NatsOperation>, Strin
         "+OK" => NatsOperation::Okay,
         "-ERR" => NatsOperation::Error(rest.trim().trim_matches('\'').to_owned()),
         "MSG" | "HMSG" => {
-            let envelope = Envelope::parse(verb, rest).ok_or_else(|| not_understood(line))?;
+            let envelope = NatsEnvelope::parse(verb, rest).ok_or_else(|| not_understood(line))?;
             return Ok(envelope.fill(buffer, end + LINE_END.len()));
         }
         _ => return Err(not_understood(line)),
@@ -77,14 +77,14 @@ fn not_understood(line: &str) -> String {
 }
 
 /// The line before a message.
-struct Envelope {
+struct NatsEnvelope {
     subject: String,
     header_bytes: usize,
     /// Of headers and payload.
     bytes: usize,
 }
 
-impl Envelope {
+impl NatsEnvelope {
     /// `subject sid [reply] [header bytes] bytes`
     fn parse(verb: &str, rest: &str) -> Option<Self> {
         let mut words: Vec<&str> = rest.split_ascii_whitespace().collect();
