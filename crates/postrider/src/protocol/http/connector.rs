@@ -116,7 +116,7 @@ impl Connector {
         }
     }
 
-    async fn speak_plainly(&self, stream: impl Wire) -> Result<HttpConnection, Undelivered> {
+    async fn speak_plainly(&self, stream: impl HttpTransport) -> Result<HttpConnection, Undelivered> {
         match self.http2 {
             Version2::PriorKnowledge => Ok(speak_http2(stream).await?),
             Version2::Negotiated | Version2::Never => Ok(speak_http1(stream).await?),
@@ -125,17 +125,17 @@ impl Connector {
 }
 
 /// What bytes are read from and written to.
-trait Wire: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Wire for S {}
+trait HttpTransport: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> HttpTransport for S {}
 
-async fn speak_as_agreed(stream: TlsStream<impl Wire>) -> Result<HttpConnection, Undelivered> {
+async fn speak_as_agreed(stream: TlsStream<impl HttpTransport>) -> Result<HttpConnection, Undelivered> {
     match stream.get_ref().1.alpn_protocol() {
         Some(b"h2") => Ok(speak_http2(stream).await?),
         Some(_) | None => Ok(speak_http1(stream).await?),
     }
 }
 
-async fn speak_http1(stream: impl Wire) -> Result<HttpConnection, Failure> {
+async fn speak_http1(stream: impl HttpTransport) -> Result<HttpConnection, Failure> {
     let (sender, connection) = http1::Builder::new()
         .max_header_size(HEADER_BYTES_MAX)
         .handshake(TokioIo::new(stream))
@@ -144,7 +144,7 @@ async fn speak_http1(stream: impl Wire) -> Result<HttpConnection, Failure> {
     Ok(HttpConnection::Http1(Http1::new(sender, connection)))
 }
 
-async fn speak_http2(stream: impl Wire) -> Result<HttpConnection, Failure> {
+async fn speak_http2(stream: impl HttpTransport) -> Result<HttpConnection, Failure> {
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_header_list_size(HEADER_BYTES_MAX as u32)
