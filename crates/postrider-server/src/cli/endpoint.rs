@@ -4,8 +4,8 @@ use bytes::Bytes;
 use clap::{Args, Subcommand};
 use postrider::endpoint::EndpointChange;
 use postrider::engine::TestDeliveryReport;
-use postrider::protocol::{Protocol, ValueKind};
 use postrider::protocol::Protocol;
+use postrider::protocol::{Protocol, ValueKind};
 use serde_json::{Map, Value, json};
 
 use super::send;

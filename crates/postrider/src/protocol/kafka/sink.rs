@@ -32,9 +32,8 @@ impl KafkaSink {
         let records = KafkaRecords::new(config, endpoint, &Secrets::new(environment))?;
         let key = LinkKey::of("kafka", &producer);
         let connect_timeout = config.connect_timeout;
-        let opener = move |environment: &Environment| {
-            KafkaOpener::new(producer.clone(), connect_timeout, environment)
-        };
+        let opener =
+            move |environment: &Environment| KafkaOpener::new(producer.clone(), connect_timeout, environment);
         let link = environment.links.shared(key, connect_timeout, environment, opener);
         Ok(Self { link, brokers, records })
     }
