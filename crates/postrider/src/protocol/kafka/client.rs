@@ -15,7 +15,7 @@ use tokio::sync::OnceCell;
 use super::answer;
 use super::config::{KafkaCompression, ProducerConfig, SaslMechanism};
 use super::passage::Passage;
-use super::tunnel::Tunnel;
+use super::tunnel::KafkaTunnel;
 use crate::net::Dialer;
 use crate::protocol::broker::BrokerAddress;
 use crate::sink::link::{OpenLink, OpenedLink};
@@ -70,7 +70,7 @@ pub(super) struct KafkaOpener {
     connect_timeout: Duration,
     dialer: Arc<Dialer>,
     secrets: Secrets,
-    tunnel: OnceCell<Tunnel>,
+    tunnel: OnceCell<KafkaTunnel>,
 }
 
 impl KafkaOpener {
@@ -171,7 +171,7 @@ impl OpenLink for KafkaOpener {
     async fn open(&self) -> Result<OpenedLink<KafkaClient>, Undelivered> {
         let encrypted = self.config.tls.is_some();
         let tunnel =
-            self.tunnel.get_or_try_init(async || Tunnel::open(Arc::clone(&self.dialer), encrypted)).await?;
+            self.tunnel.get_or_try_init(async || KafkaTunnel::open(Arc::clone(&self.dialer), encrypted)).await?;
         let login = self.login()?;
         let passage = tunnel.passage();
         let producer = tokio::select! {

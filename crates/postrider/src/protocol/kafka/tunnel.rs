@@ -26,7 +26,7 @@ const LINGER: Duration = Duration::from_secs(30);
 /// After an error of the listener.
 const PAUSE: Duration = Duration::from_millis(50);
 
-pub(super) struct Tunnel {
+pub(super) struct KafkaTunnel {
     address: SocketAddr,
     core: Arc<TunnelCore>,
 }
@@ -39,7 +39,7 @@ struct TunnelCore {
     closed: CancellationToken,
 }
 
-impl Tunnel {
+impl KafkaTunnel {
     pub(super) fn open(dialer: Arc<Dialer>, encrypted: bool) -> Result<Self, Undelivered> {
         let (listener, address) = listen().map_err(|error| {
             judge(&error, Failure::retryable(format!("cannot listen on loopback: {error}")))
@@ -61,7 +61,7 @@ impl Tunnel {
     }
 }
 
-impl Drop for Tunnel {
+impl Drop for KafkaTunnel {
     fn drop(&mut self) {
         self.core.closed.cancel();
     }
@@ -136,7 +136,7 @@ mod tests {
     use crate::sink::Environment;
 
     /// Whether a client with this password is let in.
-    async fn is_let_in(tunnel: &Tunnel, password: &[u8]) -> bool {
+    async fn is_let_in(tunnel: &KafkaTunnel, password: &[u8]) -> bool {
         let mut client = TcpStream::connect(tunnel.address).await.unwrap();
         client.write_all(&[5, 1, 2, 1, 1, b'u', u8::try_from(password.len()).unwrap()]).await.unwrap();
         client.write_all(password).await.unwrap();
@@ -148,7 +148,7 @@ mod tests {
     async fn only_the_newest_producer_is_let_in() {
         let environment = Environment { allow_internal: true, ..Environment::default() };
         let dialer = Dialer::new(&TlsConfig::default(), &[], &environment).unwrap();
-        let tunnel = Tunnel::open(Arc::new(dialer), false).unwrap();
+        let tunnel = KafkaTunnel::open(Arc::new(dialer), false).unwrap();
         assert!(!is_let_in(&tunnel, b"").await);
         let first = tunnel.passage();
         assert!(is_let_in(&tunnel, first.password()).await);
