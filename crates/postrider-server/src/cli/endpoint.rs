@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use postrider::endpoint::EndpointChange;
 use postrider::engine::TestDeliveryReport;
 use postrider::protocol::Protocol;
-use postrider::protocol::{Protocol, ValueKind};
+use postrider::{Endpoint, Invalid, NewEndpoint, Operate, StoreError};
 use serde_json::{Map, Value, json};
 
 use super::send;

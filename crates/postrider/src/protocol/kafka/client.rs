@@ -170,8 +170,10 @@ impl OpenLink for KafkaOpener {
 
     async fn open(&self) -> Result<OpenedLink<KafkaClient>, Undelivered> {
         let encrypted = self.config.tls.is_some();
-        let tunnel =
-            self.tunnel.get_or_try_init(async || KafkaTunnel::open(Arc::clone(&self.dialer), encrypted)).await?;
+        let tunnel = self
+            .tunnel
+            .get_or_try_init(async || KafkaTunnel::open(Arc::clone(&self.dialer), encrypted))
+            .await?;
         let login = self.login()?;
         let passage = tunnel.passage();
         let producer = tokio::select! {

@@ -5,15 +5,17 @@ use tokio::time::{sleep, timeout};
 
 use super::*;
 
+type OpenedOrNot = Result<OpenedLink<u32>, Undelivered>;
+
 /// Answers each request to connect with what the test says next.
 #[derive(Clone)]
 struct MadeUpBroker {
-    answers: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Result<OpenedLink<u32>, Undelivered>>>>,
+    answers: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<OpenedOrNot>>>,
     asked: Arc<AtomicUsize>,
 }
 
 struct Script {
-    answers: mpsc::UnboundedSender<Result<OpenedLink<u32>, Undelivered>>,
+    answers: mpsc::UnboundedSender<OpenedOrNot>,
     asked: Arc<AtomicUsize>,
     next: u32,
 }

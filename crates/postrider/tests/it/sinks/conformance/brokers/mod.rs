@@ -103,10 +103,7 @@ impl<B: BrokerUnderTest> Bench<B> {
 
     /// Without a target.
     pub(super) fn on_empty(listeners: &BrokerListeners) -> Self {
-        let target = target();
-        let proxy = Proxy::to(listeners.plain).unwrap();
-        B::create(listeners, &target).await;
-        let proxy = B::proxy(listeners);
+        let (target, proxy) = (target(), B::proxy(listeners));
         let environment = open_environment();
         Self { listeners: listeners.clone(), proxy, target, environment, kind: std::marker::PhantomData }
     }
