@@ -82,7 +82,7 @@ pub(super) async fn node_and_broker_are_killed_at_random_and_nothing_is_lost<B: 
     let node = kill_at_random(broker, &path, kills, StdRng::seed_from_u64(seed)).await;
     stop.cancel();
     let committed = sending.await.unwrap();
-    until_all_ended(&*store, committed.len()).await;
+    until_all_ended(&store, committed.len()).await;
 
     let held = B::held(&listeners, &target).await;
     drop(node);
