@@ -27,23 +27,19 @@ use crate::verdict::{Class, Failure};
 pub(super) const REQUEST_BYTES_MAX: usize = 100 << 20;
 /// Records of one partition that wait while a batch is under way go together in the next, up to this size.
 pub(super) const BATCH_BYTES_MAX: usize = 64 << 10;
-/// More than the attempts of a node can hold, so that no delivery waits for room.
+/// Room for the attempts of a node with messages of 1 MiB. Larger ones wait for room, as long as for their topic.
 const BUFFER_BYTES_MAX: usize = 1 << 30;
 /// How long a delivery waits for the metadata of its topic. A topic that exists is known after one round trip.
-const TOPIC_WAIT: Duration = Duration::from_secs(1);
+const TOPIC_WAIT: Duration = Duration::from_secs(2);
 
 pub(super) struct KafkaClient {
-    /// None only while it is dropped.
-    producer: Option<Producer>,
+    producer: Arc<Producer>,
     passage: Passage,
 }
 
 impl KafkaClient {
     pub(super) async fn send(&self, record: Record) -> Result<RecordMetadata, KrafkaError> {
-        let Some(producer) = &self.producer else {
-            return Err(KrafkaError::closed("the producer is closed"));
-        };
-        let sent = producer.send(record).await;
+        let sent = self.producer.send(record).await;
         if let Err(error) = &sent
             && error.is_fatal()
         {
@@ -57,7 +53,8 @@ impl KafkaClient {
 impl Drop for KafkaClient {
     fn drop(&mut self) {
         self.passage.cut();
-        if let (Some(producer), Ok(runtime)) = (self.producer.take(), Handle::try_current()) {
+        if let Ok(runtime) = Handle::try_current() {
+            let producer = Arc::clone(&self.producer);
             runtime.spawn(async move {
                 let _ = producer.close_with(CloseOptions::new().timeout(Duration::ZERO)).await;
             });
@@ -182,6 +179,6 @@ impl OpenLink for KafkaOpener {
             producer = self.open_through(&passage, login) => producer?,
         };
         let lost = passage.lost();
-        Ok(OpenedLink { client: KafkaClient { producer: Some(producer), passage }, lost })
+        Ok(OpenedLink { client: KafkaClient { producer: Arc::new(producer), passage }, lost })
     }
 }
