@@ -42,6 +42,10 @@ const UNWANTED_AFTER: Duration = Duration::from_secs(120);
 pub(crate) trait OpenLink: Send + Sync + 'static {
     type Client: Send + Sync + 'static;
 
+    /// How long a connection may be silent while deliveries wait. A client that cannot forget what was given up is dropped
+    /// earlier, before it sends that.
+    const SILENCE_MAX: Duration = SILENCE_MAX;
+
     /// Through the gate, signed in, ready to send.
     async fn open(&self) -> Result<OpenedLink<Self::Client>, Undelivered>;
 }
@@ -134,6 +138,7 @@ enum LinkState<C> {
 struct LiveLink<C> {
     client: C,
     since: Instant,
+    silence_max: Duration,
     /// Milliseconds after `since` from which on the broker answered nothing although deliveries wait. 0: none waits.
     silent_from: AtomicU64,
     in_use: AtomicUsize,
@@ -301,17 +306,18 @@ impl<C> Drop for Unanswered<C> {
         }
         let silent_from = live.silent_from.load(Relaxed);
         let silent_for = Duration::from_millis(live.millis().saturating_sub(silent_from));
-        if silent_from > 0 && silent_for >= SILENCE_MAX {
+        if silent_from > 0 && silent_for >= live.silence_max {
             live.end("the broker answered nothing in time".to_owned());
         }
     }
 }
 
 impl<C> LiveLink<C> {
-    fn new(client: C) -> Self {
+    fn new(client: C, silence_max: Duration) -> Self {
         Self {
             client,
             since: Instant::now(),
+            silence_max,
             silent_from: AtomicU64::new(0),
             in_use: AtomicUsize::new(0),
             ended: CancellationToken::new(),
@@ -368,7 +374,7 @@ impl<O: OpenLink> LinkKeeper<O> {
             match self.open().await {
                 // The opener lives as long as the connection: it may own a part of it.
                 Ok((_opener, opened)) => {
-                    let live = Arc::new(LiveLink::new(opened.client));
+                    let live = Arc::new(LiveLink::new(opened.client, O::SILENCE_MAX));
                     match self.watch(&live, opened.lost).await {
                         LinkEnd::LetGo => return,
                         LinkEnd::Lost => self.orders.want(),

@@ -165,6 +165,9 @@ impl KafkaOpener {
 impl OpenLink for KafkaOpener {
     type Client = KafkaClient;
 
+    /// The producer keeps what was given up, and would send it.
+    const SILENCE_MAX: Duration = Duration::from_secs(1);
+
     async fn open(&self) -> Result<OpenedLink<KafkaClient>, Undelivered> {
         let encrypted = self.config.tls.is_some();
         let tunnel = self
