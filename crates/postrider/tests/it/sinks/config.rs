@@ -479,7 +479,7 @@ fn every_default_in_the_table_passes_its_own_check() {
             let mut config = object(match protocol {
                 Protocol::Http => json!({"url": "http://x/", "cloudevents": "binary"}),
                 Protocol::File => json!({"path": "x"}),
-                Protocol::Mqtt => json!({"broker": "x", "topic": "x"}),
+                Protocol::Mqtt => json!({"broker": "x", "topic": "x", "cloudevents": "binary"}),
                 Protocol::Redis => json!({"host": "x", "stream_key": "x"}),
             });
             config.insert(key.name.to_owned(), serde_json::from_str(default).unwrap());
