@@ -265,4 +265,14 @@ mod tests {
             assert!(one(wrong, MqttVersion::V5).is_err(), "{wrong:?}");
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes: Vec<u8>, first in 0u8..16, v5: bool) {
+            let version = if v5 { MqttVersion::V5 } else { MqttVersion::V3 };
+            let mut packet = BytesMut::from(&[first << 4, bytes.len().min(127) as u8][..]);
+            packet.extend_from_slice(&bytes);
+            while let Ok(Some(_)) = take(&mut packet, version) {}
+        }
+    }
 }
