@@ -574,7 +574,7 @@ async fn what_sql_cannot_judge_of_a_config_its_sink_refuses() {
         let Err(Undelivered::Failed(failure)) = connect(&endpoint, &Environment::default()) else {
             panic!("{config} connects");
         };
-        assert_eq!((failure.class, failure.error), (Class::Permanent, says(config)));
+        assert_eq!((failure.class, failure.error), (Class::Retryable, says(config)));
     }
 }
 
