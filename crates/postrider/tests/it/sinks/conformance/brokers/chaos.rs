@@ -79,7 +79,7 @@ pub(super) async fn node_and_broker_are_killed_at_random_and_nothing_is_lost<B: 
 
     let stop = tokio_util::sync::CancellationToken::new();
     let sending = tokio::spawn(send_until(Arc::clone(&store), stop.clone()));
-    let node = kill_at_random(broker, &path, kills, StdRng::seed_from_u64(seed)).await;
+    let node = kill_at_random(broker, &path, kills, B::survives_a_kill(), StdRng::seed_from_u64(seed)).await;
     stop.cancel();
     let committed = sending.await.unwrap();
     until_all_ended(&store, committed.len()).await;
@@ -117,6 +117,7 @@ async fn kill_at_random(
     mut broker: Broker,
     store: &Path,
     kills: u32,
+    survives_a_kill: bool,
     mut dice: StdRng,
 ) -> (Broker, NodeProcess) {
     let mut node = NodeProcess::start(store);
@@ -129,7 +130,11 @@ async fn kill_at_random(
         }
         let away = Duration::from_millis(dice.random_range(0..300));
         broker = tokio::task::spawn_blocking(move || {
-            broker.kill();
+            if survives_a_kill {
+                broker.kill()
+            } else {
+                broker.stop()
+            }
             std::thread::sleep(away);
             broker.start_again().unwrap();
             broker

@@ -73,6 +73,11 @@ pub(super) trait BrokerUnderTest: Send + Sync + 'static {
         Some(Class::Permanent)
     }
 
+    /// Does the broker still have what it acknowledged when it was killed? Otherwise the reason is in the protocol's file.
+    fn survives_a_kill() -> bool {
+        true
+    }
+
     /// Is a message above the broker's limit refused by it? Otherwise the reason is in the protocol's file.
     fn oversized() -> Option<Class> {
         Some(Class::Permanent)

@@ -416,6 +416,9 @@ pub(super) async fn a_broker_that_is_killed_stopped_and_frozen_loses_nothing_ack
         })
         .await
         .unwrap();
+        if fault == "kill" && !B::survives_a_kill() {
+            acknowledged.clear();
+        }
         insist(&*sink, &message(begin + 600, "{}")).await;
         acknowledged.insert(id(begin + 600));
     }

@@ -17,6 +17,12 @@ impl BrokerUnderTest for Mqtt3 {
         with(config(port, target), json!({"version": "3.1.1", "cloudevents": "structured"}))
     }
 
+    /// mosquitto acknowledges first, and writes to its subscribers and to its file later: kill -9 loses what it acknowledged
+    /// in that moment.
+    fn survives_a_kill() -> bool {
+        false
+    }
+
     fn login(user: &str, password: &str) -> Value {
         login(user, password)
     }
