@@ -178,9 +178,9 @@ mod tests {
     #[test]
     fn a_value_may_come_from_a_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "PEM\n").unwrap();
+        std::fs::write(file.path(), "PEM\nPEM\n").unwrap();
         let given = format!("tls.ca=@{}", file.path().display());
-        assert_eq!(set("redis", &[&given]), Ok(json!({"tls": {"ca": "PEM\n"}})));
+        assert_eq!(set("redis", &[&given]), Ok(json!({"tls": {"ca": "PEM\nPEM"}})));
         assert!(SetKey::parse("tls.ca=@/nowhere").unwrap_err().contains("/nowhere"));
         assert_eq!(SetKey::parse("port").unwrap_err(), "must be KEY=VALUE");
     }
