@@ -50,7 +50,7 @@ pub struct NodeFigures {
     pub in_flight_max: u32,
     /// How many attempts could not start because the node lacked the resource.
     pub shortages: Vec<(Resource, u64)>,
-    /// The oldest hundred by name, and the rest as one.
+    /// The hundred oldest endpoints each by name, the rest summed.
     pub endpoints: Vec<EndpointFigures>,
 }
 

@@ -46,10 +46,6 @@ impl<T> StorePoll<T> {
         is_due
     }
 
-    pub(super) fn is_wanted(&self) -> bool {
-        self.wanted
-    }
-
     pub(super) async fn answer(&mut self) -> Result<T, StoreError> {
         answer(&mut self.running).await
     }

@@ -1,8 +1,8 @@
-//! An endpoint's config as its protocol reads it: checked and typed once, when the endpoint is made or read from a store.
+//! An endpoint's config as its protocol reads it: checked and typed once, when it is first used.
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde::de::{DeserializeOwned, Error as _};
@@ -37,34 +37,38 @@ pub trait ProtocolConfig: Send + Sync {
 /// A typed config, or what is wrong with the map.
 pub type TypedConfig = Result<Arc<dyn ProtocolConfig>, Invalid>;
 
-/// The map as it was given, to be stored and shown, and the typed config made of it.
+/// The map as it was given, to be stored and shown, and the typed config made of it. Clones share both.
 #[derive(Clone)]
-pub struct EndpointConfig {
+pub struct EndpointConfig(Arc<LazyConfig>);
+
+struct LazyConfig {
+    protocol: Protocol,
     map: Map<String, Value>,
     /// SQL checks less closely than Rust, so a stored config may be wrong. Its sink says so when it connects.
-    typed: TypedConfig,
+    /// Typed on first use: stores read endpoints far more often than a sink connects.
+    typed: OnceLock<TypedConfig>,
 }
 
 impl EndpointConfig {
     pub fn new(protocol: Protocol, map: Map<String, Value>) -> Self {
-        let typed = protocol.definition().read_config(&map);
-        Self { map, typed }
+        Self(Arc::new(LazyConfig { protocol, map, typed: OnceLock::new() }))
     }
 
     pub fn typed(&self) -> Result<&dyn ProtocolConfig, Invalid> {
-        self.typed.as_deref().map_err(Invalid::clone)
+        let LazyConfig { protocol, map, typed } = &*self.0;
+        typed.get_or_init(|| protocol.definition().read_config(map)).as_deref().map_err(Invalid::clone)
     }
 
     pub fn timeout(&self) -> Duration {
-        self.typed.as_ref().map_or(TIMEOUT_DEFAULT, |typed| typed.timeout())
+        self.typed().map_or(TIMEOUT_DEFAULT, |typed| typed.timeout())
     }
 
     pub fn auto_disable_on_gone(&self) -> bool {
-        self.typed.as_ref().is_ok_and(|typed| typed.auto_disable_on_gone())
+        self.typed().is_ok_and(|typed| typed.auto_disable_on_gone())
     }
 
     pub fn into_map(self) -> Map<String, Value> {
-        self.map
+        Arc::try_unwrap(self.0).map_or_else(|shared| shared.map.clone(), |given| given.map)
     }
 }
 
@@ -72,19 +76,19 @@ impl Deref for EndpointConfig {
     type Target = Map<String, Value>;
 
     fn deref(&self) -> &Self::Target {
-        &self.map
+        &self.0.map
     }
 }
 
 impl fmt::Debug for EndpointConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.map.fmt(f)
+        self.0.map.fmt(f)
     }
 }
 
 impl Serialize for EndpointConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.map.serialize(serializer)
+        self.0.map.serialize(serializer)
     }
 }
 
@@ -120,5 +124,22 @@ impl MessageOptions {
             max_attempts: number.and_then(|number| u32::try_from(number).ok()),
             timeout: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_is_typed_on_first_use_and_shared_by_its_clones() {
+        let protocol = Protocol::from_name("http").unwrap();
+        let map = serde_json::json!({ "url": "https://example.com/" }).as_object().unwrap().clone();
+        let config = EndpointConfig::new(protocol, map.clone());
+        let clone = config.clone();
+        assert!(config.0.typed.get().is_none());
+        let (typed, again) = (config.typed().unwrap(), clone.typed().unwrap());
+        assert!(std::ptr::addr_eq(typed, again));
+        assert_eq!(clone.into_map(), map);
     }
 }

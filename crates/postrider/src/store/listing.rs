@@ -100,16 +100,6 @@ pub enum NodeState {
     Lost,
 }
 
-impl NodeState {
-    pub(crate) fn named(name: &str) -> Self {
-        match name {
-            "live" => Self::Live,
-            "left" => Self::Left,
-            _ => Self::Lost,
-        }
-    }
-}
-
 pub(crate) const PAGE_DEFAULT: usize = 100;
 
 /// Messages that one window may hold: a few milliseconds.

@@ -183,8 +183,10 @@ pub enum Arrival {
     Pending(EndpointId),
     /// Another process changed something: look everywhere.
     Outside,
-    /// Endpoints, settings or the system pause changed.
+    /// Endpoints, settings or the system pause changed. Messages that arrive later were sent after the change.
     Reconfigured,
+    /// A circuit moved, which says nothing about messages.
+    CircuitMoved,
 }
 
 /// A node's free room, asked while a message is inserted: may the same transaction claim it?

@@ -41,18 +41,22 @@ pub(crate) trait ReplaySteps: Store {
         to: i64,
         limit: usize,
     ) -> Result<Vec<FoundMessage<Self::Table>>>;
-    /// Adds to the count, unless another node did.
-    async fn keep_count(&self, replay: RunningReplay, count: u64, counted_to: i64) -> Result<()>;
-    /// Sends the messages again and keeps [`RunningReplay::after`] in the same transaction. Does nothing when another
-    /// node took this step, or the replay was stopped.
+    /// Adds to the count.
+    async fn keep_count(&self, replay: RunningReplay, count: u64, counted_to: i64) -> Result<StepEnd>;
+    /// Sends the messages again and keeps [`RunningReplay::after`] in the same transaction.
     async fn send_again(
         &self,
         replay: RunningReplay,
         found: Vec<FoundMessage<Self::Table>>,
         reached: i64,
-    ) -> Result<()>;
+    ) -> Result<StepEnd>;
     /// Its next turn is then.
-    async fn postpone(&self, replay: i64, until: Timestamp, waiting: Option<String>) -> Result<()>;
+    async fn postpone(
+        &self,
+        replay: RunningReplay,
+        until: Timestamp,
+        waiting: Option<String>,
+    ) -> Result<StepEnd>;
 }
 
 pub(crate) enum NextReplay {
@@ -85,6 +89,14 @@ pub(crate) struct FoundMessage<T> {
     pub(crate) table: T,
 }
 
+/// How a step ends. Several nodes may begin the same step of a replay; one of them does it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StepEnd {
+    Done,
+    /// Nothing was changed: another node did this step, or is doing it, or the replay was stopped.
+    Overtaken,
+}
+
 /// What one step did.
 pub(crate) struct ReplayStep {
     /// All selected messages up to this id were sent or skipped.
@@ -113,20 +125,27 @@ pub(crate) async fn advance<S: ReplaySteps>(store: &S, limit: usize) -> Result<R
         NextReplay::Due(replay) => replay,
         NextReplay::NotBefore(next_at) => return Ok(ReplayTurn::Idle(next_at)),
     };
-    let (id, retry_at) = (replay.id, replay.now + RETRY_WAIT);
-    if let Err(error) = step(store, replay, limit.min(S::STEP_MESSAGES)).await {
-        // The replay shows the error and waits, so that other replays have their turns.
-        store.postpone(id, retry_at, Some(error.to_string())).await?;
-    }
-    Ok(ReplayTurn::Worked)
+    let end = match step(store, replay.clone(), limit.min(S::STEP_MESSAGES)).await {
+        Ok(end) => end,
+        Err(error) => {
+            // The replay shows the error and waits, so that other replays have their turns.
+            let retry_at = replay.now + RETRY_WAIT;
+            store.postpone(replay, retry_at, Some(error.to_string())).await?
+        }
+    };
+    Ok(match end {
+        StepEnd::Done => ReplayTurn::Worked,
+        // One node advances it fastest: this one looks again later.
+        StepEnd::Overtaken => ReplayTurn::Idle(None),
+    })
 }
 
-async fn step<S: ReplaySteps>(store: &S, replay: RunningReplay, limit: usize) -> Result<()> {
+async fn step<S: ReplaySteps>(store: &S, replay: RunningReplay, limit: usize) -> Result<StepEnd> {
     if replay.counted_to < replay.last_id {
         return count(store, replay).await;
     }
     let limit = match replay.grant(limit as u64) {
-        Some(Grant { granted: 0, next_at, .. }) => return store.postpone(replay.id, next_at, None).await,
+        Some(Grant { granted: 0, next_at, .. }) => return store.postpone(replay, next_at, None).await,
         Some(Grant { granted, .. }) => granted as usize,
         None => limit,
     };
@@ -134,7 +153,7 @@ async fn step<S: ReplaySteps>(store: &S, replay: RunningReplay, limit: usize) ->
     store.send_again(replay, found, reached).await
 }
 
-async fn count<S: ReplaySteps>(store: &S, replay: RunningReplay) -> Result<()> {
+async fn count<S: ReplaySteps>(store: &S, replay: RunningReplay) -> Result<StepEnd> {
     let began = Instant::now();
     let (mut count, mut reached) = (0, replay.counted_to);
     while reached < replay.last_id && began.elapsed() < LOOK_BUDGET {

@@ -195,14 +195,6 @@ impl ReplayState {
             Self::Completed => "completed",
         }
     }
-
-    pub(crate) fn named(name: &str) -> Self {
-        match name {
-            "stopped" => Self::Stopped,
-            "completed" => Self::Completed,
-            _ => Self::Running,
-        }
-    }
 }
 
 /// Why a selected message was not sent again.

@@ -31,7 +31,7 @@ pub trait Tokens: Send + Sync + 'static {
     /// Oldest first.
     async fn tokens(&self) -> Result<Vec<TokenRecord>>;
     /// By its prefix. Every node refuses it within a second. The last one only with `even_last`: without any,
-    /// whoever reaches a node on loopback may do everything.
+    /// any client on loopback may do everything.
     async fn revoke_token(&self, prefix: &str, even_last: bool) -> Result<()>;
 }
 
@@ -148,6 +148,26 @@ impl TokenKey {
     }
 }
 
+/// The keys that this version can read. A token that a newer version made opens nothing here.
+pub(crate) fn usable(stored: Vec<(String, Option<TokenKey>)>) -> Result<Vec<TokenKey>> {
+    let (mut keys, mut unreadable) = (Vec::new(), Vec::new());
+    for (prefix, key) in stored {
+        match key {
+            Some(key) => keys.push(key),
+            None => unreadable.push(prefix),
+        }
+    }
+    if keys.is_empty() && !unreadable.is_empty() {
+        // An empty list would let every client on loopback in.
+        let prefixes = unreadable.join(", ");
+        return Err(StoreError::Unusable(format!("no token can be read by this version: {prefixes}")));
+    }
+    for prefix in unreadable {
+        tracing::warn!(prefix, "ignoring a token that this version cannot read");
+    }
+    Ok(keys)
+}
+
 /// A token before it is stored.
 #[derive(Clone)]
 pub(crate) struct Minted {
@@ -184,12 +204,12 @@ fn letters(count: usize) -> String {
 }
 
 pub(crate) fn too_many() -> StoreError {
-    StoreError::Conflict(format!("there are {TOKENS_MAX} tokens already; revoke one that nobody needs"))
+    StoreError::Conflict(format!("there are {TOKENS_MAX} tokens already; revoke an unused one"))
 }
 
 pub(crate) fn is_last(prefix: &str) -> StoreError {
     StoreError::Conflict(format!(
-        "token {prefix} is the last one; without any, whoever reaches a node on loopback may do everything"
+        "token {prefix} is the last one; without any, any client on loopback may do everything"
     ))
 }
 

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::circuits::CircuitMoves;
-use self::polling::HeldArrivals;
+use self::held_arrivals::HeldArrivals;
 use super::Pulse;
 use super::attempt::{CutOffAttempt, FinishedAttempt, PreventedAttempt};
 use super::capacity::Capacity;
@@ -32,6 +32,7 @@ use crate::sink::Environment;
 use crate::store::{Arrival, Claimed, Settled, Snapshot, Store, Suspect, Waiting, Want};
 use crate::trace::Tracer;
 
+mod held_arrivals;
 mod polling;
 mod claiming;
 mod attempting;
@@ -157,7 +158,6 @@ impl Dispatcher {
                 () = suspects.notified() => self.suspects.want(),
                 () = stop.cancelled(), if !self.stopping => {
                     self.stopping = true;
-                    self.take_held_arrivals(usize::MAX);
                     self.release_all_prefetched();
                     self.update_direct_limits();
                     drained_by = Some(Instant::now() + drain_timeout);
@@ -175,7 +175,12 @@ impl Dispatcher {
             self.check_all_at = now + SAFETY_INTERVAL;
             self.check_all();
         }
-        if self.backoff.wait_until(now).is_some() {
+        let backs_off = self.backoff.wait_until(now).is_some();
+        if backs_off || self.stopping {
+            // Arrivals do not wait for a store that is away, nor for a change that a stopping node does not need.
+            self.handle_held();
+        }
+        if backs_off {
             return;
         }
         self.begin_polls();

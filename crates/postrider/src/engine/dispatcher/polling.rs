@@ -14,25 +14,19 @@ use crate::store::{Arrival, Snapshot, Suspect, Waiting};
 /// As many as one crash of the largest node leaves behind, so that those of a closed endpoint do not hide the others.
 const SUSPECTS_MAX: usize = 10_000;
 
-/// A message that was sent after a change of its endpoint is delivered by the change, so arrivals after a change wait
-/// until it is loaded. Claims that the dispatcher makes itself do not wait.
-#[derive(Default)]
-pub(super) struct HeldArrivals {
-    arrivals: Vec<Arrival>,
-    /// How many came before the running reload began: it loads every change before them.
-    before_reload: usize,
-    /// A change is not loaded yet.
-    is_holding: bool,
-}
-
 impl Dispatcher {
     pub(super) fn arrived(&mut self, arrival: Arrival) {
+        if let Some(arrival) = self.held_arrivals.pass(arrival) {
+            self.handle(arrival);
+        }
+        if self.held_arrivals.is_full() {
+            self.handle_held();
+        }
+    }
+
+    fn handle(&mut self, arrival: Arrival) {
         match arrival {
-            Arrival::Reconfigured => {
-                self.reload.want();
-                self.held_arrivals.is_holding = !self.stopping;
-            }
-            arrival if self.held_arrivals.is_holding => self.held_arrivals.arrivals.push(arrival),
+            Arrival::Reconfigured | Arrival::CircuitMoved => self.reload.want(),
             Arrival::Claimed(claim) => self.take_up(claim),
             Arrival::Pending(id) => {
                 self.wake(id);
@@ -45,14 +39,8 @@ impl Dispatcher {
         }
     }
 
-    /// Handles the first `count` held arrivals.
-    pub(super) fn take_held_arrivals(&mut self, count: usize) {
-        let held = &mut self.held_arrivals;
-        let count = count.min(held.arrivals.len());
-        let (ready, is_holding) = (held.arrivals.drain(..count).collect::<Vec<_>>(), held.is_holding);
-        held.is_holding = false;
-        ready.into_iter().for_each(|arrival| self.arrived(arrival));
-        self.held_arrivals.is_holding = is_holding && !self.stopping;
+    pub(super) fn handle_held(&mut self) {
+        self.held_arrivals.take_all().into_iter().for_each(|arrival| self.handle(arrival));
     }
 
     pub(super) fn wake(&mut self, id: EndpointId) {
@@ -86,7 +74,7 @@ impl Dispatcher {
             async move { store.snapshot(Some(known)).await }
         });
         if begun {
-            self.held_arrivals.before_reload = self.held_arrivals.arrivals.len();
+            self.held_arrivals.reload_began();
         }
         self.look.begin_if_due(|| {
             let store = store.clone();
@@ -99,21 +87,16 @@ impl Dispatcher {
     }
 
     pub(super) fn reload_answered(&mut self, snapshot: Result<Option<Arc<Snapshot>>, StoreError>) {
-        // A change during the query takes another one, but what came before the query need not wait for that.
-        let ready = if self.reload.is_wanted() { self.held_arrivals.before_reload } else { usize::MAX };
-        self.held_arrivals.is_holding &= self.reload.is_wanted();
         match snapshot {
             Ok(Some(snapshot)) => self.take_snapshot(snapshot),
             Ok(None) => {}
             Err(error) => {
                 self.reload.want();
                 self.store_failed("load endpoints and settings", &error);
-                // Arrivals do not wait for a store that is away.
-                self.held_arrivals.is_holding = false;
-                return self.take_held_arrivals(usize::MAX);
+                return self.handle_held();
             }
         }
-        self.take_held_arrivals(ready);
+        self.held_arrivals.reload_ended().into_iter().for_each(|arrival| self.handle(arrival));
     }
 
     pub(super) fn take_snapshot(&mut self, snapshot: Arc<Snapshot>) {

@@ -1,6 +1,8 @@
 //! Endpoints and their circuits in the store, and the snapshot that nodes work by.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::sync::{Arc, Mutex};
 
 use postgres_types::Json;
 use serde_json::{Map, Value, json};
@@ -41,12 +43,33 @@ pub(super) async fn snapshot(shared: &SharedState, known: Option<i64>) -> Result
         return Ok(None);
     }
     let rows = shared.own.query(select!(""), &[]).await?;
+    let mut endpoints: Vec<Endpoint> = rows.iter().filter_map(|row| readable(endpoint(row))).collect();
+    shared.last_configs.reuse(&mut endpoints);
     Ok(Some(Arc::new(Snapshot {
         version: version.get(0),
         settings: Arc::new(settings(&shared.own).await?),
         paused: version.get(1),
-        endpoints: rows.iter().filter_map(|row| readable(endpoint(row))).map(Arc::new).collect(),
+        endpoints: endpoints.into_iter().map(Arc::new).collect(),
     })))
+}
+
+/// The configs of the last snapshot, with the revisions of their endpoints. Nodes type a config when they use it; an endpoint
+/// that did not change keeps its typed config.
+#[derive(Default)]
+pub(super) struct LastConfigs(Mutex<HashMap<EndpointId, (i64, EndpointConfig)>>);
+
+impl LastConfigs {
+    fn reuse(&self, endpoints: &mut [Endpoint]) {
+        let mut last = self.0.lock().expect("no panic while configs are compared");
+        for endpoint in endpoints.iter_mut() {
+            if let Some((revision, config)) = last.get(&endpoint.id)
+                && *revision == endpoint.revision
+            {
+                endpoint.config = config.clone();
+            }
+        }
+        *last = endpoints.iter().map(|of| (of.id, (of.revision, of.config.clone()))).collect();
+    }
 }
 
 pub(super) async fn settings(connections: &Connections) -> Result<Settings> {
@@ -89,8 +112,8 @@ fn readable(endpoint: Result<Endpoint>) -> Option<Endpoint> {
 }
 
 fn endpoint(row: &Row) -> Result<Endpoint> {
-    let broken =
-        |error: Invalid| StoreError::Unusable(format!("endpoint {}: {error}", row.get::<_, &str>(1)));
+    let broken = |error: Invalid| StoreError::Unusable(of_endpoint(row, error));
+    let unknown = |error: StoreError| StoreError::Unusable(of_endpoint(row, error));
     let json = |column: usize| Value::Object(object(row, column));
     let protocol = Protocol::from_name(row.get(2)).map_err(broken)?;
     Ok(Endpoint {
@@ -100,13 +123,17 @@ fn endpoint(row: &Row) -> Result<Endpoint> {
         config: EndpointConfig::new(protocol, object(row, 3)),
         retry: RetryOverrides::check(Some(&json(4))).map_err(broken)?,
         options: EndpointOptions::check(Some(&json(5))).map_err(broken)?,
-        disabled: optional_named(row, 6)?,
+        disabled: optional_named(row, 6).map_err(unknown)?,
         paused: row.get(7),
-        circuit: circuit(row)?,
+        circuit: circuit(row).map_err(unknown)?,
         held_until: row.get(12),
         revision: row.get(13),
         created_at: row.get(14),
     })
+}
+
+fn of_endpoint(row: &Row, error: impl Display) -> String {
+    format!("endpoint {}: {error}", row.get::<_, &str>(1))
 }
 
 fn circuit(row: &Row) -> Result<Circuit> {

@@ -1,5 +1,5 @@
 //! Notifications: `LISTEN postrider` on a separate connection. A payload is the id of an endpoint that has new work, `back:` and
-//! the id when the work may be before a cursor, or `config`. An idle node sends no queries.
+//! the id when the work may be before a cursor, `circuit`, or `config`. An idle node sends no queries.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -99,6 +99,7 @@ async fn listen(
                     }
                     let _ = rung.send(endpoint);
                 }
+                Err(_) if told.payload() == "circuit" => shared.listeners.tell(|| Arrival::CircuitMoved),
                 Err(_) => shared.listeners.tell(|| Arrival::Reconfigured),
             }
         }

@@ -19,6 +19,7 @@ use self::claim::UnderWay;
 use self::connect::Server;
 use self::connections::Connections;
 use self::cursors::Cursors;
+use self::endpoints::LastConfigs;
 use self::exchange::Exchange;
 use self::holders::LockHolders;
 use self::listen::ListenTask;
@@ -126,6 +127,7 @@ struct SharedState {
     clock: StoreClock,
     listeners: LocalNodes,
     cursors: Cursors,
+    last_configs: LastConfigs,
     batches: Batches,
     last_blocked: LastBlocked,
     under_way: UnderWay,
@@ -163,6 +165,7 @@ impl PostgresStore {
             clock: StoreClock::new(options.clock, &client).await?,
             listeners: LocalNodes::default(),
             cursors: Cursors::default(),
+            last_configs: LastConfigs::default(),
             batches: Batches::default(),
             last_blocked: LastBlocked::default(),
             under_way: UnderWay::default(),

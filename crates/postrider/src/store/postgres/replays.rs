@@ -10,14 +10,14 @@ use serde_json::json;
 use tokio_postgres::Row;
 
 use super::errors::store_error;
-use super::row::{big_count, count, named, optional_named, optional_text, time};
+use super::row::{big_count, count, named, optional_named, optional_text, optional_time, time, value};
 use super::{PostgresStore, SharedState};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::MessageId;
 use crate::rate::RateLimit;
 use crate::store::replaying::{
-    FoundMessage, NextReplay, ReplayProgress, ReplayStep, ReplaySteps, RunningReplay,
+    FoundMessage, NextReplay, ReplayProgress, ReplayStep, ReplaySteps, RunningReplay, StepEnd,
 };
 use crate::store::{
     NewReplay, Replay, ReplayPreview, ReplaySample, ReplaySelection, ReplayState, ReplayStatus, Replays,
@@ -167,17 +167,17 @@ fn told(row: &Row) -> Result<Replay> {
             event_type: row.get(3),
             ordering_key: row.get(4),
             status: optional_named(row, 5)?,
-            from: row.get(6),
-            until: row.get(7),
+            from: optional_time(row, 6),
+            until: optional_time(row, 7),
         },
         to: row.get(8),
-        rate_limit: row.get::<_, Option<Json<RateLimit>>>(9).map(|limit| limit.0),
+        rate_limit: rate_limit(row, 9)?,
         total: row.get::<_, Option<i64>>(10).map(|total| total.unsigned_abs()),
         done: big_count(row, 11),
-        skipped: row.get::<_, Json<BTreeMap<String, u64>>>(12).0,
-        waiting: row.get(13),
-        started_at: row.get(14),
-        ended_at: row.get(15),
+        skipped: skipped(row, 12)?,
+        waiting: optional_text(row, 13),
+        started_at: time(row, 14),
+        ended_at: optional_time(row, 15),
     })
 }
 
@@ -192,14 +192,21 @@ impl ReplaySteps for PostgresStore {
     const STEP_MESSAGES: usize = 250;
     type Table = ();
 
-    /// A replay whose row is locked has its turn on another node.
+    /// Skips a replay that another node is sending: its row is locked. The lock taken here ends with the query, so several nodes
+    /// may begin the same step.
     async fn next_replay(&self) -> Result<NextReplay> {
         let due = "SELECT r.id, postrider._now(), r.to_endpoint_id, r.rate_limit, r.rate_position, r.last_id,
                      r.counted_to, r.position, r.done, r.skipped
                    FROM postrider.replays r WHERE r.state = 'running' AND r.next_at <= postrider._now()
                    ORDER BY r.next_at, r.id LIMIT 1 FOR UPDATE SKIP LOCKED";
         if let Some(row) = self.shared.own.query(due, &[]).await?.first() {
-            return Ok(NextReplay::Due(running(row)));
+            return match running(row) {
+                Ok(replay) => Ok(NextReplay::Due(replay)),
+                Err(error) => {
+                    self.set_aside(row.get(0), &error).await?;
+                    Ok(NextReplay::NotBefore(None))
+                }
+            };
         }
         let next = "SELECT min(next_at) FROM postrider.replays WHERE state = 'running' AND next_at > postrider._now()";
         Ok(NextReplay::NotBefore(self.shared.own.query_one(next, &[]).await?.get(0)))
@@ -224,12 +231,14 @@ impl ReplaySteps for PostgresStore {
         Ok(rows.iter().map(found).collect())
     }
 
-    async fn keep_count(&self, replay: RunningReplay, count: u64, counted_to: i64) -> Result<()> {
+    async fn keep_count(&self, replay: RunningReplay, count: u64, counted_to: i64) -> Result<StepEnd> {
         let keep = "UPDATE postrider.replays SET counted = counted + $3, counted_to = $4, waiting = NULL,
                       next_at = postrider._now()
                     WHERE id = (SELECT id FROM postrider.replays WHERE id = $1 AND counted_to = $2 AND state = 'running'
-                                FOR UPDATE SKIP LOCKED)";
-        self.shared.own.call(keep, &[&replay.id, &replay.counted_to, &(count as i64), &counted_to]).await
+                                FOR UPDATE SKIP LOCKED)
+                    RETURNING id";
+        let values: [&(dyn ToSql + Sync); 4] = [&replay.id, &replay.counted_to, &(count as i64), &counted_to];
+        Ok(end_of(&self.shared.own.query(keep, &values).await?))
     }
 
     async fn send_again(
@@ -237,39 +246,73 @@ impl ReplaySteps for PostgresStore {
         replay: RunningReplay,
         found: Vec<FoundMessage<()>>,
         reached: i64,
-    ) -> Result<()> {
+    ) -> Result<StepEnd> {
         let ids: Vec<i64> = found.iter().map(|message| message.id.0).collect();
         let take_step = async |client: &mut ClientWrapper| {
             let transaction = client.transaction().await.map_err(store_error)?;
-            if let Some(step) = send(&transaction, &replay, &ids, reached).await? {
-                keep(&transaction, &replay, step).await?;
-            }
-            transaction.commit().await.map_err(store_error)
+            let Some(step) = send(&transaction, &replay, &ids, reached).await? else {
+                return Ok(StepEnd::Overtaken);
+            };
+            keep(&transaction, &replay, step).await?;
+            transaction.commit().await.map_err(store_error)?;
+            Ok(StepEnd::Done)
         };
         self.shared.own.with(take_step).await
     }
 
-    async fn postpone(&self, replay: i64, until: Timestamp, waiting: Option<String>) -> Result<()> {
-        let wait = "UPDATE postrider.replays SET next_at = $2, waiting = $3
-                    WHERE id = (SELECT id FROM postrider.replays WHERE id = $1 AND state = 'running'
-                                FOR UPDATE SKIP LOCKED)";
-        self.shared.own.call(wait, &[&replay, &until, &waiting]).await
+    async fn postpone(
+        &self,
+        replay: RunningReplay,
+        until: Timestamp,
+        waiting: Option<String>,
+    ) -> Result<StepEnd> {
+        let wait = "UPDATE postrider.replays SET next_at = $4, waiting = $5
+                    WHERE id = (SELECT id FROM postrider.replays
+                                WHERE id = $1 AND position = $2 AND counted_to = $3 AND state = 'running'
+                                FOR UPDATE SKIP LOCKED)
+                    RETURNING id";
+        let values: [&(dyn ToSql + Sync); 5] =
+            [&replay.id, &replay.position, &replay.counted_to, &until, &waiting];
+        Ok(end_of(&self.shared.own.query(wait, &values).await?))
     }
 }
 
-fn running(row: &Row) -> RunningReplay {
-    RunningReplay {
+/// Of an update that returns the replay's row if it is as the step found it.
+fn end_of(changed: &[Row]) -> StepEnd {
+    if changed.is_empty() { StepEnd::Overtaken } else { StepEnd::Done }
+}
+
+impl PostgresStore {
+    /// A damaged row must not stop the other replays: it shows the error and is tried again later.
+    async fn set_aside(&self, replay: i64, error: &StoreError) -> Result<()> {
+        let wait =
+            "UPDATE postrider.replays SET waiting = $2, next_at = postrider._now() + interval '1 minute'
+                    WHERE id = (SELECT id FROM postrider.replays WHERE id = $1 FOR UPDATE SKIP LOCKED)";
+        self.shared.own.call(wait, &[&replay, &error.to_string()]).await
+    }
+}
+
+fn running(row: &Row) -> Result<RunningReplay> {
+    Ok(RunningReplay {
         id: row.get(0),
         now: row.get(1),
         to: row.get::<_, Option<i64>>(2).map(EndpointId),
-        rate_limit: row.get::<_, Option<Json<RateLimit>>>(3).map(|limit| limit.0),
-        rate_position: row.get(4),
+        rate_limit: rate_limit(row, 3)?,
+        rate_position: optional_time(row, 4),
         last_id: row.get(5),
         counted_to: row.get(6),
         position: row.get(7),
         done: big_count(row, 8),
-        skipped: row.get::<_, Json<BTreeMap<String, u64>>>(9).0,
-    }
+        skipped: skipped(row, 9)?,
+    })
+}
+
+fn rate_limit(row: &Row, column: usize) -> Result<Option<RateLimit>> {
+    Ok(value::<Option<Json<RateLimit>>>(row, column)?.map(|limit| limit.0))
+}
+
+fn skipped(row: &Row, column: usize) -> Result<BTreeMap<String, u64>> {
+    Ok(value::<Json<BTreeMap<String, u64>>>(row, column)?.0)
 }
 
 /// Locks the replay's row and sends; None when another node has it, or took this step, or the replay was stopped.
@@ -296,7 +339,7 @@ async fn send(
     Ok(Some(ReplayStep {
         position: row.get::<_, Option<i64>>(0).unwrap_or(reached),
         sent: u64::from(count(&row, 1)),
-        skipped: row.get::<_, Json<BTreeMap<String, u64>>>(2).0,
+        skipped: skipped(&row, 2)?,
         waiting: row.get(3),
     }))
 }

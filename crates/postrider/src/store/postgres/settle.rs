@@ -24,7 +24,7 @@ pub(super) async fn settle(shared: &SharedState, settlements: Vec<Settlement>) -
         return Ok(Vec::new());
     }
     let note_returns = || {
-        let back = settlements.iter().filter(|settlement| may_come_back(settlement));
+        let back = settlements.iter().filter(|settlement| !is_delivered(settlement));
         back.for_each(|settlement| shared.cursors.returned(settlement.endpoint));
     };
     // For a claim that is pipelined behind this settle.
@@ -134,7 +134,7 @@ impl SettleAnswer {
     }
 }
 
-/// `postrider._settled`.
+/// `postrider._settled`. The driver refuses a type with other fields, so it may change only with the schema version.
 #[derive(Debug, FromSql)]
 #[postgres(name = "_settled")]
 struct SqlSettled {
@@ -155,7 +155,7 @@ enum EffectName {
     Later,
 }
 
-/// `postrider._unblocked`.
+/// `postrider._unblocked`. Like [`SqlSettled`], frozen per schema version.
 #[derive(Clone, Copy, Debug, FromSql)]
 #[postgres(name = "_unblocked")]
 struct SqlUnblocked {
@@ -223,10 +223,6 @@ pub(super) fn later(settlement: &Settlement) -> Settled {
 
 pub(super) fn is_delivered(settlement: &Settlement) -> bool {
     matches!(settlement.end, End::Attempted { verdict: Verdict::Complete, .. })
-}
-
-fn may_come_back(settlement: &Settlement) -> bool {
-    !is_delivered(settlement)
 }
 
 impl SqlSettled {

@@ -5,7 +5,7 @@ use tokio_postgres::Row;
 
 use super::row::named;
 use super::{PostgresStore, SharedState};
-use crate::store::tokens::Minted;
+use crate::store::tokens::{Minted, usable};
 use crate::store::{IssuedToken, Keyring, NewToken, Result, TOKENS_MAX, TokenKey, TokenRecord, Tokens};
 
 #[async_trait]
@@ -56,6 +56,9 @@ pub(super) async fn list(shared: &SharedState) -> Result<Vec<TokenRecord>> {
 pub(super) async fn keys(shared: &SharedState) -> Result<Vec<TokenKey>> {
     // On the node's own connections: its API must not wait behind senders.
     let rows = shared.own.query("SELECT prefix, scope, digest FROM postrider._tokens", &[]).await?;
-    let key = |row: &Row| Ok(TokenKey::new(row.get(0), named(row, 1)?, row.get(2)));
-    rows.iter().map(key).filter_map(Result::transpose).collect()
+    let key = |row: &Row| {
+        let scope = named(row, 1).ok();
+        (row.get(0), scope.and_then(|scope| TokenKey::new(row.get(0), scope, row.get(2))))
+    };
+    usable(rows.iter().map(key).collect())
 }

@@ -33,7 +33,7 @@ pub(super) async fn upkeep(shared: &SharedState, limit: usize) -> Result<Vec<Exp
     Ok(value::<Vec<SqlExpired>>(&row, 0)?.into_iter().map(expired).collect())
 }
 
-/// `postrider._expired`.
+/// `postrider._expired`. The driver refuses a type with other fields, so it may change only with the schema version.
 #[derive(Debug, FromSql)]
 #[postgres(name = "_expired")]
 struct SqlExpired {

@@ -133,13 +133,12 @@ impl Statements {
         // FAIL, not ABORT: SQLite then keeps no journal to undo single rows; an error ends the transaction anyway.
         let insert = |headers: &str, payload: &str, which: &str| {
             format!(
-                "INSERT OR FAIL INTO {table} (id, endpoint_id, status, finished_at, priority, attempts,
-                   place, delivered_late, ordering_key, created_at, scheduled_at, expires_at,
-                     idempotency_key, correlation_id, event_type,
-                   last_error, content_type, headers, options, payload)
-                 SELECT id, endpoint_id, ?2, ?3, priority, attempts - ?4, place, delivered_late, ordering_key,
-                   created_at, scheduled_at, expires_at, idempotency_key, correlation_id, event_type,
-                     last_error, content_type, {headers}, options, {payload}
+                "INSERT OR FAIL INTO {table} (id, endpoint_id, status, finished_at, priority, attempts, place,
+                   delivered_late, ordering_key, created_at, scheduled_at, expires_at, idempotency_key,
+                   correlation_id, event_type, last_error, content_type, headers, options, payload)
+                 SELECT id, endpoint_id, ?2, ?3, priority, attempts - ?4, place,
+                   delivered_late, ordering_key, created_at, scheduled_at, expires_at, idempotency_key,
+                   correlation_id, event_type, last_error, content_type, {headers}, options, {payload}
                  FROM _postrider_queue WHERE id {which}"
             )
         };

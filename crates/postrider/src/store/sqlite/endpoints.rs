@@ -140,11 +140,11 @@ pub(super) fn alter(write: &mut Write<'_>, name: &str, change: EndpointChange) -
         "UPDATE _postrider_endpoints SET config = ?2, retry_policy = ?3, options = ?4, revision = revision + 1
          WHERE id = ?1",
         params![
-                current.id.0,
-                Value::Object(checked.config).to_string(),
-                json!(checked.retry).to_string(),
-                json!(checked.options).to_string()
-            ],
+            current.id.0,
+            Value::Object(checked.config).to_string(),
+            json!(checked.retry).to_string(),
+            json!(checked.options).to_string()
+        ],
     )?;
     changed(write, name, "endpoint.changed", json!({ "fields": fields }))?;
     load_by_name(write.conn, name)
@@ -270,7 +270,8 @@ fn swap_circuit(
         |row| row.get(0),
     )?;
     let Some(name) = name else { return Ok(false) };
-    changed(write, &name, kind, json!({ "epoch": to.epoch }))?;
+    log_change(write, &name, kind, json!({ "epoch": to.epoch }))?;
+    write.news.push(Arrival::CircuitMoved);
     Ok(true)
 }
 
@@ -283,11 +284,15 @@ pub(super) fn reset_circuit(write: &mut Write<'_>, name: &str) -> Result<()> {
 
 /// Logs the change, increases the version and tells every node of this process.
 fn changed(write: &mut Write<'_>, name: &str, kind: &str, detail: Value) -> Result<()> {
-    events::log(write, kind, Some(name), &detail)?;
-    move_version(write)?;
-    write.config.refresh_endpoint(write.conn, name)?;
+    log_change(write, name, kind, detail)?;
     write.news.push(Arrival::Reconfigured);
     Ok(())
+}
+
+fn log_change(write: &mut Write<'_>, name: &str, kind: &str, detail: Value) -> Result<()> {
+    events::log(write, kind, Some(name), &detail)?;
+    move_version(write)?;
+    write.config.refresh_endpoint(write.conn, name)
 }
 
 fn move_version(write: &Write<'_>) -> Result<()> {

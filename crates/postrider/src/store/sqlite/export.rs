@@ -52,7 +52,7 @@ pub(super) fn close(write: &mut Write<'_>, by: &str) -> Result<bool> {
     stored_events::fan_out_all(write)?;
     let refusal = refusal_of(by);
     close_tables(write.conn, &refusal).and_then(|()| {
-        write.conn.run_counted("INSERT INTO _postrider_meta (name, value) VALUES ('closed', ?1)", [&refusal])
+        write.conn.run("INSERT INTO _postrider_meta (name, value) VALUES ('closed', ?1)", [&refusal])
     })?;
     events::log(write, "store.closed", None, &json!({ "by": by }))?;
     Ok(true)
@@ -93,7 +93,9 @@ fn trigger_statements(sql: impl Fn(&str, &str, &str) -> String) -> impl Iterator
 }
 
 fn refusal_of(by: &str) -> String {
-    format!("{CLOSED}{by}; it goes on where that was imported, or here after `postrider export --reopen`")
+    format!(
+        "{CLOSED}{by}; use the store that it was imported into, or reopen this one with `postrider export --reopen`"
+    )
 }
 
 /// Makes dead letters of unreadable messages, as the next claim would.

@@ -8,7 +8,6 @@ use rusqlite::{Connection, params};
 
 use super::archive::Month;
 use super::query::Query;
-use super::row::micros_of;
 use super::writer::Write;
 use super::{SqliteStore, config_cache, inspect, retention};
 use crate::breaker::CircuitName;
@@ -41,7 +40,11 @@ pub(super) fn figures(conn: &Connection, store: &str, now: Timestamp) -> Result<
     let status = inspect::status(conn, store, now)?;
     let mut figures = of_the_store(&status, now);
     figures.extend(lags(conn, now)?);
-    figures.push(Figure::new("postrider_nodes", &[("state", "live")], live_nodes(conn, now)?));
+    figures.push(Figure::new(
+        "postrider_nodes",
+        &[("state", "live")],
+        inspect::live_nodes(conn, now)? as f64,
+    ));
     for name in COUNTED {
         let name_of_figure = format!("postrider_{name}_total");
         let value = counted(conn, name)?;
@@ -161,15 +164,6 @@ fn lags(conn: &Connection, now: Timestamp) -> Result<[Figure; 3]> {
         lag("event_log", event, retention::days_ago(now, settings.event_log_retention_days)),
         lag("archive", month, retention::months_ago(now, settings.archive_retention_months)),
     ])
-}
-
-fn live_nodes(conn: &Connection, now: Timestamp) -> Result<f64> {
-    conn.row(
-        "SELECT count(*) FROM _postrider_nodes WHERE state = 'live' AND lease_until > ?1",
-        [micros_of(now)],
-        |row| row.get::<_, i64>(0),
-    )
-    .map(|count| count as f64)
 }
 
 /// Evictions were counted elsewhere at first.

@@ -9,7 +9,7 @@ use rusqlite::{Connection, Row, params_from_iter};
 use super::archive::Month;
 use super::invalid_events::NO_ENDPOINT;
 use super::query::Query;
-use super::row::{self, CheckedRow};
+use super::row::{self, CheckedRow, named};
 use super::shown::ShownRow;
 use crate::endpoint::EndpointId;
 use crate::error::Invalid;
@@ -229,7 +229,7 @@ fn sampled(row: &Row<'_>) -> rusqlite::Result<ReplaySample> {
     Ok(ReplaySample {
         id: MessageId(row.get(0)?),
         endpoint: row.get(1)?,
-        status: ReplayStatus::named(row.get_ref(2)?.as_str()?).unwrap_or(ReplayStatus::Failed),
+        status: named(row, 2)?,
         event_type: ShownRow(row).text(3),
         ordering_key: ShownRow(row).text(4),
         created_at: ShownRow(row).time(5).unwrap_or_default(),

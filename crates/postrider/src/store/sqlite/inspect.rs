@@ -184,7 +184,7 @@ fn dead(conn: &Connection, id: MessageId) -> Result<Option<Story>> {
             "SELECT {STORY_COLUMNS}, m.id AS dlq_id, m.died_at, m.reason FROM _postrider_dlq m
              JOIN _postrider_endpoints e ON e.id = m.endpoint_id
              WHERE m.message_id = ?1 AND m.status <> 'redriven'
-         ORDER BY m.id DESC LIMIT 1"
+             ORDER BY m.id DESC LIMIT 1"
         ),
         [id.0],
         |row| {
@@ -284,7 +284,7 @@ pub(super) fn status(conn: &Connection, store: &str, now: Timestamp) -> Result<S
     })
 }
 
-fn live_nodes(conn: &Connection, now: Timestamp) -> Result<u64> {
+pub(super) fn live_nodes(conn: &Connection, now: Timestamp) -> Result<u64> {
     conn.value(
         "SELECT count(*) FROM _postrider_nodes WHERE state = 'live' AND lease_until > ?1",
         [micros_of(now)],

@@ -54,16 +54,16 @@ pub(super) fn bury(write: &mut Write<'_>, event: &StoredEvent, error: &StoreErro
     Ok(())
 }
 
-/// Publishes the event of a dead letter again; false when it was redriven or discarded meanwhile, or cannot be published
-/// and `quietly`; otherwise the error is returned.
-pub(super) fn publish_again(write: &mut Write<'_>, dlq_id: i64, whatever_comes: bool) -> Result<bool> {
+/// Publishes the event of a dead letter again; false when it was redriven or discarded meanwhile. An event that cannot be
+/// published is false too with `skip_invalid`, otherwise an error.
+pub(super) fn publish_again(write: &mut Write<'_>, dlq_id: i64, skip_invalid: bool) -> Result<bool> {
     let Some((endpoint, event)) = buried(write.conn, dlq_id)? else {
         return Ok(false);
     };
     let before = write.conn.total_changes();
     match event.publication().and_then(|publication| publish::publish(write, &publication)) {
         Ok(_) => dlq::end_dead_letter(write, dlq_id, endpoint, DlqStatus::Redriven).map(|()| true),
-        Err(error) if whatever_comes && is_final(&error) && write.conn.total_changes() == before => Ok(false),
+        Err(error) if skip_invalid && is_final(&error) && write.conn.total_changes() == before => Ok(false),
         Err(error) => Err(error),
     }
 }

@@ -22,6 +22,7 @@ pub(super) enum QueuePlace {
 }
 
 impl QueuePlace {
+    /// The table has a CHECK. A damaged place must not stop the messages of the same transaction, so it is no error.
     pub(super) fn from_column(value: i64) -> Self {
         match value {
             0 => Self::Ready,

@@ -8,12 +8,12 @@ use rusqlite::{Connection, Row, params};
 use super::SqliteStore;
 use super::archive::Month;
 use super::query::Query;
-use super::row::{at, micros_of};
+use super::row::{at, micros_of, named};
 use super::shown::ShownRow;
 use crate::error::StoreError;
 use crate::message::{MessageId, NodeId, State};
 use crate::store::listing::{DISORDER_MAX, Pager, WINDOW_ROWS_MAX, Window};
-use crate::store::{ListedMessage, Listing, MessageFilter, MessagePage, NodeRecord, NodeState, Result};
+use crate::store::{ListedMessage, Listing, MessageFilter, MessagePage, NodeRecord, Result};
 
 #[async_trait]
 impl Listing for SqliteStore {
@@ -90,10 +90,6 @@ pub(super) fn window(
     ids: Range<i64>,
     room: usize,
 ) -> Result<Window> {
-    look(conn, filter, ids, room)
-}
-
-fn look(conn: &Connection, filter: &MessageFilter, ids: Range<i64>, room: usize) -> Result<Window> {
     let correlation_id = filter.correlation_id.map(|id| id.to_string());
     let parameters = params![
         ids.start,
@@ -227,7 +223,7 @@ pub(super) fn nodes(conn: &Connection, before: Option<NodeId>, limit: usize) -> 
             Ok(NodeRecord {
                 id: NodeId(row.get(0)?),
                 name: row.get(1)?,
-                state: NodeState::named(row.get_ref(2)?.as_str()?),
+                state: named(row, 2)?,
                 joined_at: at(row.get(3)?),
                 heartbeat_at: at(row.get(4)?),
                 lease_until: at(row.get(5)?),

@@ -77,6 +77,9 @@ impl ListeningNodes {
                 Arrival::Reconfigured => {
                     nodes.iter().for_each(|listener| listener.tell(Arrival::Reconfigured));
                 }
+                Arrival::CircuitMoved => {
+                    nodes.iter().for_each(|listener| listener.tell(Arrival::CircuitMoved));
+                }
             }
         }
     }

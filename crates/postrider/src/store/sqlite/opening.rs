@@ -58,8 +58,7 @@ impl SqliteStore {
         }
         conn.pragma_update(None, "cache_size", -WRITER_CACHE_KIB)?;
         let name: String = conn.value("SELECT value FROM _postrider_meta WHERE name = 'store'", [])?;
-        let newest_message =
-            conn.query_row("SELECT coalesce(max(id), 0) FROM _postrider_queue", [], |row| row.get(0))?;
+        let newest_message = conn.value("SELECT coalesce(max(id), 0) FROM _postrider_queue", [])?;
         let last_heartbeat = nodes::last_heartbeat(&conn)?;
         let listeners = Arc::new(ListeningNodes::default());
         let gauge = WalGauge::default();

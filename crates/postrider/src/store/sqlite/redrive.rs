@@ -221,10 +221,10 @@ fn requeue(write: &mut Write<'_>, dlq_id: i64, endpoint: EndpointId, due_at: Tim
     write.conn.run(
         "INSERT INTO _postrider_queue (id, endpoint_id, place, priority, due_at, attempts, attempts_before,
            key_scope, ordering_key, key_position, behind_key, created_at, correlation_id, event_type,
-             last_error, content_type, headers, options, payload)
+           last_error, content_type, headers, options, payload)
          SELECT message_id, endpoint_id, ?2, priority, ?3, attempts, attempts,
-           key_scope, ordering_key, ?4, ?2 = 1, created_at, correlation_id, event_type, last_error,
-           content_type, headers, options, payload
+           key_scope, ordering_key, ?4, ?2 = 1, created_at, correlation_id, event_type,
+           last_error, content_type, headers, options, payload
          FROM _postrider_dlq WHERE id = ?1",
         params![dlq_id, place as i64, micros_of(due_at), position],
     )?;

@@ -19,7 +19,7 @@ use super::{SqliteStore, archive, events, invalid_events, send};
 use crate::endpoint::EndpointId;
 use crate::error::StoreError;
 use crate::message::{MessageId, NewMessage};
-use crate::store::replaying::{FoundMessage, NextReplay, ReplayStep, ReplaySteps, RunningReplay};
+use crate::store::replaying::{FoundMessage, NextReplay, ReplayStep, ReplaySteps, RunningReplay, StepEnd};
 use crate::store::{Result, Skip, Store};
 
 type SelectedMessage = FoundMessage<Arc<FinishedTable>>;
@@ -49,14 +49,15 @@ impl ReplaySteps for SqliteStore {
         self.read(move |conn| replays::selected(conn, replay)?.window(conn, after, to, limit)).await
     }
 
-    async fn keep_count(&self, replay: RunningReplay, count: u64, counted_to: i64) -> Result<()> {
+    async fn keep_count(&self, replay: RunningReplay, count: u64, counted_to: i64) -> Result<StepEnd> {
         self.write(CommitMode::Soon, move |write| {
-            write.conn.run(
+            let counted = write.conn.run_counted(
                 "UPDATE _postrider_replays SET counted = counted + ?3, counted_to = ?4, waiting = NULL,
                    next_at = ?5
                  WHERE id = ?1 AND counted_to = ?2 AND state = 'running'",
                 params![replay.id, replay.counted_to, count, counted_to, micros_of(write.now)],
-            )
+            )?;
+            Ok(end_of(counted))
         })
         .await
     }
@@ -66,20 +67,31 @@ impl ReplaySteps for SqliteStore {
         replay: RunningReplay,
         found: Vec<SelectedMessage>,
         reached: i64,
-    ) -> Result<()> {
+    ) -> Result<StepEnd> {
         self.write(CommitMode::Durable, move |write| step(write, &replay, &found, reached)).await
     }
 
-    async fn postpone(&self, replay: i64, until: Timestamp, waiting: Option<String>) -> Result<()> {
+    async fn postpone(
+        &self,
+        replay: RunningReplay,
+        until: Timestamp,
+        waiting: Option<String>,
+    ) -> Result<StepEnd> {
         self.write(CommitMode::Soon, move |write| {
-            write.conn.run(
-                "UPDATE _postrider_replays SET next_at = ?2, waiting = ?3
-                 WHERE id = ?1 AND state = 'running'",
-                params![replay, micros_of(until), waiting],
-            )
+            let postponed = write.conn.run_counted(
+                "UPDATE _postrider_replays SET next_at = ?4, waiting = ?5
+                 WHERE id = ?1 AND position = ?2 AND counted_to = ?3 AND state = 'running'",
+                params![replay.id, replay.position, replay.counted_to, micros_of(until), waiting],
+            )?;
+            Ok(end_of(postponed))
         })
         .await
     }
+}
+
+/// Of an update that changes the replay's row if it is as the step found it.
+fn end_of(changed: usize) -> StepEnd {
+    if changed == 0 { StepEnd::Overtaken } else { StepEnd::Done }
 }
 
 fn step(
@@ -87,19 +99,19 @@ fn step(
     replay: &RunningReplay,
     found: &[SelectedMessage],
     reached: i64,
-) -> Result<()> {
+) -> Result<StepEnd> {
     let is_current: bool = write.conn.value(
         "SELECT EXISTS (SELECT 1 FROM _postrider_replays
                         WHERE id = ?1 AND position = ?2 AND state = 'running')",
         [replay.id, replay.position],
     )?;
     if !is_current {
-        return Ok(());
+        return Ok(StepEnd::Overtaken);
     }
     let mut step = ReplayStep { position: reached, sent: 0, skipped: BTreeMap::new(), waiting: None };
     let mut position = replay.position;
     for found in found {
-        match send_again(write, found, replay.to) {
+        match send_one_again(write, found, replay.to) {
             Ok(Some(Ok(_))) => step.sent += 1,
             Ok(Some(Err(skip))) => *step.skipped.entry(skip.as_str().to_owned()).or_default() += 1,
             // It was deleted since it was found.
@@ -112,7 +124,8 @@ fn step(
         }
         position = found.id.0;
     }
-    keep(write, replay, step)
+    keep(write, replay, step)?;
+    Ok(StepEnd::Done)
 }
 
 fn keep(write: &mut Write<'_>, replay: &RunningReplay, step: ReplayStep) -> Result<()> {
@@ -141,7 +154,7 @@ fn keep(write: &mut Write<'_>, replay: &RunningReplay, step: ReplayStep) -> Resu
 }
 
 /// The new message, or why it was skipped; None when the original was deleted.
-fn send_again(
+fn send_one_again(
     write: &mut Write<'_>,
     found: &SelectedMessage,
     to: Option<EndpointId>,

@@ -10,7 +10,7 @@ use super::endpoints;
 use super::finished::Selected;
 use super::job::CommitMode;
 use super::query::Query;
-use super::row::{at, micros_of, optional_at};
+use super::row::{at, micros_of, named, optional_at, optional_named};
 use super::writer::Write;
 use super::{SqliteStore, events, replaying};
 use crate::endpoint::EndpointId;
@@ -171,12 +171,12 @@ pub(super) fn clean_up(write: &mut Write<'_>, before: i64, limit: usize) -> Resu
 fn told(row: &Row<'_>) -> rusqlite::Result<Replay> {
     Ok(Replay {
         id: row.get(0)?,
-        state: ReplayState::named(row.get_ref(1)?.as_str()?),
+        state: named(row, 1)?,
         selection: ReplaySelection {
             endpoint: row.get(2)?,
             event_type: row.get(3)?,
             ordering_key: row.get(4)?,
-            status: row.get_ref(5)?.as_str_or_null()?.and_then(ReplayStatus::named),
+            status: optional_named(row, 5)?,
             from: optional_at(row.get(6)?),
             until: optional_at(row.get(7)?),
         },
@@ -245,7 +245,7 @@ pub(super) fn selected(conn: &Connection, id: i64) -> Result<Selected> {
                 endpoint: row.get::<_, Option<i64>>(0)?.map(EndpointId),
                 event_type: row.get(1)?,
                 ordering_key: row.get(2)?,
-                status: row.get_ref(3)?.as_str_or_null()?.and_then(ReplayStatus::named),
+                status: optional_named(row, 3)?,
                 from: row.get(4)?,
                 until: row.get(5)?,
                 finished_by: row.get(6)?,

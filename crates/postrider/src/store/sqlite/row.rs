@@ -6,7 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use jiff::Timestamp;
 use rusqlite::Row;
-use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, ValueRef};
+use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, Type, ValueRef};
+use serde::de::DeserializeOwned;
+use serde::de::value::{Error as UnknownName, StrDeserializer};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
@@ -49,7 +51,22 @@ pub(super) fn object(value: ValueRef<'_>) -> FromSqlResult<Map<String, Value>> {
     json(value)
 }
 
-fn json<T: Default + serde::de::DeserializeOwned>(value: ValueRef<'_>) -> FromSqlResult<T> {
+/// A state or other name that the program writes, read back. An unknown name is an error: a newer version or another program
+/// wrote it.
+pub(super) fn named<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
+    let text = row.get_ref(column)?.as_str()?;
+    T::deserialize(StrDeserializer::<UnknownName>::new(text))
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
+}
+
+pub(super) fn optional_named<T: DeserializeOwned>(
+    row: &Row<'_>,
+    column: usize,
+) -> rusqlite::Result<Option<T>> {
+    if row.get_ref(column)? == ValueRef::Null { Ok(None) } else { named(row, column).map(Some) }
+}
+
+fn json<T: Default + DeserializeOwned>(value: ValueRef<'_>) -> FromSqlResult<T> {
     match value.as_str_or_null()? {
         None => Ok(T::default()),
         Some(text) => serde_json::from_str(text).map_err(|error| FromSqlError::Other(Box::new(error))),

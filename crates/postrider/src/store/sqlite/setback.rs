@@ -32,13 +32,13 @@ pub(super) struct ClockWatch {
     /// Only the node corrects times.
     owned: bool,
     last: Option<(Instant, Timestamp)>,
-    mending: Option<Mending>,
+    correction: Option<Correction>,
     not_before: Option<Instant>,
 }
 
 /// Which stored times are corrected next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mending {
+pub(super) enum Correction {
     Beginning,
     Reservations,
     /// Messages up to this id are done.
@@ -48,7 +48,7 @@ pub(super) enum Mending {
 impl ClockWatch {
     /// `last_heartbeat` is the latest one of any node.
     pub(super) fn of_file(owned: bool, last_heartbeat: Option<Timestamp>, now: Timestamp) -> Self {
-        let mut watch = Self { owned, last: None, mending: None, not_before: None };
+        let mut watch = Self { owned, last: None, correction: None, not_before: None };
         if let Some(ahead) = last_heartbeat.map(|last| last.duration_since(now)).filter(|by| *by > JUMP_MIN) {
             watch.was_set_back(ahead);
         }
@@ -78,18 +78,18 @@ impl ClockWatch {
             seconds = by.as_secs(),
             "The clock was set back: retries that would wait longer than their policy allows are pulled in; scheduled messages and expiry stay as they are"
         );
-        self.mending = Some(Mending::Beginning);
+        self.correction = Some(Correction::Beginning);
         self.not_before = None;
     }
 
     /// The next step, unless it has to wait.
-    pub(super) fn due(&self) -> Option<Mending> {
-        self.mending.filter(|_| self.not_before.is_none_or(|at| at <= Instant::now()))
+    pub(super) fn due(&self) -> Option<Correction> {
+        self.correction.filter(|_| self.not_before.is_none_or(|at| at <= Instant::now()))
     }
 
     /// The step was committed.
-    pub(super) fn mended(&mut self, next: Option<Mending>) {
-        self.mending = next;
+    pub(super) fn corrected(&mut self, next: Option<Correction>) {
+        self.correction = next;
     }
 
     /// It was rolled back.
@@ -124,25 +124,33 @@ fn pulled_in(waiting: &PendingTimes, policy: &RetryPolicy, now: Timestamp, dice:
 }
 
 /// One bounded step; returns the next one, or None at the end.
-pub(super) fn mend(write: &mut Write<'_>, mending: Mending, until: Instant) -> Result<Option<Mending>> {
-    match mending {
-        Mending::Beginning => {
-            mend_endpoints(write)?;
-            mend_claims_and_replays(write)?;
+pub(super) fn correct(
+    write: &mut Write<'_>,
+    correction: Correction,
+    until: Instant,
+) -> Result<Option<Correction>> {
+    match correction {
+        Correction::Beginning => {
+            correct_endpoints(write)?;
+            correct_claims_and_replays(write)?;
             // What nodes have in memory is from before the jump, too.
             endpoints::reload(write)?;
-            Ok(Some(Mending::Reservations))
+            Ok(Some(Correction::Reservations))
         }
-        Mending::Reservations => {
-            let mended = mend_reservations(write)?;
-            Ok(Some(if mended == STEP_ROWS { Mending::Reservations } else { Mending::Messages(i64::MIN) }))
+        Correction::Reservations => {
+            let corrected = correct_reservations(write)?;
+            Ok(Some(if corrected == STEP_ROWS {
+                Correction::Reservations
+            } else {
+                Correction::Messages(i64::MIN)
+            }))
         }
-        Mending::Messages(after) => mend_messages(write, after, until),
+        Correction::Messages(after) => correct_messages(write, after, until),
     }
 }
 
 /// Circuits, probes and Retry-After holds. Nodes reload an endpoint with a new epoch.
-fn mend_endpoints(write: &Write<'_>) -> Result<()> {
+fn correct_endpoints(write: &Write<'_>) -> Result<()> {
     let settings = write.config.settings();
     let latest = |most: Duration| micros_of(write.now + most);
     let values = params![
@@ -163,7 +171,7 @@ fn mend_endpoints(write: &Write<'_>) -> Result<()> {
 }
 
 /// A running attempt cannot have begun later than now.
-fn mend_claims_and_replays(write: &Write<'_>) -> Result<()> {
+fn correct_claims_and_replays(write: &Write<'_>) -> Result<()> {
     let now = micros_of(write.now);
     write.conn.run(
         "UPDATE _postrider_queue INDEXED BY _postrider_queue_claimed SET started_at = ?1
@@ -178,7 +186,7 @@ fn mend_claims_and_replays(write: &Write<'_>) -> Result<()> {
     Ok(())
 }
 
-fn mend_reservations(write: &Write<'_>) -> Result<usize> {
+fn correct_reservations(write: &Write<'_>) -> Result<usize> {
     let latest = micros_of(write.now + write.config.settings().idempotency_retention);
     write.conn.run_counted(
         "UPDATE _postrider_reservations SET until = ?1 WHERE (endpoint_id, idempotency_key) IN
@@ -187,13 +195,13 @@ fn mend_reservations(write: &Write<'_>) -> Result<usize> {
     )
 }
 
-fn mend_messages(write: &mut Write<'_>, after: i64, until: Instant) -> Result<Option<Mending>> {
+fn correct_messages(write: &mut Write<'_>, after: i64, until: Instant) -> Result<Option<Correction>> {
     let rows = next_rows(write, after)?;
     let mut endpoints = BTreeSet::new();
     let (count, mut reached) = (rows.len(), after);
     for row in rows {
         if reached > after && Instant::now() > until {
-            return Ok(tell(write, endpoints, Some(Mending::Messages(reached))));
+            return Ok(tell(write, endpoints, Some(Correction::Messages(reached))));
         }
         reached = row.id;
         if row.place == QueuePlace::Claimed || row.waiting.due_at <= write.now {
@@ -206,10 +214,14 @@ fn mend_messages(write: &mut Write<'_>, after: i64, until: Instant) -> Result<Op
             endpoints.insert(row.endpoint);
         }
     }
-    Ok(tell(write, endpoints, (count == STEP_ROWS).then_some(Mending::Messages(reached))))
+    Ok(tell(write, endpoints, (count == STEP_ROWS).then_some(Correction::Messages(reached))))
 }
 
-fn tell(write: &mut Write<'_>, endpoints: BTreeSet<EndpointId>, next: Option<Mending>) -> Option<Mending> {
+fn tell(
+    write: &mut Write<'_>,
+    endpoints: BTreeSet<EndpointId>,
+    next: Option<Correction>,
+) -> Option<Correction> {
     endpoints.into_iter().for_each(|endpoint| write.tell_pending(endpoint));
     next
 }

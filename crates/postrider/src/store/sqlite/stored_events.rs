@@ -290,9 +290,9 @@ fn is_there(conn: &Connection, event: i64) -> Result<bool> {
 /// How many there are, and when the oldest one was stored. Computed from the ids, which have few gaps.
 pub(super) fn waiting(conn: &Connection) -> Result<(u64, Option<Timestamp>)> {
     conn.row(
-        "SELECT coalesce((SELECT max(id) FROM _postrider_events) - (SELECT min(id)
-           FROM _postrider_events) + 1, 0),
-         (SELECT CAST(created_at AS INTEGER) FROM _postrider_events ORDER BY id LIMIT 1)",
+        "SELECT
+           coalesce((SELECT max(id) FROM _postrider_events) - (SELECT min(id) FROM _postrider_events) + 1, 0),
+           (SELECT CAST(created_at AS INTEGER) FROM _postrider_events ORDER BY id LIMIT 1)",
         [],
         |row| Ok((row.get(0)?, optional_at(row.get(1)?))),
     )

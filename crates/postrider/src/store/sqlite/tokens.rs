@@ -7,13 +7,11 @@ use serde_json::json;
 
 use super::job::CommitMode;
 use super::query::Query;
-use super::row::{at, micros_of};
+use super::row::{at, micros_of, named};
 use super::writer::Write;
 use super::{SqliteStore, events};
-use crate::store::tokens::{Minted, is_last, too_many, unknown};
-use crate::store::{
-    IssuedToken, Keyring, NewToken, Result, Scope, TOKENS_MAX, TokenKey, TokenRecord, Tokens,
-};
+use crate::store::tokens::{Minted, is_last, too_many, unknown, usable};
+use crate::store::{IssuedToken, Keyring, NewToken, Result, TOKENS_MAX, TokenKey, TokenRecord, Tokens};
 
 #[async_trait]
 impl Tokens for SqliteStore {
@@ -83,7 +81,7 @@ pub(super) fn list(conn: &Connection) -> Result<Vec<TokenRecord>> {
             Ok(TokenRecord {
                 prefix: row.get(0)?,
                 name: row.get(1)?,
-                scope: scope(row.get_ref(2)?.as_str()?),
+                scope: named(row, 2)?,
                 created_at: at(row.get(3)?),
             })
         },
@@ -92,12 +90,9 @@ pub(super) fn list(conn: &Connection) -> Result<Vec<TokenRecord>> {
 
 pub(super) fn keys(conn: &Connection) -> Result<Vec<TokenKey>> {
     let keys = conn.rows("SELECT prefix, scope, digest FROM _postrider_tokens", [], |row| {
-        Ok(TokenKey::new(row.get(0)?, scope(row.get_ref(1)?.as_str()?), row.get_ref(2)?.as_bytes()?))
+        let (prefix, digest) = (row.get::<_, String>(0)?, row.get_ref(2)?.as_bytes()?);
+        let scope = named(row, 1).ok();
+        Ok((prefix.clone(), scope.and_then(|scope| TokenKey::new(prefix, scope, digest))))
     })?;
-    Ok(keys.into_iter().flatten().collect())
-}
-
-/// The table has a CHECK; an unknown scope gets the least rights.
-fn scope(text: &str) -> Scope {
-    text.parse().unwrap_or(Scope::Monitor)
+    usable(keys)
 }

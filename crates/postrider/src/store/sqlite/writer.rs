@@ -253,9 +253,9 @@ impl WriterThread {
         } else {
             Ok(())
         };
-        let mut mended = None;
+        let mut corrected = None;
         let outcome = match (outcome, mending) {
-            (Ok(()), Some(step)) => mend(&mut write, step, started).map(|next| mended = next),
+            (Ok(()), Some(step)) => correct(&mut write, step, started).map(|next| corrected = next),
             (outcome, _) => outcome,
         };
         let outcome = outcome.and_then(|()| {
@@ -273,7 +273,7 @@ impl WriterThread {
                 self.newest_message = self.newest_message.max(newest);
                 self.stored_events.are_gone();
                 if mending.is_some() {
-                    self.watch.mended(mended);
+                    self.watch.corrected(corrected);
                 }
                 Ok(Committed { news, fanned_out })
             }
@@ -362,13 +362,13 @@ fn fan_out(
     }
 }
 
-fn mend(
+fn correct(
     write: &mut Write<'_>,
-    step: setback::Mending,
+    step: setback::Correction,
     started: Instant,
-) -> std::result::Result<Option<setback::Mending>, Rollback> {
+) -> std::result::Result<Option<setback::Correction>, Rollback> {
     write.config.load_if_forgotten(write.conn)?;
-    setback::mend(write, step, started + TRANSACTION_BUDGET).map_err(Rollback::Failed)
+    setback::correct(write, step, started + TRANSACTION_BUDGET).map_err(Rollback::Failed)
 }
 
 /// Holds back the jobs that must run after these events. Where the events cannot be fanned out, the jobs fail with

@@ -11,12 +11,12 @@ use postrider::breaker::Circuit;
 use postrider::endpoint::EndpointId;
 use postrider::message::{Fence, LostClaim, NodeId};
 use postrider::store::{
-    ClaimRequest, Claimed, Cleaned, Effect, Expired, Hello, Joined, ReplayTurn, Result, Results, Settled,
-    Settlement, Snapshot, Suspect, Waiting,
+    Arrival, ClaimRequest, Claimed, Cleaned, Effect, Expired, Hello, Joined, ReplayTurn, Result, Results,
+    Settled, Settlement, Snapshot, Suspect, Waiting,
 };
 use postrider::{MessageId, Operate, SqliteStore, Store, StoreError};
 use serde_json::Map;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::time::Instant;
 
 pub(super) struct Faulty {
@@ -45,6 +45,12 @@ pub(super) struct Faulty {
     pub(super) endless_losses: AtomicBool,
     /// Questions it refused.
     pub(super) refused: AtomicUsize,
+    /// Those of the dispatcher, which then backs off.
+    pub(super) refused_to_dispatcher: AtomicUsize,
+    /// Where it tells the node that joined.
+    pub(super) arrivals: std::sync::Mutex<Option<mpsc::UnboundedSender<Arrival>>>,
+    /// Every snapshot waits for this one afterwards.
+    pub(super) loading: Mutex<()>,
     /// Whoever claims waits for this one afterwards.
     pub(super) handing_out: Mutex<()>,
     /// Whoever leaves waits for this one afterwards.
@@ -76,6 +82,9 @@ impl Faulty {
             claimed: AtomicUsize::new(0),
             endless_losses: AtomicBool::new(false),
             refused: AtomicUsize::new(0),
+            refused_to_dispatcher: AtomicUsize::new(0),
+            arrivals: std::sync::Mutex::default(),
+            loading: Mutex::default(),
             handing_out: Mutex::default(),
             leaving: Mutex::default(),
             left: AtomicUsize::new(0),
@@ -96,6 +105,12 @@ impl Faulty {
             return Err(StoreError::Unavailable("the disk is full".to_owned()));
         }
         Ok(&self.store)
+    }
+
+    fn ask_as_dispatcher(&self) -> Result<&SqliteStore> {
+        self.ask().inspect_err(|_| {
+            self.refused_to_dispatcher.fetch_add(1, SeqCst);
+        })
     }
 
     fn later(&self, settlement: &Settlement) -> Settled {
@@ -136,6 +151,7 @@ impl Store for Faulty {
     }
 
     async fn join(&self, hello: Hello) -> Result<Joined> {
+        *self.arrivals.lock().unwrap() = Some(hello.arrivals.clone());
         self.ask()?.join(hello).await
     }
 
@@ -161,15 +177,17 @@ impl Store for Faulty {
     }
 
     async fn snapshot(&self, known: Option<i64>) -> Result<Option<Arc<Snapshot>>> {
-        self.ask()?.snapshot(known).await
+        let snapshot = self.ask_as_dispatcher()?.snapshot(known).await;
+        drop(self.loading.lock().await);
+        snapshot
     }
 
     async fn waiting(&self) -> Result<Vec<Waiting>> {
-        self.ask()?.waiting().await
+        self.ask_as_dispatcher()?.waiting().await
     }
 
     async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
-        let claimed = self.ask()?.claim(request).await?;
+        let claimed = self.ask_as_dispatcher()?.claim(request).await?;
         drop(self.handing_out.lock().await);
         self.claimed.fetch_add(claimed.claims.len(), SeqCst);
         Ok(claimed)
@@ -187,13 +205,13 @@ impl Store for Faulty {
         if self.postponing.load(SeqCst) {
             return Ok(settlements.iter().map(|settlement| self.later(settlement)).collect());
         }
-        let settled = self.ask()?.settle(settlements).await?;
+        let settled = self.ask_as_dispatcher()?.settle(settlements).await?;
         self.settled.fetch_add(settled.len(), SeqCst);
         Ok(settled)
     }
 
     async fn suspects(&self, limit: usize) -> Result<Vec<Suspect>> {
-        self.ask()?.suspects(limit).await
+        self.ask_as_dispatcher()?.suspects(limit).await
     }
 
     async fn lost_claims(&self, limit: usize) -> Result<Vec<LostClaim>> {

@@ -15,6 +15,7 @@ mod shortage;
 mod breaker;
 mod neighbours;
 mod steering;
+mod changes;
 mod prefetch;
 mod settling;
 mod stopping;

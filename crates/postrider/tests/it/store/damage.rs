@@ -1,6 +1,12 @@
 //! Whatever another program writes into a row of the queue table of SQLite, it never keeps the others from being delivered.
 
-use postrider::store::{DlqFilter, Figures, Listing, MessageFilter, Pick, UNREADABLE, Want};
+use std::time::Duration;
+
+use postrider::rusqlite::Connection;
+use postrider::store::{
+    DlqFilter, Figures, Keyring, Listing, MessageFilter, NewReplay, NewToken, Pick, ReplaySelection,
+    ReplayStatus, ReplayTurn, Replays, Scope, Tokens, UNREADABLE, Want,
+};
 use postrider::{Operate, State, Store};
 
 use super::sqlite::Sqlite;
@@ -112,5 +118,62 @@ async fn a_key_that_is_no_text_goes_on_like_every_other() {
     for id in [first, second] {
         assert!(world.claim_ids().await.is_empty());
         assert_eq!(world.letter_of(id).await.reason, UNREADABLE);
+    }
+}
+
+/// As another program would write it.
+fn write_unchecked(world: &World<Sqlite>, sql: &str) {
+    let shell = Connection::open(world.harness().path()).unwrap();
+    shell.busy_timeout(Duration::from_secs(5)).unwrap();
+    shell.execute_batch(&format!("PRAGMA ignore_check_constraints = ON; {sql}")).unwrap();
+}
+
+#[tokio::test]
+async fn a_replay_with_an_unknown_status_sends_nothing() {
+    let world = World::<Sqlite>::start().await;
+    let id = world.send(to("a")).await;
+    world.store().cancel(id).await.unwrap();
+    let selection = ReplaySelection { status: Some(ReplayStatus::Expired), ..ReplaySelection::default() };
+    let replay = NewReplay { selection, ..NewReplay::default() };
+    let replay = world.store().start_replay(replay).await.unwrap().id;
+    write_unchecked(&world, "UPDATE _postrider_replays SET status = 'evicted'");
+    while let ReplayTurn::Worked = world.store().advance_replays(7).await.unwrap() {}
+    let messages = world.store().messages(MessageFilter::default()).await.unwrap().items.len();
+    assert_eq!(messages, 1, "nothing was sent again");
+    let refused = world.store().replay(replay).await.unwrap_err().to_string();
+    assert!(refused.contains("evicted"), "{refused}");
+    write_unchecked(&world, "UPDATE _postrider_replays SET status = 'expired', state = 'odd'");
+    let refused = world.store().replay(replay).await.unwrap_err().to_string();
+    assert!(refused.contains("odd"), "{refused}");
+}
+
+/// Without any token a node lets in every client on loopback, so tokens that it cannot read must not look like none.
+#[tokio::test]
+async fn a_token_of_a_newer_version_opens_nothing_and_the_others_stay() {
+    let world = World::<Sqlite>::start().await;
+    let newer = format!(
+        "INSERT INTO _postrider_tokens VALUES ('pr_newer', 'newer', 'auditor', x'{}', 0)",
+        "00".repeat(32)
+    );
+    write_unchecked(&world, &newer);
+    let refused = world.store().keys().await.unwrap_err().to_string();
+    assert!(refused.contains("pr_newer"), "{refused}");
+    let token = NewToken { name: "shop".to_owned(), scope: Scope::Application };
+    let issued = world.store().create_token(token).await.unwrap();
+    let keys = world.store().keys().await.unwrap();
+    assert!(keys.iter().map(|key| key.prefix.as_str()).eq([issued.record.prefix.as_str()]), "{keys:?}");
+}
+
+#[tokio::test]
+async fn an_attempt_has_an_outcome_and_a_class_that_nodes_know() {
+    let world = World::<Sqlite>::start().await;
+    let shell = Connection::open(world.harness().path()).unwrap();
+    for (outcome, class) in [("odd", "NULL"), ("failed", "'odd'")] {
+        let insert = format!(
+            "INSERT INTO _postrider_attempts (message_id, number, node_id, started_at, duration, outcome, class)
+             VALUES (1, 1, 1, 0, 1, '{outcome}', {class})"
+        );
+        let refused = shell.execute(&insert, []).unwrap_err().to_string();
+        assert!(refused.contains("CHECK constraint failed"), "{refused}");
     }
 }

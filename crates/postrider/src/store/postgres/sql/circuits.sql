@@ -35,7 +35,7 @@ BEGIN
     RETURN false;
   END IF;
   PERFORM postrider._log_event(coalesce(p_kind, 'circuit.' || p_state), v_name, jsonb_build_object('epoch', p_epoch));
-  PERFORM pg_notify('postrider', 'config');
+  PERFORM pg_notify('postrider', 'circuit');
   RETURN true;
 EXCEPTION WHEN lock_not_available THEN
   RETURN false;

@@ -80,12 +80,20 @@ BEGIN
   END IF;
 END $$;
 
--- The end of the sentence about a text that breaks one of the rules; null when it breaks none.
-CREATE FUNCTION postrider._broken_rule(p_rules jsonb, p_text text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-  SELECT rule->>'says' FROM jsonb_array_elements(p_rules) WITH ORDINALITY AS r (rule, n)
-  WHERE p_text ~ (rule->>'refuses') OR p_text !~ (rule->>'wants')
-  ORDER BY n LIMIT 1
-$$;
+-- The end of the sentence about a text that breaks one of the rules; null when it breaks none. In PL/pgSQL: every send calls it
+-- for each header, and a session plans its statements once.
+CREATE FUNCTION postrider._broken_rule(p_rules jsonb, p_text text) RETURNS text LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+DECLARE
+  v_rule jsonb;
+BEGIN
+  FOR n IN 0 .. coalesce(jsonb_array_length(p_rules), 0) - 1 LOOP
+    v_rule := p_rules->n;
+    IF p_text ~ (v_rule->>'refuses') OR p_text !~ (v_rule->>'wants') THEN
+      RETURN v_rule->>'says';
+    END IF;
+  END LOOP;
+  RETURN NULL;
+END $$;
 
 -- Only an endpoint may refer to secrets. A message says what it means.
 CREATE FUNCTION postrider._check_secret(p_field text, p_value jsonb, p_rules jsonb, p_references boolean) RETURNS void
@@ -106,14 +114,17 @@ BEGIN
   END IF;
 END $$;
 
-CREATE FUNCTION postrider._broken_name(p_rules jsonb, p_name text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT postrider._broken_rule(p_rules->'names', lower(p_name COLLATE "C")) $$;
+CREATE FUNCTION postrider._broken_name(p_rules jsonb, p_name text) RETURNS text LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+BEGIN
+  RETURN postrider._broken_rule(p_rules->'names', lower(p_name COLLATE "C"));
+END $$;
 
 CREATE FUNCTION postrider._broken_value(p_rules jsonb, p_name text, p_text text) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-  SELECT coalesce(postrider._broken_rule(p_rules->'values_of'->lower(p_name COLLATE "C"), p_text),
-                  postrider._broken_rule(p_rules->'values', p_text))
-$$;
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+BEGIN
+  RETURN coalesce(postrider._broken_rule(p_rules->'values_of'->lower(p_name COLLATE "C"), p_text),
+                  postrider._broken_rule(p_rules->'values', p_text));
+END $$;
 
 -- A receiver would get only one of them, and the sender could not tell which.
 CREATE FUNCTION postrider._check_none_twice(p_within text, p_names text[]) RETURNS void LANGUAGE plpgsql AS $$
@@ -166,26 +177,29 @@ END $$;
 
 -- The key of this config that sets a header itself, such as `auth`.
 CREATE FUNCTION postrider._key_that_sets(p_protocol text, p_config jsonb, p_header text) RETURNS text
-LANGUAGE sql STABLE AS $$
-  SELECT relation->>'given'
-  FROM postrider._known_protocols, jsonb_array_elements(relations) AS relation
-  WHERE name = p_protocol AND relation->>'header' = lower(p_header) AND NOT relation ? 'is'
-    AND p_config #> string_to_array(relation->>'given', '.') IS NOT NULL
-  LIMIT 1
-$$;
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN (
+    SELECT relation->>'given'
+    FROM postrider._known_protocols, jsonb_array_elements(relations) AS relation
+    WHERE name = p_protocol AND relation->>'header' = lower(p_header) AND NOT relation ? 'is'
+      AND p_config #> string_to_array(relation->>'given', '.') IS NOT NULL
+    LIMIT 1);
+END $$;
 
 -- A message may not replace this header: a key such as `auth` sets it, or the config does and override_headers does not list it.
 -- Without such a list, messages may not replace secret headers.
 CREATE FUNCTION postrider._keeps_header(p_protocol text, p_config jsonb, p_override_headers jsonb, p_name text)
-RETURNS boolean LANGUAGE sql STABLE AS $$
-  SELECT postrider._key_that_sets(p_protocol, p_config, p_name) IS NOT NULL OR EXISTS (
+RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN postrider._key_that_sets(p_protocol, p_config, p_name) IS NOT NULL OR EXISTS (
     SELECT FROM jsonb_each_text(coalesce(p_config->'headers', '{}')) AS h
     WHERE lower(h.key) = lower(p_name) AND CASE
       WHEN p_override_headers IS NULL
         THEN lower(h.key) ~ 'auth|cookie|api-key|apikey|token|secret|password|credential|access-key'
              OR h.value LIKE '${%' OR h.value LIKE 'file:%'
-      ELSE NOT EXISTS (SELECT FROM jsonb_array_elements_text(p_override_headers) AS o WHERE lower(o) = lower(p_name)) END)
-$$;
+      ELSE NOT EXISTS (SELECT FROM jsonb_array_elements_text(p_override_headers) AS o WHERE lower(o) = lower(p_name)) END);
+END $$;
 
 -- One value against its row of the table.
 CREATE FUNCTION postrider._check_value(

@@ -92,7 +92,7 @@ END $$;
 -- What a replay selects of the ids after p_after up to p_to, in their order. No sequential scans: a cached plan for a short
 -- archive must not read all of a long one.
 CREATE FUNCTION postrider._replay_window(r postrider.replays, p_after bigint, p_to bigint, p_limit bigint)
-RETURNS SETOF postrider._original LANGUAGE plpgsql STABLE SET enable_seqscan = off SET jit = off SET lock_timeout = '2s' AS $$
+RETURNS SETOF postrider._original LANGUAGE plpgsql STABLE SET enable_seqscan = off SET jit = off SET lock_timeout = '100ms' AS $$
 DECLARE
   v_from timestamptz := coalesce(r.created_from, '-infinity');
   v_until timestamptz := least(coalesce(r.created_until, 'infinity'), r.started_at + interval '1 microsecond');
@@ -126,7 +126,7 @@ END $$;
 -- Counts them without reading payloads.
 CREATE FUNCTION postrider._replay_count(r postrider.replays, p_after bigint, p_to bigint)
 RETURNS TABLE (messages bigint, no_payload bigint, endpoint_dropped bigint, invalid_event bigint) LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET jit = off SET lock_timeout = '2s' AS $$
+SET enable_seqscan = off SET jit = off SET lock_timeout = '100ms' AS $$
 DECLARE
   v_from timestamptz := coalesce(r.created_from, '-infinity');
   v_until timestamptz := least(coalesce(r.created_until, 'infinity'), r.started_at + interval '1 microsecond');

@@ -354,7 +354,7 @@ CREATE TABLE postrider.attempts (
   started_at timestamptz NOT NULL,
   duration interval NOT NULL,
   outcome text NOT NULL CHECK (outcome IN ('delivered', 'failed', 'lost')),
-  class text,
+  class text CHECK (class IN ('retryable', 'permanent', 'gone')),
   error text,
   response_status integer,
   response_body bytea

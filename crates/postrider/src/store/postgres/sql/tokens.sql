@@ -8,7 +8,7 @@ DECLARE
 BEGIN
   LOCK TABLE postrider._tokens IN SHARE ROW EXCLUSIVE MODE;
   IF (SELECT count(*) FROM postrider._tokens) >= p_most THEN
-    PERFORM postrider._conflict(format('there are %s tokens already; revoke one that nobody needs', p_most));
+    PERFORM postrider._conflict(format('there are %s tokens already; revoke an unused one', p_most));
   END IF;
   INSERT INTO postrider._tokens (prefix, name, scope, digest, created_at)
   VALUES (p_prefix, p_name, p_scope, p_digest, v_now);
@@ -23,8 +23,8 @@ BEGIN
   -- Two sessions that revoke the last two tokens at once would each see the other's.
   LOCK TABLE postrider._tokens IN SHARE ROW EXCLUSIVE MODE;
   IF NOT p_even_last AND (SELECT count(*) = 1 AND max(prefix) = p_prefix FROM postrider._tokens) THEN
-    PERFORM postrider._conflict(format('token %s is the last one; without any, whoever reaches a node on loopback may '
-      'do everything', p_prefix));
+    PERFORM postrider._conflict(format('token %s is the last one; without any, any client on loopback may do everything',
+      p_prefix));
   END IF;
   DELETE FROM postrider._tokens WHERE prefix = p_prefix RETURNING name INTO v_name;
   IF NOT FOUND THEN

@@ -166,8 +166,8 @@ CREATE TABLE _postrider_attempts (
   node_id INTEGER NOT NULL,
   started_at INTEGER NOT NULL,
   duration INTEGER NOT NULL,
-  outcome TEXT NOT NULL,
-  class TEXT,
+  outcome TEXT NOT NULL CHECK (outcome IN ('delivered', 'failed', 'lost')),
+  class TEXT CHECK (class IN ('retryable', 'permanent', 'gone')),
   error TEXT,
   response_status INTEGER,
   response_body BLOB

@@ -25,7 +25,7 @@ pub(super) async fn next_work(arrivals: &mut UnboundedReceiver<Arrival>) -> Arri
     let next = async {
         loop {
             match arrivals.recv().await.expect("the store lives") {
-                Arrival::Outside | Arrival::Reconfigured => {}
+                Arrival::Outside | Arrival::Reconfigured | Arrival::CircuitMoved => {}
                 work @ (Arrival::Claimed(_) | Arrival::Pending(_)) => return work,
             }
         }

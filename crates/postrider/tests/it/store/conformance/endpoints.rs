@@ -1,6 +1,8 @@
+use std::time::Duration;
+
 use postrider::endpoint::{DisabledBy, EndpointChange, KeyScope, NewEndpoint, OnDead};
 use postrider::error::StoreError;
-use postrider::store::{Arrival, EndpointHealth, Results};
+use postrider::store::{Arrival, EndpointHealth, Results, Snapshot};
 use postrider::{Operate, State, Store};
 use serde_json::json;
 
@@ -236,6 +238,22 @@ pub(crate) async fn a_snapshot_is_news_only_when_something_changed<H: Harness>(m
     store.pause("why").await.unwrap();
     let snapshot = store.snapshot(Some(version)).await.unwrap().expect("news");
     assert_eq!(snapshot.paused.as_deref(), Some("why"));
+}
+
+pub(crate) async fn an_endpoint_that_did_not_change_keeps_its_typed_config<H: Harness>(world: World<H>) {
+    world.endpoint("b", json!({})).await;
+    let before = world.store().snapshot(None).await.unwrap().expect("a snapshot");
+    let config_changes = json!({ "timeout": 7 }).as_object().cloned();
+    let change = EndpointChange { config_changes, ..EndpointChange::default() };
+    world.store().alter_endpoint("b", change).await.unwrap();
+    let after = world.store().snapshot(Some(before.version)).await.unwrap().expect("news");
+    let config = |snapshot: &Snapshot, name: &str| {
+        let found = snapshot.endpoints.iter().find(|endpoint| &*endpoint.name == name);
+        found.expect("both are there").config.clone()
+    };
+    let (a, same) = (config(&before, "a"), config(&after, "a"));
+    assert!(std::ptr::addr_eq(a.typed().unwrap(), same.typed().unwrap()));
+    assert_eq!(config(&after, "b").timeout(), Duration::from_secs(7));
 }
 
 pub(crate) async fn a_node_is_told_of_every_change<H: Harness>(mut world: World<H>) {

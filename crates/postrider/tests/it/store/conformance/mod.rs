@@ -332,6 +332,7 @@ macro_rules! conformance {
                 an_empty_endpoint_is_dropped_without_force,
                 switches_are_remembered_and_logged,
                 a_snapshot_is_news_only_when_something_changed,
+                an_endpoint_that_did_not_change_keeps_its_typed_config,
                 a_node_is_told_of_every_change,
                 what_nodes_tell_of_attempts_adds_up,
             }

@@ -54,7 +54,7 @@ pub(crate) async fn the_last_token_is_revoked_only_by_whoever_says_so<H: Harness
     world.store().revoke_token(&first.record.prefix, false).await.unwrap();
     let refused = world.store().revoke_token(&last.record.prefix, false).await.unwrap_err();
     assert!(matches!(refused, StoreError::Conflict(_)), "{refused:?}");
-    let why = "is the last one; without any, whoever reaches a node on loopback may do everything";
+    let why = "is the last one; without any, any client on loopback may do everything";
     assert_eq!(refused.to_string(), format!("token {} {why}", last.record.prefix));
     assert_eq!(scope_of(&world, &last.token).await, Some(Scope::Monitor));
     let unknown = world.store().revoke_token("pr_nobody", false).await.unwrap_err();

@@ -2,7 +2,8 @@
 
 use postrider::store::postgres::{PostgresOptions, PostgresStore};
 use postrider::store::{
-    ClaimRequest, DlqFilter, Figures, Listing, MessageFilter, NoDirectClaims, UNREADABLE,
+    ClaimRequest, DlqFilter, Figures, Keyring, Listing, MessageFilter, NewToken, NoDirectClaims, Scope,
+    Tokens, UNREADABLE,
 };
 use postrider::{Operate, State, Store};
 use serde_json::json;
@@ -75,4 +76,43 @@ async fn text_that_is_no_utf8_is_set_aside_and_shown() {
     assert!(letters.iter().all(|letter| letter.reason == UNREADABLE));
     assert_eq!(letters[0].content_type, "a\u{fffd}b");
     assert_eq!(store.messages(MessageFilter::default()).await.unwrap().items.len(), 5);
+}
+
+/// Without any token a node lets in every client on loopback, so tokens that it cannot read must not look like none.
+#[tokio::test]
+async fn a_token_of_a_newer_version_opens_nothing_and_the_others_stay() {
+    let world = World::<Postgres>::start().await;
+    let owner = super::prompt::Prompt::of(&world).await;
+    owner.run("ALTER TABLE postrider._tokens DROP CONSTRAINT _tokens_scope_check").await;
+    let newer = "INSERT INTO postrider._tokens VALUES ('pr_newer', 'newer', 'auditor', sha256('x'), now())";
+    owner.run(newer).await;
+    let refused = world.store().keys().await.unwrap_err().to_string();
+    assert!(refused.contains("pr_newer"), "{refused}");
+    let token = NewToken { name: "shop".to_owned(), scope: Scope::Application };
+    let issued = world.store().create_token(token).await.unwrap();
+    let keys = world.store().keys().await.unwrap();
+    assert!(keys.iter().map(|key| key.prefix.as_str()).eq([issued.record.prefix.as_str()]), "{keys:?}");
+}
+
+#[tokio::test]
+async fn an_attempt_has_an_outcome_and_a_class_that_nodes_know() {
+    let world = World::<Postgres>::start().await;
+    let owner = super::prompt::Prompt::of(&world).await;
+    for (outcome, class) in [("odd", "NULL"), ("failed", "'odd'")] {
+        let insert = format!(
+            "INSERT INTO postrider.attempts (message_id, number, node_id, started_at, duration, outcome, class)
+             VALUES (1, 1, 1, now(), '1s', '{outcome}', {class})"
+        );
+        owner.refuses(&insert, "23514", "check constraint").await;
+    }
+}
+
+#[tokio::test]
+async fn an_endpoint_that_cannot_be_read_is_named() {
+    let world = World::<Postgres>::start().await;
+    let owner = super::prompt::Prompt::of(&world).await;
+    owner.run("ALTER TABLE postrider._circuits DROP CONSTRAINT _circuits_state_check").await;
+    owner.run("UPDATE postrider._circuits SET state = 'ajar'").await;
+    let refused = world.store().endpoint("a").await.unwrap_err().to_string();
+    assert!(refused.contains("endpoint a") && refused.contains("ajar"), "{refused}");
 }

@@ -283,6 +283,86 @@ async fn a_step_does_not_wait_long_for_a_locked_archive() {
     other.run("COMMIT").await;
 }
 
+/// The store finds nothing of a replay until the lock is released; then `after` is done.
+async fn delay_finding(owner: &Prompt, after: &str) {
+    owner.run("ALTER FUNCTION postrider._replay_window RENAME TO _replay_window_at_once").await;
+    let delayed = format!(
+        "CREATE FUNCTION postrider._replay_window(r postrider.replays, p_after bigint, p_to bigint, p_limit bigint)
+         RETURNS SETOF postrider._original LANGUAGE plpgsql AS $$
+         BEGIN
+           PERFORM pg_advisory_xact_lock(7);
+           {after};
+         END $$"
+    );
+    owner.run(&delayed).await;
+}
+
+/// A node is in the middle of a step when another one takes the same step.
+async fn step_that_another_node_takes(after: &str) -> (World<Postgres>, Prompt, ReplayTurn) {
+    let (world, owner) = prompt::start().await;
+    for _ in 0..3 {
+        let id = world.send(to("a")).await;
+        world.store().cancel(id).await.unwrap();
+    }
+    world.store().start_replay(of_a()).await.unwrap();
+    // Counts.
+    assert!(matches!(world.store().advance_replays(7).await.unwrap(), ReplayTurn::Worked));
+    delay_finding(&owner, after).await;
+    owner.run("SELECT pg_advisory_lock(7)").await;
+    let other_node = async {
+        let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND NOT granted
+                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+        while owner.number(waits).await == 0 {}
+        owner.run("UPDATE postrider.replays SET position = position + 1").await;
+        owner.run("SELECT pg_advisory_unlock(7)").await;
+    };
+    let (turn, ()) = tokio::join!(world.store().advance_replays(7), other_node);
+    (world, owner, turn.unwrap())
+}
+
+#[tokio::test]
+async fn a_node_whose_step_another_one_took_waits() {
+    let at_once = "RETURN QUERY SELECT * FROM postrider._replay_window_at_once(r, p_after, p_to, p_limit)";
+    let (_world, owner, turn) = step_that_another_node_takes(at_once).await;
+    assert!(matches!(turn, ReplayTurn::Idle(None)), "{turn:?}");
+    assert_eq!(owner.number("SELECT count(*) FROM postrider.queue").await, 0);
+}
+
+#[tokio::test]
+async fn a_node_that_fails_does_not_postpone_a_replay_that_another_one_advances() {
+    let (_world, owner, turn) = step_that_another_node_takes("RAISE 'broken here'").await;
+    assert!(matches!(turn, ReplayTurn::Idle(None)), "{turn:?}");
+    let is_due = "SELECT next_at <= postrider._now() AND waiting IS NULL FROM postrider.replays";
+    assert_eq!(owner.value(is_due).await, "t");
+}
+
+#[tokio::test]
+async fn a_damaged_replay_says_so_and_leaves_the_others_alone() {
+    for damage in
+        ["skipped = '[]'", "rate_limit = '{}'", "rate_position = 'infinity'", "created_from = '-infinity'"]
+    {
+        let (world, owner) = prompt::start().await;
+        let id = world.send(to("a")).await;
+        world.store().cancel(id).await.unwrap();
+        let [damaged, whole] = [
+            world.store().start_replay(of_a()).await.unwrap().id,
+            world.store().start_replay(of_a()).await.unwrap().id,
+        ];
+        owner.run(&format!("UPDATE postrider.replays SET {damage} WHERE id = {damaged}")).await;
+        // A damaged one has its turn first, after which the node looks again.
+        for _ in 0..3 {
+            advance(world.store()).await;
+        }
+        assert_eq!(world.store().replay(whole).await.unwrap().state, ReplayState::Completed, "{damage}");
+        if damage.starts_with("skipped") || damage.starts_with("rate_limit") {
+            let shown = world.store().replay(damaged).await.unwrap_err().to_string();
+            assert!(shown.contains("cannot be read"), "{damage}: {shown}");
+            let waiting = format!("SELECT waiting FROM postrider.replays WHERE id = {damaged}");
+            assert!(owner.value(&waiting).await.contains("cannot be read"), "{damage}");
+        }
+    }
+}
+
 /// A replay of very many keys beside somebody who sends quite another one.
 #[tokio::test]
 async fn a_replay_of_many_keys_waits_for_nobody_who_sends_others() {
