@@ -123,5 +123,8 @@ fn a_node_tells_whether_it_is_connected_to_a_broker() {
         let connection = connection();
         (connection["state"] == "down" && connection["error"].to_string().contains("refused")).then_some(())
     });
-    assert!(metric().contains(r#"postrider_endpoint_connected{endpoint="orders"} 0"#));
+    // A page is kept for a moment.
+    eventually(Duration::from_secs(20), "the page says so", || {
+        metric().contains(r#"postrider_endpoint_connected{endpoint="orders"} 0"#).then_some(())
+    });
 }
