@@ -71,8 +71,8 @@ pub enum StoreError {
 pub const THINGS: [&str; 7] =
     ["endpoint", "message", "dead letter", "event type", "subscription", "replay", "token"];
 /// The values of `field` and `setting` in [`StoreError::TooLarge`].
-pub const FIELDS: [&str; 7] =
-    ["payload", "headers", "ordering_key", "idempotency_key", "event_type", "messages", "events"];
+pub const FIELDS: [&str; 8] =
+    ["payload", "headers", "options", "ordering_key", "idempotency_key", "event_type", "messages", "events"];
 pub const LIMITS: [&str; 5] =
     ["max_payload_bytes", "max_headers_bytes", "max_key_bytes", "max_batch_messages", "max_fanout"];
 

@@ -22,9 +22,10 @@ fn class(code: u16) -> Class {
 }
 
 /// The broker gave the message back, because no queue is bound for it.
-pub(super) fn returned(address: &BrokerAddress, code: u16, text: &str) -> Failure {
+pub(super) fn returned(address: &BrokerAddress, code: u16, text: &str, is_settling: bool) -> Failure {
     let error = format!("{address} can bring the message to no queue: {code} {text}");
-    Failure { status: Some(code), ..Failure::permanent(error) }
+    let failure = if is_settling { Failure::retryable(error) } else { Failure::permanent(error) };
+    Failure { status: Some(code), ..failure }
 }
 
 /// A queue is full and refuses messages, or it failed.

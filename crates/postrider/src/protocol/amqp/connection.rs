@@ -21,6 +21,8 @@ use crate::sink::Undelivered;
 
 /// Publications wait unencoded while this much waits for the socket, so that those given up meanwhile are never sent.
 const UNSENT_BYTES_MAX: usize = 64 << 10;
+/// After a restart a broker may take connections before it has found all its queues: seen within a second.
+const SETTLING: Duration = Duration::from_secs(10);
 /// How many are taken over at a time.
 const TAKEN_AT_ONCE: usize = 256;
 
@@ -35,6 +37,8 @@ pub(super) struct AmqpConnection {
     reader: FrameReader,
     writer: FrameWriter,
     heartbeat: Duration,
+    /// Until then the broker may not have found all its queues again.
+    settling_until: Option<Instant>,
     /// No more than a node has attempts in flight.
     orders: mpsc::UnboundedReceiver<Order>,
     proven: Proven,
@@ -66,7 +70,12 @@ impl AmqpClient {
 }
 
 impl AmqpConnection {
-    pub(super) fn new(signed_in: SignedIn, address: Arc<BrokerAddress>) -> (AmqpClient, Self) {
+    /// A broker that was connected before may have been restarted.
+    pub(super) fn new(
+        signed_in: SignedIn,
+        address: Arc<BrokerAddress>,
+        was_connected: bool,
+    ) -> (AmqpClient, Self) {
         let (sender, orders) = mpsc::unbounded_channel();
         let (blocks, blocked) = watch::channel(None);
         let connection = Self {
@@ -74,6 +83,7 @@ impl AmqpConnection {
             reader: signed_in.reader,
             writer: signed_in.writer,
             heartbeat: signed_in.heartbeat,
+            settling_until: was_connected.then(|| Instant::now() + SETTLING),
             orders,
             proven: Proven::default(),
             waiting: VecDeque::new(),
@@ -199,12 +209,18 @@ impl AmqpConnection {
     }
 
     fn handle_shared(&mut self, method: AMQPClass) -> Result<(), String> {
+        let is_settling = self.settling_until.is_some_and(|until| Instant::now() < until);
         let (shared, writer, address) = (&mut self.shared, &mut self.writer, &*self.address);
         match method {
             AMQPClass::Channel(channel::AMQPMethod::OpenOk(_)) => shared.opened(writer),
             AMQPClass::Confirm(confirm::AMQPMethod::SelectOk(_)) => shared.ready(),
             AMQPClass::Basic(basic::AMQPMethod::Return(back)) => {
-                shared.returning(answer::returned(address, back.reply_code, back.reply_text.as_str()));
+                shared.returning(answer::returned(
+                    address,
+                    back.reply_code,
+                    back.reply_text.as_str(),
+                    is_settling,
+                ));
             }
             AMQPClass::Basic(basic::AMQPMethod::Ack(ack)) => {
                 shared.answered(ack.delivery_tag, ack.multiple, &Ok(()));
@@ -224,13 +240,17 @@ impl AmqpConnection {
     }
 
     fn handle_lane(&mut self, lane: u16, method: AMQPClass) -> Result<(), String> {
+        let is_settling = self.settling_until.is_some_and(|until| Instant::now() < until);
         let Self { lanes, writer, proven, .. } = self;
         let address = &*self.address;
         match method {
             AMQPClass::Channel(channel::AMQPMethod::OpenOk(_)) => lanes.opened(lane, writer),
             AMQPClass::Confirm(confirm::AMQPMethod::SelectOk(_)) => lanes.ready(lane),
             AMQPClass::Basic(basic::AMQPMethod::Return(back)) => {
-                lanes.returned(lane, answer::returned(address, back.reply_code, back.reply_text.as_str()));
+                lanes.returned(
+                    lane,
+                    answer::returned(address, back.reply_code, back.reply_text.as_str(), is_settling),
+                );
             }
             AMQPClass::Basic(basic::AMQPMethod::Ack(_)) => lanes.answered(lane, Ok(()), proven),
             AMQPClass::Basic(basic::AMQPMethod::Nack(_)) => {

@@ -1,6 +1,7 @@
 //! The sink: one connection for all endpoints of a broker, one publication for each delivery.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use amq_protocol::types::ShortString;
@@ -41,9 +42,11 @@ impl AmqpSink {
             Arc::new(config.connection.address().map_err(|error| Failure::permanent(error.to_string()))?);
         let template = PublicationTemplate::new(config, endpoint, &Secrets::new(environment))?;
         let key = LinkKey::of("amqp", &config.connection);
-        let connection = config.connection.clone();
-        let opener =
-            move |environment: &Environment| AmqpOpener::new(&connection, Arc::clone(&address), environment);
+        let (connection, was_connected) = (config.connection.clone(), AtomicBool::new(false));
+        let opener = move |environment: &Environment| {
+            let opener = AmqpOpener::new(&connection, Arc::clone(&address), environment)?;
+            Ok(AmqpOpener { was_connected: was_connected.swap(true, Relaxed), ..opener })
+        };
         let link = environment.links.shared(key, config.connect_timeout, environment, opener);
         Ok(Self { link, template, timeout: config.timeout() })
     }
@@ -88,6 +91,8 @@ struct AmqpOpener {
     address: Arc<BrokerAddress>,
     dialer: Dialer,
     secrets: Secrets,
+    /// Or it was tried.
+    was_connected: bool,
 }
 
 impl AmqpOpener {
@@ -97,7 +102,8 @@ impl AmqpOpener {
         environment: &Environment,
     ) -> Result<Self, Undelivered> {
         let dialer = Dialer::new(&config.tls.clone().unwrap_or_default(), &[], environment)?;
-        Ok(Self { config: config.clone(), address, dialer, secrets: Secrets::new(environment) })
+        let secrets = Secrets::new(environment);
+        Ok(Self { config: config.clone(), address, dialer, secrets, was_connected: false })
     }
 
     fn login(&self) -> Result<AmqpLogin, Undelivered> {
@@ -125,7 +131,8 @@ impl OpenLink for AmqpOpener {
         let signed_in = sign_in(stream, &login)
             .await
             .map_err(|why| Failure::retryable(format!("cannot sign in at {}: {why}", self.address)))?;
-        let (client, connection) = AmqpConnection::new(signed_in, Arc::clone(&self.address));
+        let (client, connection) =
+            AmqpConnection::new(signed_in, Arc::clone(&self.address), self.was_connected);
         Ok(OpenedLink { client, lost: Box::pin(connection.run()) })
     }
 }
