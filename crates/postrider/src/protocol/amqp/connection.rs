@@ -21,7 +21,7 @@ use crate::sink::Undelivered;
 
 /// Publications wait unencoded while this much waits for the socket, so that those given up meanwhile are never sent.
 const UNSENT_BYTES_MAX: usize = 64 << 10;
-/// After a restart a broker may take connections before it has found all its queues: seen within a second.
+/// After a restart a broker may take connections before it has found all its queues. How long that lasts was not measured.
 const SETTLING: Duration = Duration::from_secs(10);
 /// How many are taken over at a time.
 const TAKEN_AT_ONCE: usize = 256;
