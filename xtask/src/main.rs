@@ -54,7 +54,16 @@ fn with_servers(command: &[String]) -> Result<(), String> {
 }
 
 fn bench(arguments: &[String]) -> Result<(), String> {
-    let mut all = vec!["run", "--release", "--package", "postrider-server", "--", "bench"];
+    let mut all = vec![
+        "run",
+        "--release",
+        "--package",
+        "postrider-server",
+        "--features",
+        "bare-clients",
+        "--",
+        "bench",
+    ];
     all.extend(arguments.iter().map(String::as_str));
     command::cargo(&all, &[])
 }

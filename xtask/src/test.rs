@@ -10,7 +10,8 @@ pub(crate) fn run() -> Result<(), String> {
     prepare::components()?;
     type_names::check()?;
     cargo(&["fmt", "--all", "--check"], &[])?;
-    cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
+    let features = "postrider-server/bare-clients";
+    cargo(&["clippy", "--workspace", "--all-targets", "--features", features, "--", "-D", "warnings"], &[])?;
     cargo(&["test", "--workspace", "--doc"], &[])?;
     let servers = Servers::start()?;
     let found = servers.environment();

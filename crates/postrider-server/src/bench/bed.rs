@@ -67,7 +67,15 @@ impl Bed {
     }
 
     pub(super) async fn start_engine(&self, drain_timeout: Duration) -> Result<Engine, CommandError> {
-        let options = EngineOptions { environment: environment(), drain_timeout, ..EngineOptions::default() };
+        self.start_engine_in(environment(), drain_timeout).await
+    }
+
+    pub(super) async fn start_engine_in(
+        &self,
+        environment: Environment,
+        drain_timeout: Duration,
+    ) -> Result<Engine, CommandError> {
+        let options = EngineOptions { environment, drain_timeout, ..EngineOptions::default() };
         Ok(Engine::start(Arc::clone(&self.engine), options).await?)
     }
 

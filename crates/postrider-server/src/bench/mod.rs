@@ -12,6 +12,8 @@ use crate::failure::CommandError;
 use crate::output::Output;
 use crate::store_url::StoreUrl;
 
+#[cfg(feature = "bare-clients")]
+mod bare;
 mod bed;
 mod delivery;
 mod footprint;

@@ -109,6 +109,11 @@ impl Rounds {
         sorted.sort_by(|(a, of_a), (b, of_b)| (a / of_a).total_cmp(&(b / of_b)));
         sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or_default()
     }
+
+    pub(super) fn ratio(&self) -> f64 {
+        let (measured, yardstick) = self.middle();
+        measured / yardstick
+    }
 }
 
 pub(super) struct BenchReport {

@@ -164,6 +164,8 @@ pub struct Environment {
     pub links: Arc<Links>,
     /// Finds the addresses of receivers.
     pub resolver: Arc<dyn Resolve>,
+    /// Makes the sinks.
+    pub connector: Arc<dyn ConnectSink>,
 }
 
 impl Default for Environment {
@@ -176,7 +178,26 @@ impl Default for Environment {
             kept: Arc::default(),
             links: Arc::default(),
             resolver: Arc::new(SystemResolver),
+            connector: Arc::new(ByProtocol),
         }
+    }
+}
+
+/// Makes the sink of an endpoint. Another one than [`ByProtocol`] measures or tests an engine without receivers.
+pub trait ConnectSink: Send + Sync + std::fmt::Debug {
+    /// Sends nothing to the receiver yet, but opens what the sink holds.
+    fn connect(&self, endpoint: &Endpoint, environment: &Environment) -> Result<Arc<dyn Sink>, Undelivered>;
+}
+
+/// The sink of the endpoint's protocol.
+#[derive(Debug)]
+pub struct ByProtocol;
+
+impl ConnectSink for ByProtocol {
+    fn connect(&self, endpoint: &Endpoint, environment: &Environment) -> Result<Arc<dyn Sink>, Undelivered> {
+        // SQL may store what only the program can refuse. An operator can mend the config, so messages wait.
+        let config = endpoint.config.typed().map_err(|invalid| Failure::retryable(invalid.to_string()))?;
+        config.connect(endpoint, environment)
     }
 }
 
@@ -218,11 +239,9 @@ fn hidden(whole: &Value, shown: &Value, tell: &mut impl FnMut(&str)) {
     }
 }
 
-/// Sends nothing to the receiver yet, but opens what the sink holds.
+/// As the environment's connector makes it.
 pub fn connect(endpoint: &Endpoint, environment: &Environment) -> Result<Arc<dyn Sink>, Undelivered> {
-    // SQL may store what only the program can refuse. An operator can mend the config, so messages wait.
-    let config = endpoint.config.typed().map_err(|invalid| Failure::retryable(invalid.to_string()))?;
-    config.connect(endpoint, environment)
+    environment.connector.connect(endpoint, environment)
 }
 
 /// Another node may be able to deliver, so messages wait.
