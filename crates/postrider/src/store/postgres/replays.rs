@@ -195,21 +195,23 @@ impl ReplaySteps for PostgresStore {
     /// Skips a replay that another node is sending: its row is locked. The lock taken here ends with the query, so several nodes
     /// may begin the same step.
     async fn next_replay(&self) -> Result<NextReplay> {
-        let due = "SELECT r.id, postrider._now(), r.to_endpoint_id, r.rate_limit, r.rate_position, r.last_id,
-                     r.counted_to, r.position, r.done, r.skipped
-                   FROM postrider.replays r WHERE r.state = 'running' AND r.next_at <= postrider._now()
-                   ORDER BY r.next_at, r.id LIMIT 1 FOR UPDATE SKIP LOCKED";
-        if let Some(row) = self.shared.own.query(due, &[]).await?.first() {
-            return match running(row) {
-                Ok(replay) => Ok(NextReplay::Due(replay)),
-                Err(error) => {
-                    self.set_aside(row.get(0), &error).await?;
-                    Ok(NextReplay::NotBefore(None))
-                }
-            };
+        let first = "SELECT r.id, postrider._now(), r.to_endpoint_id, r.rate_limit, r.rate_position, r.last_id,
+                       r.counted_to, r.position, r.done, r.skipped, r.next_at
+                     FROM postrider.replays r WHERE r.state = 'running'
+                     ORDER BY r.next_at, r.id LIMIT 1 FOR UPDATE SKIP LOCKED";
+        let rows = self.shared.own.query(first, &[]).await?;
+        let Some(row) = rows.first() else { return Ok(NextReplay::NotBefore(None)) };
+        let (now, next_at): (Timestamp, Timestamp) = (row.get(1), row.get(10));
+        if next_at > now {
+            return Ok(NextReplay::NotBefore(Some(next_at)));
         }
-        let next = "SELECT min(next_at) FROM postrider.replays WHERE state = 'running' AND next_at > postrider._now()";
-        Ok(NextReplay::NotBefore(self.shared.own.query_one(next, &[]).await?.get(0)))
+        match running(row) {
+            Ok(replay) => Ok(NextReplay::Due(replay)),
+            Err(error) => {
+                self.set_aside(row.get(0), &error).await?;
+                Ok(NextReplay::NotBefore(None))
+            }
+        }
     }
 
     async fn count_selected(&self, replay: i64, after: i64, to: i64) -> Result<u64> {
