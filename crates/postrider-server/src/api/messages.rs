@@ -90,11 +90,18 @@ pub(super) async fn read(
     params(("id" = i64, Path)),
     responses((status = 200, description = "The message", body = MessageView), Common, Named))]
 pub(super) async fn show(
+    State(api): State<Arc<Api>>,
     operate: Operator,
     viewer: Viewer,
     MessageNumber(id): MessageNumber,
 ) -> Result<Json<MessageView>, Problem> {
-    Ok(Json(viewer.story(operate.story(MessageId(id)).await?)))
+    let story = operate.story(MessageId(id)).await?;
+    let connection = match story.waits_for_receiver {
+        // It may have been dropped meanwhile.
+        true => operate.endpoint(&story.endpoint).await.ok().and_then(|endpoint| api.node.connection(endpoint.id)),
+        false => None,
+    };
+    Ok(Json(viewer.story(story).with_connection(connection)))
 }
 
 /// Cancel a pending message.

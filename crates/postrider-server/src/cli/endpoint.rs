@@ -139,9 +139,13 @@ pub(super) async fn run(
         }
         EndpointCommand::List => list(&*store, output).await?,
         EndpointCommand::Show { name } => {
-            let endpoint = store.endpoint(&name).await?;
-            let health = store.endpoint_health(&name).await?;
-            let shown = json!(EndpointView::of(&endpoint).with_health(health));
+            let shown = json!(match place {
+                StoreOrNode::Node(remote) => remote.shown_endpoint(&name).await?,
+                StoreOrNode::Store(_) => {
+                    let health = store.endpoint_health(&name).await?;
+                    EndpointView::of(&store.endpoint(&name).await?).with_health(health)
+                }
+            });
             let text = || serde_json::to_string_pretty(&shown).expect("JSON");
             output.document(|| shown.to_string(), text)?;
         }

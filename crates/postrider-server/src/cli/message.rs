@@ -103,7 +103,7 @@ fn told(story: &Story, payload: String, now: Timestamp, output: Output) -> Strin
     };
     put("why", story.reason.clone());
     // Once that time is past, why says what it waits for.
-    put("next try", story.due_at.filter(|at| *at > now).map(|at| at.to_string()));
+    put("due at", story.due_at.filter(|at| *at > now).map(|at| at.to_string()));
     // It was overcome: the last attempt had none.
     let last_error = if story.state == State::Completed { "earlier error" } else { "last error" };
     put(last_error, story.last_error.clone());

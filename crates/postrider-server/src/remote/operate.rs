@@ -35,6 +35,11 @@ impl Remote {
         let path = format!("{}/test", endpoint_path(name)?);
         self.answer(NodeRequest::post(path).body(content_type, payload).patiently()).await
     }
+
+    /// With what only the node knows of it.
+    pub(crate) async fn shown_endpoint(&self, name: &str) -> Result<EndpointView> {
+        self.answer(NodeRequest::get(endpoint_path(name)?)).await
+    }
 }
 
 #[async_trait]
@@ -73,8 +78,7 @@ impl Operate for Remote {
     }
 
     async fn endpoint_health(&self, name: &str) -> Result<EndpointHealth> {
-        let view: EndpointView = self.answer(NodeRequest::get(endpoint_path(name)?)).await?;
-        Ok(view.health().unwrap_or_default())
+        Ok(self.shown_endpoint(name).await?.health().unwrap_or_default())
     }
 
     async fn endpoints(&self, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {

@@ -1,5 +1,6 @@
 //! A message and a dead letter as JSON: the store's record of it, and its payload.
 
+use postrider::sink::SinkConnection;
 use postrider::store::{DeadLetter, Story};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -20,6 +21,19 @@ pub(crate) struct MessageView {
     /// The payload's bytes, where JSON does not say them all: it is not JSON, has blanks around it, or is `null`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     payload_base64: Option<String>,
+}
+
+impl MessageView {
+    /// Of a message that waits for its receiver: the reason also says whether the node that answers is connected.
+    pub(crate) fn with_connection(mut self, connection: Option<SinkConnection>) -> Self {
+        let says = match connection {
+            Some(SinkConnection::Down { error }) => format!("not connected: {error}"),
+            Some(SinkConnection::Connecting) => "connecting".to_owned(),
+            Some(SinkConnection::Up | SinkConnection::Idle | SinkConnection::NotKept) | None => return self,
+        };
+        self.record.reason = self.record.reason.map(|reason| format!("{says}; {reason}"));
+        self
+    }
 }
 
 impl From<Story> for MessageView {

@@ -217,11 +217,11 @@ fn text_in_a_pipe_is_plain() {
 }
 
 #[test]
-fn the_next_try_is_told_while_it_lies_ahead() {
+fn the_time_when_a_message_is_due_is_told_while_it_lies_ahead() {
     let home = with_endpoint();
     for (id, flags, ahead) in [("1", ["--priority", "1"], false), ("2", ["--scheduled-at", "+1h"], true)] {
         home.json(&[&["send", "shop", "{}"][..], &flags].concat());
-        assert_eq!(told(&home.run(&["message", "show", id])).contains("next try"), ahead, "{id}");
+        assert_eq!(told(&home.run(&["message", "show", id])).contains("due at"), ahead, "{id}");
     }
 }
 

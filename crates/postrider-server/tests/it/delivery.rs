@@ -127,4 +127,44 @@ fn a_node_tells_whether_it_is_connected_to_a_broker() {
     eventually(Duration::from_secs(20), "the page says so", || {
         metric().contains(r#"postrider_endpoint_connected{endpoint="orders"} 0"#).then_some(())
     });
+    let url = format!("http://{}", node.address);
+    let shown = home.json(&["--url", &url, "endpoint", "show", "orders"]);
+    assert_eq!(shown["connection"]["state"], "down", "{shown:#}");
+}
+
+#[test]
+fn a_message_says_that_its_broker_is_away_until_it_is_back() {
+    let Some(mut broker) = BrokerKind::Redis.start() else { return };
+    broker.stop();
+    let home = Home::new();
+    let node = home.start();
+    let settings = json!({ "circuit_breaker_threshold": 2, "circuit_breaker_cooldown": 5 }).to_string();
+    node.client().send("PUT", "/v1/config", &[], settings.as_bytes()).expect("an answer").expect(200);
+    let port = broker.listeners().plain;
+    let config = json!({ "host": "127.0.0.1", "port": port, "stream_key": "orders" });
+    node.create_endpoint(json!({ "name": "orders", "protocol": "redis", "config": config,
+        "retry_policy": { "schedule_seconds": [3] } }));
+    let ids = [node.send("orders", &[], "{}"), node.send("orders", &[], "{}")];
+    let url = format!("http://{}", node.address);
+    let show = |place: &[&str], id: i64| home.json(&[place, &["message", "show", &id.to_string()]].concat());
+    let refused = format!("connection refused by 127.0.0.1:{port}");
+    let why = |place: &[&str], id| show(place, id)["reason"].as_str().unwrap_or_default().to_owned();
+    eventually(Duration::from_secs(20), "it says why", || {
+        let why = why(&["--url", &url], ids[0]);
+        let says = format!("not connected: {refused}; waiting after attempt ");
+        (why.starts_with(&says) && why.contains(", circuit open: next try at ")).then_some(())
+    });
+    // The store knows no connections, but what became of the last attempt.
+    eventually(Duration::from_secs(20), "the store says when", || {
+        let told = show(&[], ids[1]);
+        let says = |field: &str, text: &str| told[field].as_str().is_some_and(|said| said.contains(text));
+        let says_when = says("reason", "circuit open: next try at ") && !says("reason", "not connected");
+        (says_when && says("last_error", &refused)).then_some(())
+    });
+    let scheduled = node.send("orders", &[("postrider-scheduled-at", "2100-01-01T00:00:00Z")], "{}");
+    assert_eq!(why(&["--url", &url], scheduled), "scheduled: next try at 2100-01-01T00:00:00Z");
+    broker.start_again().expect("it starts again");
+    for id in ids {
+        node.until(id, "completed");
+    }
 }

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use test_servers::brokers::kafka;
+use test_servers::brokers::{kafka, nats};
 use test_servers::postgres::Postgres;
 use test_servers::{BrokerKind, node_sqlite};
 
@@ -20,9 +20,10 @@ const DATABASE: &str = "postgres://shop@localhost/shop";
 const NEW_DATABASE: &str = "postgres://shop@localhost/new";
 
 /// Brokers that examples use: the command that shows what arrived, and the usual port of the broker.
-const BROKERS: [(BrokerKind, &str, &str); 4] = [
+const BROKERS: [(BrokerKind, &str, &str); 5] = [
     (BrokerKind::Redis, "redis-cli", "6379"),
     (BrokerKind::Mosquitto, "mosquitto_sub", "1883"),
+    (BrokerKind::Nats, "python3", "4222"),
     (BrokerKind::RabbitMq, "amqp-consume", "5672"),
     (BrokerKind::Kafka, "kafka-console-consumer.sh", "9092"),
 ];
@@ -65,13 +66,16 @@ fn run_all(file: &PathBuf) -> usize {
         Some(_) => home.start_with(&["--allow-internal", "--migrate", "--store", &database]),
         None => home.start(),
     };
-    let modules = node_sqlite::modules();
+    let (modules, nats_client) = (node_sqlite::modules(), nats::client());
     let tools = home.path().join("kafka-tools");
     write_kafka_tools(&tools);
     let binaries = Path::new(env!("CARGO_BIN_EXE_postrider")).parent().expect("a folder");
     let path = std::env::var("PATH").unwrap_or_default();
     let path = format!("{}:{}:{path}", binaries.display(), tools.display());
-    let can_run = |example: &&Example| modules.is_some() || !example.script.contains("node <<");
+    let can_run = |example: &&Example| {
+        let needs = |text: &str| example.script.contains(text);
+        (modules.is_some() || !needs("node <<")) && (nats_client.is_some() || !needs("import asyncio, nats"))
+    };
     for example in examples.iter().filter(can_run) {
         let Some(script) = with_broker(&example.script, &path) else { continue };
         let script = script
@@ -85,6 +89,7 @@ fn run_all(file: &PathBuf) -> usize {
             .current_dir(home.path())
             .env("PATH", &path)
             .env("NODE_PATH", modules.as_deref().unwrap_or(Path::new("")))
+            .env("PYTHONPATH", nats_client.as_deref().unwrap_or(Path::new("")))
             .output()
             .expect("sh runs");
         let printed = String::from_utf8_lossy(&output.stdout);
@@ -99,7 +104,7 @@ fn run_all(file: &PathBuf) -> usize {
 
 /// None where its broker or the broker's command is not installed.
 fn with_broker(script: &str, path: &str) -> Option<String> {
-    let uses = |(_, command, _): &&(BrokerKind, &str, &str)| script.contains(&format!("{command} "));
+    let uses = |(_, _, port): &&(BrokerKind, &str, &str)| script.contains(port);
     let Some((kind, command, port)) = BROKERS.iter().find(uses) else { return Some(script.to_owned()) };
     let found = Command::new("sh").args(["-c", &format!("command -v {command}")]).env("PATH", path).output();
     if !found.is_ok_and(|found| found.status.success()) {

@@ -24,6 +24,9 @@ pub struct Story {
     pub listed: ListedMessage,
     /// Why it is not delivered yet, or why it died.
     pub reason: Option<String>,
+    /// A pending message that only its receiver keeps waiting. Not told: a node adds to the reason whether it is connected.
+    #[serde(skip)]
+    pub waits_for_receiver: bool,
     /// The attempts that the setting `attempt_log` keeps, first to last.
     pub attempts: Vec<AttemptRecord>,
     /// None once erased, or when the archive keeps metadata only. How it is written as JSON depends on the content type.

@@ -25,8 +25,8 @@ use listeners::Readiness;
 pub const USER: &str = "postrider";
 /// A user that may connect, but neither read nor write.
 pub const DENIED_USER: &str = "denied";
-/// The password of both users.
-pub const PASSWORD: &str = "secret";
+/// The password of both users. No other word, because a test searches all that a node says for it.
+pub const PASSWORD: &str = "open-sesame-42";
 
 /// Every broker refuses a longer message. 1 MiB is the lowest limit that Redis accepts.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;

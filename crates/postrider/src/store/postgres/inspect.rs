@@ -16,8 +16,10 @@ pub(super) async fn story(shared: &SharedState, id: MessageId) -> Result<Story> 
     let story = "SELECT id, endpoint, state, priority, payload, content_type, headers, options, idempotency_key,
                    correlation_id, ordering_key, event_type, created_at, scheduled_at, expires_at, finished_at, due_at,
                    attempt_count, last_error, reason, dlq_id,
-                   (SELECT original_id FROM postrider._replayed r WHERE r.id = $1), postrider._replayed_as($1, $2)
-                 FROM postrider._story($1)";
+                   (SELECT original_id FROM postrider._replayed r WHERE r.id = $1), postrider._replayed_as($1, $2),
+                   (SELECT postrider._held_back(q, e) IS NULL FROM postrider.queue q
+                    JOIN postrider._endpoints e ON e.id = q.endpoint_id WHERE q.id = $1 AND s.state = 'pending')
+                 FROM postrider._story($1) s";
     let mut story = told(&shared.prompt.query_one(story, &[&id.0, &(REPLAYED_AS_MAX as i32)]).await?)?;
     let attempts =
         "SELECT number, node_id, started_at, duration, outcome, class, error, response_status, response_body
@@ -49,6 +51,7 @@ fn told(row: &Row) -> Result<Story> {
             dlq_id: row.get(20),
         },
         reason: optional_text(row, 19),
+        waits_for_receiver: row.get::<_, Option<bool>>(23).unwrap_or(false),
         attempts: Vec::new(),
         payload: payload(row, 4),
         headers: headers(row, 6),

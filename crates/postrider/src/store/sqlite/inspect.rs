@@ -73,7 +73,12 @@ fn queued(conn: &Connection, now: Timestamp, id: MessageId) -> Result<Option<Sto
     } else {
         let endpoint = endpoints::load_by_name(conn, &story.endpoint)?;
         story.due_at = Some(due_at);
-        let in_the_way = in_the_way(conn, now, &endpoint, &story, place, due_at, scope)?;
+        let held_back = held_back(conn, now, &endpoint, &story, place, due_at, scope)?;
+        story.waits_for_receiver = held_back.is_none();
+        let in_the_way = match held_back {
+            Some(reason) => reason,
+            None => waiting(conn, now, &endpoint, &story, place, due_at)?,
+        };
         story.reason = Some(match live_nodes(conn, now)? {
             0 => format!("no node runs; {in_the_way}"),
             _ => in_the_way,
@@ -82,8 +87,8 @@ fn queued(conn: &Connection, now: Timestamp, id: MessageId) -> Result<Option<Sto
     Ok(Some(story))
 }
 
-/// The first reason, in the order in which a node checks them.
-fn in_the_way(
+/// The first reason that has nothing to do with the receiver, in the order in which a node checks them.
+fn held_back(
     conn: &Connection,
     now: Timestamp,
     endpoint: &Endpoint,
@@ -91,25 +96,38 @@ fn in_the_way(
     place: QueuePlace,
     due_at: Timestamp,
     scope: Option<i64>,
-) -> Result<String> {
+) -> Result<Option<String>> {
     if let Some(reason) = stopped(conn)? {
-        return Ok(format!("everything is paused: {reason}"));
+        return Ok(Some(format!("everything is paused: {reason}")));
     }
     if endpoint.paused {
-        return Ok(format!("endpoint {:?} is paused", endpoint.name));
+        return Ok(Some(format!("endpoint {:?} is paused", endpoint.name)));
     }
     if endpoint.disabled.is_some() {
-        return Ok(format!("endpoint {:?} is disabled", endpoint.name));
+        return Ok(Some(format!("endpoint {:?} is disabled", endpoint.name)));
     }
     if place == QueuePlace::BehindKey {
         let key = story.ordering_key.as_deref().unwrap_or_default();
-        return behind_key(conn, scope.unwrap_or(GLOBAL_SCOPE), key);
+        return behind_key(conn, scope.unwrap_or(GLOBAL_SCOPE), key).map(Some);
     }
-    if due_at > now && story.attempt_count == 0 {
-        return Ok(format!("scheduled: next try at {due_at}"));
-    }
+    Ok((due_at > now && story.attempt_count == 0).then(|| format!("scheduled: next try at {due_at}")))
+}
+
+/// The reason of a message that nothing else holds back.
+fn waiting(
+    conn: &Connection,
+    now: Timestamp,
+    endpoint: &Endpoint,
+    story: &Story,
+    place: QueuePlace,
+    due_at: Timestamp,
+) -> Result<String> {
     if due_at > now {
-        return Ok(format!("waiting after attempt {}: next try at {due_at}", story.attempt_count));
+        let (circuit, next) = match endpoint.circuit.state {
+            CircuitState::Open { until } => (", circuit open", until.max(due_at)),
+            CircuitState::HalfOpen { .. } | CircuitState::Closed => ("", due_at),
+        };
+        return Ok(format!("waiting after attempt {}{circuit}: next try at {next}", story.attempt_count));
     }
     match endpoint.circuit.state {
         CircuitState::Open { until } => return Ok(format!("circuit open: next try at {until}")),
@@ -221,6 +239,7 @@ fn told(row: &Row<'_>, state: State) -> rusqlite::Result<Story> {
             dlq_id: None,
         },
         reason: None,
+        waits_for_receiver: false,
         attempts: Vec::new(),
         payload: shown.bytes(3),
         headers: shown.headers(5),

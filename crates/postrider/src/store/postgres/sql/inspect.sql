@@ -44,23 +44,37 @@ BEGIN
          WHERE w.session = v_holder AND w.lock = 'an ordering or idempotency key')), '');
 END $$;
 
--- The first reason why a message is not delivered, in the order in which a node checks.
-CREATE FUNCTION postrider._why_not_yet(q postrider.queue, e postrider._endpoints) RETURNS text
+-- The first reason that has nothing to do with the receiver, in the order in which a node checks.
+CREATE FUNCTION postrider._held_back(q postrider.queue, e postrider._endpoints) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-  v_now timestamptz := postrider._now();
   v_paused text := (SELECT paused_because FROM postrider._store);
-  v_limited_until timestamptz := (
-    SELECT r.next_at FROM postrider._rate_grant(e.options->'rate_limit', e.rate_position, v_now, 1) AS r
-    WHERE e.options ? 'rate_limit' AND r.granted = 0);
 BEGIN
-  RETURN CASE WHEN postrider._live_nodes() = 0 THEN 'no node runs; ' ELSE '' END || CASE
+  RETURN CASE
     WHEN v_paused IS NOT NULL THEN 'everything is paused: ' || v_paused
     WHEN e.dropped_at IS NOT NULL THEN format('endpoint %s was dropped', postrider._quoted(e.name))
     WHEN e.paused THEN format('endpoint %s is paused', postrider._quoted(e.name))
     WHEN e.disabled_by IS NOT NULL THEN format('endpoint %s is disabled', postrider._quoted(e.name))
     WHEN q.place = :behind_key THEN postrider._behind_key(q)
-    WHEN q.due_at > v_now AND q.attempts = 0 THEN 'scheduled: next try at ' || postrider._shown(q.due_at)
+    WHEN q.due_at > postrider._now() AND q.attempts = 0
+      THEN 'scheduled: next try at ' || postrider._shown(q.due_at)
+  END;
+END $$;
+
+-- The first reason why a message is not delivered, in the order in which a node checks.
+CREATE FUNCTION postrider._why_not_yet(q postrider.queue, e postrider._endpoints) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+  v_now timestamptz := postrider._now();
+  v_limited_until timestamptz := (
+    SELECT r.next_at FROM postrider._rate_grant(e.options->'rate_limit', e.rate_position, v_now, 1) AS r
+    WHERE e.options ? 'rate_limit' AND r.granted = 0);
+BEGIN
+  RETURN CASE WHEN postrider._live_nodes() = 0 THEN 'no node runs; ' ELSE '' END
+    || coalesce(postrider._held_back(q, e), CASE
+    WHEN q.due_at > v_now AND e.circuit = 'open'
+      THEN format('waiting after attempt %s, circuit open: next try at %s', q.attempts,
+        postrider._shown(greatest(q.due_at, e.circuit_until)))
     WHEN q.due_at > v_now
       THEN format('waiting after attempt %s: next try at %s', q.attempts, postrider._shown(q.due_at))
     WHEN e.circuit = 'open' THEN 'circuit open: next try at ' || postrider._shown(e.circuit_until)
@@ -74,7 +88,7 @@ BEGIN
        FROM postrider._now_in_the_way() w
        WHERE w.stops_delivery AND (w.endpoint_id IS NULL OR w.endpoint_id = e.id) LIMIT 1),
       'due now')
-  END;
+  END);
 END $$;
 
 CREATE TYPE postrider._story AS (

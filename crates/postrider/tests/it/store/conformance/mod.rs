@@ -355,6 +355,7 @@ macro_rules! conformance {
             stories {
                 a_waiting_message_says_why,
                 an_endpoint_that_cannot_deliver_is_the_reason,
+                a_retry_waits_for_an_open_circuit_too,
                 a_used_up_rate_limit_is_the_reason_until_there_is_room,
                 a_store_without_a_node_is_the_reason,
                 the_one_in_hand_is_the_reason_also_for_those_put_back_before_it,

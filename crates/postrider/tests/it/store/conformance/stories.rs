@@ -23,6 +23,9 @@ pub(crate) async fn a_waiting_message_says_why<H: Harness>(mut world: World<H>) 
     let keyed = world.send_keyed("customer 7", 2).await;
     let reason = world.reason(keyed[1]).await;
     assert!(reason.contains("behind") && reason.contains("customer 7"), "{reason}");
+    for (id, waits_for_receiver) in [(scheduled, false), (tried, true), (keyed[0], true), (keyed[1], false)] {
+        assert_eq!(world.story(id).await.waits_for_receiver, waits_for_receiver, "{id}");
+    }
 }
 
 pub(crate) async fn an_endpoint_that_cannot_deliver_is_the_reason<H: Harness>(world: World<H>) {
@@ -38,10 +41,30 @@ pub(crate) async fn an_endpoint_that_cannot_deliver_is_the_reason<H: Harness>(wo
     world.store().move_circuit(world.a, endpoint.circuit.epoch, opened).await.unwrap();
     let reason = world.reason(id).await;
     assert!(reason.contains("circuit"), "{reason}");
+    assert!(world.story(id).await.waits_for_receiver);
     world.store().reset_circuit("a").await.unwrap();
     world.store().pause("upgrade").await.unwrap();
     let reason = world.reason(id).await;
     assert!(reason.contains("paused") && reason.contains("upgrade"), "{reason}");
+    assert!(!world.story(id).await.waits_for_receiver);
+}
+
+pub(crate) async fn a_retry_waits_for_an_open_circuit_too<H: Harness>(mut world: World<H>) {
+    let mut ids = Vec::new();
+    for seconds in [10, 60] {
+        ids.push(world.send(to("a")).await);
+        let ticket = world.claim_one().await;
+        world.settle(ticket, retry_at(world.in_seconds(seconds))).await;
+    }
+    let endpoint = world.store().endpoint("a").await.unwrap();
+    let opened = endpoint.circuit.opened(world.now(), Duration::from_secs(30));
+    world.store().move_circuit(world.a, endpoint.circuit.epoch, opened).await.unwrap();
+    for (id, seconds) in ids.into_iter().zip([30, 60]) {
+        let next = world.in_seconds(seconds);
+        let says = format!("waiting after attempt 1, circuit open: next try at {next}");
+        assert_eq!(world.reason(id).await, says);
+        assert!(world.story(id).await.waits_for_receiver);
+    }
 }
 
 pub(crate) async fn a_store_without_a_node_is_the_reason<H: Harness>(world: World<H>) {

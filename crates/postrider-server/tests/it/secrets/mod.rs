@@ -1,6 +1,9 @@
 //! No secret is ever told again: known ones are planted wherever there may be one, everything is made to work and to
 //! fail, and all that comes out is searched for them.
 
+mod parrot;
+mod planted;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -9,14 +12,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use test_servers::brokers::PASSWORD;
 use test_servers::postgres::Postgres;
 
 use crate::eventually;
 use crate::node::{Home, Node};
 use crate::receiver::Receiver;
+use planted::SecretPlace;
 
 /// What nobody may say again.
-const SECRETS: [(&str, &str); 24] = [
+const SECRETS: [(&str, &str); 30] = [
     ("a bearer token", "leak-bearer-1"),
     ("a basic password", "leak-basic-2"),
     // shop:leak-basic-2
@@ -44,6 +49,14 @@ const SECRETS: [(&str, &str); 24] = [
     ("a password for a proxy", "leak-proxy-22"),
     // shop:leak-proxy-22
     ("a password for a proxy in base64", "c2hvcDpsZWFrLXByb3h5LTIy"),
+    ("a planted secret", "leak-planted"),
+    ("a planted secret in base64", "bGVhay1wbGFudGVk"),
+    // After ten bytes: the user's name and a colon.
+    ("a planted password in base64", "OmxlYWstcGxhbnRl"),
+    ("a planted seed", planted::SEED),
+    ("the password of a broker", PASSWORD),
+    // All keys of this kind begin like this.
+    ("the key of a broker's client", "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg"),
 ];
 
 /// What is the sender's: shown with its message, and nowhere else.
@@ -158,12 +171,55 @@ fn refused_configs() -> Vec<Value> {
     ]
 }
 
+/// For every place of a secret in the tables of keys: itself and references to it, at a receiver that is not there, at
+/// one that refuses it, and at one that repeats it. Those that a broker knows are also taken by it.
+fn planted_endpoints(receiver: u16) -> Vec<Value> {
+    let endpoint = |place: &SecretPlace, how: &str, config: Value| {
+        let name = format!("{}-{how}", place.name());
+        json!({ "name": name, "protocol": place.protocol.as_str(), "config": config, "retry_policy": { "max_attempts": 1 } })
+    };
+    let mut endpoints = Vec::new();
+    for place in SecretPlace::all() {
+        let broker = planted::broker(place.protocol).and_then(|kind| kind.shared());
+        let ports = match broker {
+            Some(listeners) => {
+                let port = listeners.password;
+                vec![("nowhere", 9), ("wrong", port), ("repeated", parrot::before(port))]
+            }
+            None => vec![("nowhere", 9), ("answered", receiver)],
+        };
+        for (form, text) in place.texts() {
+            for (receiver, port) in &ports {
+                endpoints.push(endpoint(&place, &format!("{form}-{receiver}"), place.config(*port, &text)));
+            }
+        }
+        let right = broker.and_then(|listeners| place.right(listeners));
+        endpoints.extend(right.map(|config| endpoint(&place, "right", config)));
+    }
+    endpoints
+}
+
+/// Configs of `protocol` that are refused.
+fn refused_planted() -> Vec<Value> {
+    let endpoint =
+        |protocol: &str, config| json!({ "name": "refused", "protocol": protocol, "config": config });
+    let refused = |place: SecretPlace| {
+        let protocol = place.protocol.as_str();
+        place.refused().into_iter().map(move |config| endpoint(protocol, config))
+    };
+    SecretPlace::all().into_iter().flat_map(refused).collect()
+}
+
 fn private_key(text: &str) -> String {
     format!("-----BEGIN PRIVATE KEY-----\n{text}\n-----END PRIVATE KEY-----\n")
 }
 
+/// What people read by SQL, without configs.
+const RELATIONS: [&str; 7] =
+    ["endpoint_status", "queue", "dlq", "archive", "attempts", "messages", "settings"];
+
 /// Makes a node do all it can with secrets, and searches whatever comes out of it.
-fn search_everything(store: Option<&str>, formats: [&str; 2], event_log: impl Fn(&Home) -> String) {
+fn search_everything(store: Option<&str>, formats: [&str; 2], read: impl Fn(&Home, &[&str]) -> String) {
     let mut search = Search::default();
     let home = Home::new();
     secrets_folder(&home);
@@ -191,6 +247,9 @@ fn search_everything(store: Option<&str>, formats: [&str; 2], event_log: impl Fn
             _ => Some((status, repeated)),
         }
     });
+    let places = SecretPlace::all();
+    let variables: Vec<_> = places.iter().map(|place| (place.variable(), place.secret())).collect();
+    let planted = planted_endpoints(receiver.address().port());
     let mut environment = vec![
         ("POSTRIDER_LOG", "debug"),
         ("POSTRIDER_SECRET_TOKEN", "leak-env-4"),
@@ -200,19 +259,22 @@ fn search_everything(store: Option<&str>, formats: [&str; 2], event_log: impl Fn
         ("OTEL_BSP_SCHEDULE_DELAY", "100"),
     ];
     environment.extend(store.map(|url| ("POSTRIDER_STORE", url)));
+    environment.extend(variables.iter().map(|(name, secret)| (&**name, *secret)));
     for format in formats {
         let node = home.start_in(
             &environment,
             &["--allow-internal", "--migrate", "--secrets-dir", "secrets", "--log-format", format],
         );
         drive(&mut search, &node, &receiver.url());
+        deliver_planted(&mut search, &node, &planted);
         assert!(repeated(&node), "what receivers repeat is kept, or nothing is searched");
         commands(&mut search, &home, &environment, &receiver.url());
         eventually(Duration::from_secs(30), "spans", || {
             spans.lock().expect("nobody panics here").contains("postrider.settle").then_some(())
         });
         search.look_closely("a trace", &spans.lock().expect("nobody panics here"));
-        search.look_closely("the event log", &event_log(&home));
+        search.look_closely("the event log", &read(&home, &["event_log"]));
+        search.look("SQL", &read(&home, &RELATIONS), &SECRETS);
         let log = node.written();
         assert!(log.contains("is in the DLQ") && log.contains("DEBUG"), "{log}");
         search.look_closely(&format!("the {format} log"), &log);
@@ -231,6 +293,9 @@ fn secrets_folder(home: &Home) {
     let folder = home.path().join("secrets");
     std::fs::create_dir(&folder).expect("a folder");
     std::fs::write(folder.join("token"), "leak-file-6\n").expect("a file");
+    for place in SecretPlace::all() {
+        std::fs::write(folder.join(place.name()), place.secret()).expect("a file");
+    }
     std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o700)).expect("a private folder");
 }
 
@@ -248,7 +313,7 @@ fn drive(search: &mut Search, node: &Node, url: &str) {
         assert!([201, 409].contains(&answer.status), "{endpoint}");
         say("creating an endpoint", &answer.body, &SECRETS);
     }
-    for endpoint in refused_configs() {
+    for endpoint in refused_configs().into_iter().chain(refused_planted()) {
         let answer = node.post("/v1/endpoints", &[], endpoint.to_string().as_bytes()).expect(422);
         say(&format!("refusing {endpoint}"), &answer.body, &SECRETS);
     }
@@ -269,6 +334,41 @@ fn drive(search: &mut Search, node: &Node, url: &str) {
     for path in ["/metrics", "/readyz", "/livez", "/v1/nothing", "/v1/endpoints/nobody"] {
         say(path, &node.get(path).body, &SECRETS);
         say(path, &node.get(path).body, &OF_MESSAGES);
+    }
+}
+
+/// Over HTTP, too, all at once: a broker takes its time to refuse.
+fn deliver_planted(search: &mut Search, node: &Node, endpoints: &[Value]) {
+    let mut say = |place: &str, name: &str, body: &[u8]| {
+        search.look(&format!("{place} {name}"), &String::from_utf8_lossy(body), &SECRETS);
+    };
+    let names: Vec<&str> =
+        endpoints.iter().map(|endpoint| endpoint["name"].as_str().expect("a name")).collect();
+    for (name, endpoint) in names.iter().zip(endpoints) {
+        let answer = node.post("/v1/endpoints", &[], endpoint.to_string().as_bytes());
+        assert!([201, 409].contains(&answer.status), "{endpoint}: {}", String::from_utf8_lossy(&answer.body));
+        say("creating", name, &answer.body);
+    }
+    let ids: Vec<i64> =
+        names.iter().map(|name| node.send(name, &[], r#"{"card":"leak-payload-16"}"#)).collect();
+    for (name, id) in names.into_iter().zip(ids) {
+        let story = eventually(Duration::from_secs(60), &format!("the end of {name}"), || {
+            let story = node.get(&format!("/v1/messages/{id}")).json();
+            ["completed", "dead"].contains(&story["state"].as_str()?).then_some(story)
+        });
+        say("the story of", name, story.to_string().as_bytes());
+        let shown = node.get(&format!("/v1/endpoints/{name}"));
+        say("showing", name, &shown.body);
+        if name.ends_with("-right") {
+            assert_eq!(shown.json()["connection"]["state"], "up", "{name}: {story:#}");
+        }
+        if name.ends_with("password-itself-repeated") {
+            let error = story["last_error"].as_str().expect("an error");
+            assert!(error.contains("***"), "the broker's answer is kept, or nothing is searched: {error}");
+        }
+        if name.contains("-itself-") {
+            say("testing", name, &node.post(&format!("/v1/endpoints/{name}/test"), &[], b"{}").body);
+        }
     }
 }
 
@@ -327,25 +427,46 @@ fn commands(search: &mut Search, home: &Home, environment: &[(&str, &str)], url:
 
 #[test]
 fn on_sqlite_no_secret_is_told_again() {
-    search_everything(None, ["json", "text"], |home| rows(&home.store_file()));
+    search_everything(None, ["json", "text"], |home, relations| rows(&home.store_file(), relations));
 }
 
 #[test]
 fn on_postgresql_no_secret_is_told_again() {
     let server = Postgres::start().expect("a server of its own");
     let url = server.url().replacen("@", ":leak-store-12@", 1);
-    search_everything(Some(&url), ["json", "text"], |_| {
-        server.query("SELECT kind, subject, detail FROM postrider.event_log").expect("the event log")
+    search_everything(Some(&url), ["json", "text"], |_, relations| {
+        let rows = |relation: &&str| server.query(&format!("SELECT r FROM postrider.{relation} r"));
+        relations.iter().map(|relation| rows(relation).expect("a relation")).collect()
     });
+    let mut search = Search::default();
+    for refused in refused_configs().into_iter().chain(refused_planted()) {
+        let [protocol, config] =
+            ["protocol", "config"].map(|key| refused[key].to_string().replace('\'', "''"));
+        let protocol = protocol.trim_matches('"');
+        let created =
+            server.query(&format!("SELECT postrider.create_endpoint('refused', '{protocol}', '{config}')"));
+        if let Err(said) = created {
+            search.look(&format!("SQL that refuses {refused}"), &said, &SECRETS);
+        }
+    }
+    search.end(200);
 }
 
-fn rows(file: &Path) -> String {
+fn rows(file: &Path, relations: &[&str]) -> String {
     let connection = rusqlite::Connection::open(file).expect("the store");
-    let mut statement = connection
-        .prepare("SELECT kind || ' ' || coalesce(subject, '') || detail FROM _postrider_event_log")
-        .expect("SQL");
-    let rows = statement.query_map([], |row| row.get::<_, String>(0)).expect("rows");
-    rows.map(|row| row.expect("a row") + "\n").collect()
+    let mut text = String::new();
+    for relation in relations {
+        let mut statement = connection.prepare(&format!("SELECT * FROM postrider_{relation}")).expect("SQL");
+        let mut rows = statement.query([]).expect("rows");
+        while let Some(row) = rows.next().expect("a row") {
+            for column in 0.. {
+                let Ok(value) = row.get_ref(column) else { break };
+                let bytes = value.as_bytes().unwrap_or_default();
+                text += &format!("{} ", String::from_utf8_lossy(bytes));
+            }
+        }
+    }
+    text
 }
 
 #[test]
