@@ -59,7 +59,7 @@ fn secret_in(said: &[u8]) -> Option<Vec<u8>> {
 
 fn repeated(mut answer: Vec<u8>, secret: &[u8]) -> Vec<u8> {
     // A CONNACK of MQTT 5 without a reason string gets one.
-    if let [0x20, 3, 0, code @ 0x80.., 0] = answer[..] {
+    if let [0x20, 3, 0, code @ 0x80..=0xff, 0] = answer[..] {
         let length = u8::try_from(secret.len()).expect("a short secret");
         let head = [0x20, length + 6, 0, code, length + 3, 0x1f, 0, length];
         return [&head, secret].concat();

@@ -140,9 +140,12 @@ impl SecretPlace {
         configs
     }
 
-    /// Puts something in the place of all that is required.
+    /// Puts something in the place of all that is required. Objects first: the table refuses what is wrong in them before it
+    /// looks at what stands beside them.
     fn complete(&self, config: &mut Value, within: &[&str], keys: &[&ConfigKey], port: u16) {
-        for key in keys {
+        let is_object = |key: &&&ConfigKey| matches!(key.kind, ValueKind::Object(_) | ValueKind::Typed(_));
+        let (objects, others): (Vec<_>, Vec<_>) = keys.iter().partition(is_object);
+        for key in objects.into_iter().chain(others) {
             let path = &[within, &[key.name]].concat()[..];
             match &key.kind {
                 ValueKind::Whole { .. } if key.name == "port" => *at(config, path) = port.into(),
