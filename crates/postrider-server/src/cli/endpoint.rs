@@ -2,13 +2,14 @@
 
 use bytes::Bytes;
 use clap::{Args, Subcommand};
+use clap_complete::ArgValueCandidates;
 use postrider::endpoint::EndpointChange;
 use postrider::engine::TestDeliveryReport;
 use postrider::protocol::Protocol;
 use postrider::{Endpoint, Invalid, NewEndpoint, Operate, StoreError};
 use serde_json::{Map, Value, json};
 
-use super::send;
+use super::{completions, send};
 use super::set::{self, SetKey};
 use crate::failure::CommandError;
 use crate::output::Output;
@@ -78,6 +79,7 @@ pub(crate) struct CreateEndpointArgs {
     /// Letters, digits, '-', '_' and '.'
     name: String,
     /// What its receiver speaks, such as http, file or redis
+    #[arg(add = ArgValueCandidates::new(completions::protocols))]
     protocol: String,
     #[command(flatten)]
     policy: PolicyArgs,
@@ -101,7 +103,7 @@ struct PolicyArgs {
     path: Option<String>,
     /// A key of the protocol's configuration, such as port=6380, tls.ca=@ca.pem (from a file) or headers.x-tenant=blue; a
     /// value that begins with @ is written with @@. May be given several times
-    #[arg(long, value_name = "KEY=VALUE", value_parser = SetKey::parse)]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SetKey::parse, add = ArgValueCandidates::new(completions::keys))]
     set: Vec<SetKey>,
     /// The protocol's configuration as a JSON object
     #[arg(long, value_name = "JSON")]
