@@ -7,6 +7,7 @@ use postrider::protocol::Protocol;
 use report::{BenchReport, ReportRow};
 use sink::Measured;
 
+use crate::cli::completions;
 use crate::cli::set::{self, SetKey};
 use crate::failure::CommandError;
 use crate::output::Output;
@@ -44,11 +45,13 @@ pub(crate) struct BenchArgs {
 
     /// Measure deliveries to a broker or receiver of yours: --sink redis --set host=127.0.0.1 --set stream_key=bench. It gets
     /// some 100 000 messages a round
-    #[arg(long, value_name = "PROTOCOL", value_parser = Protocol::from_name, conflicts_with = "only", requires = "set")]
+    #[arg(long, value_name = "PROTOCOL", value_parser = Protocol::from_name, conflicts_with = "only", requires = "set",
+        add = ArgValueCandidates::new(completions::protocols))]
     sink: Option<Protocol>,
 
     /// A key of that endpoint's configuration; may be given several times
-    #[arg(long, value_name = "KEY=VALUE", value_parser = SetKey::parse, requires = "sink")]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SetKey::parse, requires = "sink",
+        add = ArgValueCandidates::new(completions::keys))]
     set: Vec<SetKey>,
 
     /// A tenth of the messages and fewer rounds: for a first look, not for figures

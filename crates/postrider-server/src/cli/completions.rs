@@ -1,29 +1,53 @@
-//! `postrider completions`: what a shell needs to complete commands and flags.
+//! Completion: a shell asks this program what may come next, and gets commands, flags, protocols and keys.
 
-use clap::Command;
-use clap_complete::Shell;
+use std::ffi::OsString;
 
+use clap_complete::env::Shells;
+use clap_complete::{CompleteEnv, CompletionCandidate, Shell};
+use postrider::protocol::Protocol;
+
+use super::set;
 use crate::failure::CommandError;
 use crate::output::Output;
 
 pub(super) const HELP: &str = "\
 Examples:
-  postrider completions bash > ~/.local/share/bash-completion/completions/postrider
-  postrider completions zsh > ~/.zfunc/_postrider            with ~/.zfunc in fpath
-  postrider completions fish > ~/.config/fish/completions/postrider.fish";
+  source <(postrider completions bash)           in ~/.bashrc
+  source <(postrider completions zsh)            in ~/.zshrc, behind compinit
+  postrider completions fish | source            in ~/.config/fish/config.fish";
 
+/// The scripts of `completions` set it when they ask.
+const ASKED_BY: &str = "POSTRIDER_COMPLETE";
+
+/// Prints the script by which a shell asks.
 pub(super) fn run(shell: Shell, output: Output) -> Result<(), CommandError> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut visible(&super::command()), "postrider", &mut script);
+    let shells = Shells::builtins();
+    let asking = shells.completer(&shell.to_string()).expect("both lists of shells are clap's");
+    asking
+        .write_registration(ASKED_BY, "postrider", "postrider", "postrider", &mut script)
+        .expect("a script can be written to memory");
     output.line(&String::from_utf8_lossy(&script))
 }
 
-/// Without what is not for people.
-fn visible(command: &Command) -> Command {
-    let about = command.get_about().cloned().unwrap_or_default();
-    let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set()).cloned();
-    let commands = command.get_subcommands().filter(|command| !command.is_hide_set()).map(visible);
-    // Names live as long as the program, which has nothing else to do.
-    let name: &'static str = command.get_name().to_owned().leak();
-    Command::new(name).about(about).args(arguments).subcommands(commands)
+/// Answers a shell that asks; false when none does.
+pub(super) fn answer() -> Result<bool, clap::Error> {
+    let folder = std::env::current_dir().ok();
+    CompleteEnv::with_factory(super::command)
+        .var(ASKED_BY)
+        .try_complete(std::env::args_os(), folder.as_deref())
+}
+
+pub(crate) fn protocols() -> Vec<CompletionCandidate> {
+    Protocol::ALL.iter().map(|protocol| CompletionCandidate::new(protocol.as_str())).collect()
+}
+
+/// Keys of the protocol that was typed before `--set`, or of all.
+pub(crate) fn keys() -> Vec<CompletionCandidate> {
+    let named = |word: OsString| Protocol::from_name(word.to_str()?).ok();
+    let typed = std::env::args_os().filter_map(named).last();
+    set::beginnings(typed.as_ref().map_or(Protocol::ALL, std::slice::from_ref))
+        .into_iter()
+        .map(CompletionCandidate::new)
+        .collect()
 }

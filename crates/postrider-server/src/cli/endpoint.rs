@@ -2,13 +2,14 @@
 
 use bytes::Bytes;
 use clap::{Args, Subcommand};
+use clap_complete::ArgValueCandidates;
 use postrider::endpoint::EndpointChange;
 use postrider::engine::TestDeliveryReport;
 use postrider::protocol::Protocol;
 use postrider::{Endpoint, Invalid, NewEndpoint, Operate, StoreError};
 use serde_json::{Map, Value, json};
 
-use super::send;
+use super::{completions, send};
 use super::set::{self, SetKey};
 use crate::failure::CommandError;
 use crate::output::Output;
@@ -78,6 +79,7 @@ pub(crate) struct CreateEndpointArgs {
     /// Letters, digits, '-', '_' and '.'
     name: String,
     /// What its receiver speaks, such as http, file or redis
+    #[arg(add = ArgValueCandidates::new(completions::protocols))]
     protocol: String,
     #[command(flatten)]
     policy: PolicyArgs,
@@ -101,7 +103,7 @@ struct PolicyArgs {
     path: Option<String>,
     /// A key of the protocol's configuration, such as port=6380, tls.ca=@ca.pem (from a file) or headers.x-tenant=blue; a
     /// value that begins with @ is written with @@. May be given several times
-    #[arg(long, value_name = "KEY=VALUE", value_parser = SetKey::parse)]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = SetKey::parse, add = ArgValueCandidates::new(completions::keys))]
     set: Vec<SetKey>,
     /// The protocol's configuration as a JSON object
     #[arg(long, value_name = "JSON")]
@@ -137,14 +139,12 @@ pub(super) async fn run(
                 .map_err(|error| refused(error, missing))?;
             show(&endpoint, &format!("created endpoint {}", endpoint.name), output)?;
         }
-        EndpointCommand::List => list(&*store, output).await?,
+        EndpointCommand::List => list(place, &*store, output).await?,
         EndpointCommand::Show { name } => {
             let shown = json!(match place {
-                StoreOrNode::Node(remote) => remote.shown_endpoint(&name).await?,
-                StoreOrNode::Store(_) => {
-                    let health = store.endpoint_health(&name).await?;
-                    EndpointView::of(&store.endpoint(&name).await?).with_health(health)
-                }
+                StoreOrNode::Node(node) => node.endpoint_view(&name).await?,
+                StoreOrNode::Store(_) => EndpointView::of(&store.endpoint(&name).await?)
+                    .with_health(store.endpoint_health(&name).await?),
             });
             let text = || serde_json::to_string_pretty(&shown).expect("JSON");
             output.document(|| shown.to_string(), text)?;
@@ -217,8 +217,10 @@ pub(super) async fn test(
 
 fn tested(name: &str, report: &TestDeliveryReport) -> String {
     let took = format!("{} ms", report.duration.as_millis());
-    let status = report.response_status.map_or(String::new(), |status| format!("HTTP {status}, "));
+    let status_of = if report.protocol == "http" { "HTTP" } else { "status" };
+    let status = report.response_status.map_or(String::new(), |status| format!("{status_of} {status}, "));
     let mut text = match &report.error {
+        None if !report.confirmed => format!("endpoint {name} was sent the test message, unconfirmed ({took})"),
         None => format!("endpoint {name} took the test message ({status}{took})"),
         Some(error) => format!("endpoint {name} did not take the test message ({status}{took}): {error}"),
     };
@@ -229,11 +231,16 @@ fn tested(name: &str, report: &TestDeliveryReport) -> String {
     text
 }
 
-async fn list(store: &dyn Operate, output: Output) -> Result<(), CommandError> {
-    let mut endpoints: Vec<Endpoint> = Vec::new();
+async fn list(place: &StoreOrNode, store: &dyn Operate, output: Output) -> Result<(), CommandError> {
+    let mut endpoints: Vec<EndpointView> = Vec::new();
     loop {
         let after = endpoints.last().map(|endpoint| endpoint.name.clone());
-        let page = store.endpoints(after.as_deref(), PAGE).await?;
+        let page: Vec<EndpointView> = match place {
+            StoreOrNode::Node(node) => node.endpoint_views(after.as_deref(), PAGE).await?,
+            StoreOrNode::Store(_) => {
+                store.endpoints(after.as_deref(), PAGE).await?.iter().map(EndpointView::of).collect()
+            }
+        };
         let last = page.len() < PAGE;
         endpoints.extend(page);
         if last {
@@ -241,10 +248,7 @@ async fn list(store: &dyn Operate, output: Output) -> Result<(), CommandError> {
         }
     }
     output.document(
-        || {
-            let items: Vec<Value> = endpoints.iter().map(view::endpoint).collect();
-            json!({ "items": items, "next": null }).to_string()
-        },
+        || json!({ "items": endpoints, "next": null }).to_string(),
         || {
             if endpoints.is_empty() {
                 return "no endpoints yet; `postrider endpoint create` makes one".to_owned();
@@ -255,28 +259,31 @@ async fn list(store: &dyn Operate, output: Output) -> Result<(), CommandError> {
     )
 }
 
-fn row(endpoint: &Endpoint) -> Vec<String> {
-    let state = match (endpoint.disabled, endpoint.paused) {
+fn row(endpoint: &EndpointView) -> Vec<String> {
+    let state = match (endpoint.disabled_by, endpoint.paused) {
         (Some(by), _) => format!("disabled ({})", json!(by).as_str().unwrap_or_default()),
         (None, true) => "paused".to_owned(),
         (None, false) => "enabled".to_owned(),
     };
-    let config = endpoint.protocol.redacted(&endpoint.config);
     // What every endpoint of the protocol has to say: where its messages go.
-    let required = endpoint.protocol.keys().filter(|key| key.required && key.kind.is_text());
-    let texts = required.filter_map(|key| config.get(key.name)?.as_str());
+    let keys = Protocol::from_name(&endpoint.protocol).into_iter().flat_map(Protocol::keys);
+    let required = keys.filter(|key| key.required && key.kind.is_text());
+    let texts = required.filter_map(|key| endpoint.config.get(key.name)?.as_str());
     let destination: Vec<&str> = texts.filter(|text| !text.is_empty()).collect();
     vec![
-        endpoint.name.to_string(),
-        endpoint.protocol.as_str().to_owned(),
+        endpoint.name.clone(),
+        format!("{}{}", endpoint.protocol, if endpoint.confirmed { "" } else { " (unconfirmed)" }),
         state,
-        endpoint.circuit.state.name().as_str().to_owned(),
+        endpoint.circuit.state.as_str().to_owned(),
         destination.join(" "),
     ]
 }
 
 fn show(endpoint: &Endpoint, text: &str, output: Output) -> Result<(), CommandError> {
-    output.document(|| view::endpoint(endpoint).to_string(), || text.to_owned())
+    let unconfirmed = endpoint.config.unconfirmed_by(&Map::new()).map_or(String::new(), |given| {
+        format!("\ndeliveries are unconfirmed: with {given} its receiver acknowledges none, and a message may be lost")
+    });
+    output.document(|| view::endpoint(endpoint).to_string(), || format!("{text}{unconfirmed}"))
 }
 
 /// What still keeps it from delivering is said, too.

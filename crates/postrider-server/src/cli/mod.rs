@@ -15,7 +15,7 @@ use crate::{bench, demo, logging, output, panics, serve};
 use whereto::Whereto;
 
 mod batch;
-mod completions;
+pub(crate) mod completions;
 mod config;
 mod dlq;
 mod endpoint;
@@ -141,7 +141,7 @@ enum CliCommand {
     /// Read a whole store from such a file into an empty PostgreSQL store, with the same ids
     #[command(after_help = import::HELP)]
     Import(import::ImportArgs),
-    /// Print what a shell needs to complete commands and flags
+    /// Print what a shell needs to complete commands, flags, protocols and keys
     #[command(after_help = completions::HELP)]
     Completions { shell: clap_complete::Shell },
     /// The other process of `bench`: counts what arrives, and generates load
@@ -159,6 +159,11 @@ struct ServeArgs {
 }
 
 pub(crate) fn main() -> ExitCode {
+    match completions::answer() {
+        Ok(false) => {}
+        Ok(true) => return ExitCode::SUCCESS,
+        Err(error) => return refuse_arguments(&error),
+    }
     let (cli, matches) = match parse() {
         Ok(parsed) => parsed,
         Err(error) => return refuse_arguments(&error),

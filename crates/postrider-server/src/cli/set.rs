@@ -1,5 +1,7 @@
 //! `--set KEY=VALUE`: single keys of an endpoint's config, read as the protocol's table of keys says.
 
+use std::collections::HashSet;
+
 use postrider::Invalid;
 use postrider::protocol::{ConfigKey, Protocol, SetBy, ValueKind};
 use serde_json::{Map, Value};
@@ -91,6 +93,27 @@ fn value(kind: Option<&ValueKind>, text: &str) -> Value {
         Ok(value) if !is_text => value,
         _ => Value::String(text.to_owned()),
     }
+}
+
+/// What a `--set` for one of these protocols may begin with.
+pub(crate) fn beginnings(protocols: &[Protocol]) -> Vec<String> {
+    let keys = protocols.iter().flat_map(|protocol| protocol.keys()).filter(|key| key.set_by != SetBy::Message);
+    let mut beginnings = Vec::new();
+    for key in keys {
+        let inner = |inner: &ConfigKey| format!("{}.{}=", key.name, inner.name);
+        match &key.kind {
+            ValueKind::Object(keys) => beginnings.extend(keys.iter().map(inner)),
+            ValueKind::Typed(variants) => {
+                beginnings.push(format!("{}.type=", key.name));
+                beginnings.extend(variants.iter().flat_map(|(_, keys)| keys.iter().map(inner)));
+            }
+            ValueKind::Map(_) => beginnings.push(format!("{}.", key.name)),
+            _ => beginnings.push(format!("{}=", key.name)),
+        }
+    }
+    let mut seen = HashSet::new();
+    beginnings.retain(|beginning| seen.insert(beginning.clone()));
+    beginnings
 }
 
 /// The keys of every protocol, for `--help`.

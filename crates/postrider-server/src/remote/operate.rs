@@ -35,10 +35,20 @@ impl Remote {
         let path = format!("{}/test", endpoint_path(name)?);
         self.answer(NodeRequest::post(path).body(content_type, payload).patiently()).await
     }
+}
 
-    /// With what only the node knows of it.
-    pub(crate) async fn shown_endpoint(&self, name: &str) -> Result<EndpointView> {
+/// Endpoints as the node shows them, with what only the node knows.
+impl Remote {
+    pub(crate) async fn endpoint_view(&self, name: &str) -> Result<EndpointView> {
         self.answer(NodeRequest::get(endpoint_path(name)?)).await
+    }
+
+    pub(crate) async fn endpoint_views(
+        &self,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<EndpointView>> {
+        self.list(|| NodeRequest::get("/v1/endpoints"), after.map(cursor::written), limit).await
     }
 }
 
@@ -74,16 +84,15 @@ impl Operate for Remote {
     }
 
     async fn endpoint(&self, name: &str) -> Result<Endpoint> {
-        self.endpoint_of(NodeRequest::get(endpoint_path(name)?)).await
+        self.understood(self.endpoint_view(name).await?)
     }
 
     async fn endpoint_health(&self, name: &str) -> Result<EndpointHealth> {
-        Ok(self.shown_endpoint(name).await?.health().unwrap_or_default())
+        Ok(self.endpoint_view(name).await?.health().unwrap_or_default())
     }
 
     async fn endpoints(&self, after: Option<&str>, limit: usize) -> Result<Vec<Endpoint>> {
-        let from = after.map(cursor::written);
-        let views: Vec<EndpointView> = self.list(|| NodeRequest::get("/v1/endpoints"), from, limit).await?;
+        let views = self.endpoint_views(after, limit).await?;
         views.into_iter().map(|view| self.understood(view)).collect()
     }
 

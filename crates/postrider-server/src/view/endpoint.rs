@@ -20,9 +20,12 @@ use utoipa::ToSchema;
 pub(crate) struct EndpointView {
     pub(crate) name: String,
     #[schema(value_type = Protocol)]
-    protocol: Cow<'static, str>,
+    pub(crate) protocol: Cow<'static, str>,
     /// What the protocol needs. Secrets are hidden; references to secrets are shown.
-    config: Map<String, Value>,
+    pub(crate) config: Map<String, Value>,
+    /// False when nobody acknowledges deliveries, so that a delivered message may be lost: MQTT with QoS 0, NATS without
+    /// JetStream.
+    pub(crate) confirmed: bool,
     /// What differs from the store's settings.
     #[schema(value_type = Object)]
     retry_policy: Value,
@@ -30,9 +33,9 @@ pub(crate) struct EndpointView {
     options: Value,
     enabled: bool,
     #[schema(required)]
-    disabled_by: Option<DisabledBy>,
-    paused: bool,
-    circuit: CircuitView,
+    pub(crate) disabled_by: Option<DisabledBy>,
+    pub(crate) paused: bool,
+    pub(crate) circuit: CircuitView,
     /// `cold`: every message goes through the queue.
     mode: Cow<'static, str>,
     /// The receiver asked to be left alone until then.
@@ -50,8 +53,8 @@ pub(crate) struct EndpointView {
 
 #[derive(Serialize, Deserialize, ToSchema)]
 #[schema(as = Circuit)]
-struct CircuitView {
-    state: CircuitName,
+pub(crate) struct CircuitView {
+    pub(crate) state: CircuitName,
     /// While it is open: when it is tried again.
     #[serde(skip_serializing_if = "Option::is_none")]
     until: Option<Timestamp>,
@@ -67,6 +70,7 @@ impl EndpointView {
             name: endpoint.name.to_string(),
             protocol: endpoint.protocol.as_str().into(),
             config: endpoint.protocol.redacted(&endpoint.config),
+            confirmed: endpoint.config.unconfirmed_by(&Map::new()).is_none(),
             retry_policy: json!(endpoint.retry),
             options: json!(endpoint.options),
             enabled: endpoint.disabled.is_none(),

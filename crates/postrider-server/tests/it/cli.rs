@@ -164,6 +164,46 @@ fn an_endpoint_goes_through_its_life() {
 }
 
 #[test]
+fn an_endpoint_without_acknowledgements_says_so() {
+    let home = Home::new();
+    home.json(&["migrate"]);
+    let node = home.start();
+    let url = format!("http://{}", node.address);
+    let nats = ["nats", "--set", "url=nats://127.0.0.1", "--set", "subject=a"];
+    let seed = "nkey_seed=SUAHA33TORZGSZDFOIQHIZLTORZSA33ONR4SYIDON52CA43FMNZGK5HCCI";
+    let core = ["--set", "jetstream=false", "--set", seed];
+    let mqtt = ["mqtt", "--set", "broker=127.0.0.1", "--set", "topic=a"];
+    let cases: [(&str, &[&str], &[&str], Option<&str>); 4] = [
+        ("core", &nats, &core, Some("jetstream=false")),
+        ("stream", &nats, &[], None),
+        ("qos0", &mqtt, &["--set", "qos=0"], Some("qos=0")),
+        ("qos1", &mqtt, &[], None),
+    ];
+    for (name, config, more, because) in cases {
+        let said = told(&home.run(&[&["--url", &url, "endpoint", "create", name], config, more].concat()));
+        let line = because.map(|because| format!("deliveries are unconfirmed: with {because} "));
+        assert_eq!(said.contains("unconfirmed"), line.is_some(), "{said}");
+        assert!(said.contains(&line.unwrap_or_default()), "{said}");
+    }
+    // Its config is hidden from a monitor, but not this.
+    let monitor = home.json(&["token", "create", "monitor", "monitor"])["token"].clone();
+    let ask = |arguments: &[&str]| {
+        let mut command = home.command(&[arguments, &["--url", &url]].concat());
+        told(&command.env("POSTRIDER_TOKEN", monitor.as_str().expect("a token")).output().expect("it runs"))
+    };
+    let (listed, own) = (ask(&["endpoint", "list"]), told(&home.run(&["endpoint", "list"])));
+    for (name, _, _, because) in cases {
+        let confirmed = format!("\"confirmed\": {}", because.is_none());
+        assert!(ask(&["endpoint", "show", name]).contains(&confirmed), "{name}");
+        assert_eq!(home.json(&["endpoint", "show", name])["confirmed"], because.is_none(), "{name}");
+        for table in [&listed, &own] {
+            let row = table.lines().find(|line| line.contains(name)).expect("a row");
+            assert_eq!(row.contains(" (unconfirmed)"), because.is_some(), "{row}");
+        }
+    }
+}
+
+#[test]
 fn a_payload_comes_from_the_line_a_file_or_stdin() {
     let home = with_endpoint();
     std::fs::write(home.path().join("order.json"), r#"{"from":"file"}"#).expect("a file");

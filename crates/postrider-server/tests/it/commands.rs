@@ -262,6 +262,17 @@ fn what_an_asymmetric_key_signs_its_own_key_verifies() {
     assert_eq!(signature(&home, &verify, b"{}").status.code(), Some(1));
 }
 
+/// What the program answers a shell that asks how the last of these words may go on.
+fn completed(home: &Home, shell: &str, words: &[&str]) -> Vec<String> {
+    let mut asked = home.command(&[&["--", "postrider"], words].concat());
+    asked.env("POSTRIDER_COMPLETE", shell).env("_CLAP_COMPLETE_INDEX", words.len().to_string());
+    let output = asked.output().expect("the binary runs");
+    assert!(output.status.success(), "{output:?}");
+    let lines = String::from_utf8(output.stdout).expect("text");
+    // Some shells get a description, too.
+    lines.lines().filter_map(|line| line.split(['\t', ':']).next()).map(str::to_owned).collect()
+}
+
 #[test]
 fn every_shell_gets_completions_for_every_command() {
     let home = Home::new();
@@ -271,23 +282,53 @@ fn every_shell_gets_completions_for_every_command() {
     assert!(names.contains("tail") && names.contains("config"), "{names:?}");
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let script = home.run(&["completions", shell]);
-        assert!(script.status.success());
         let script = String::from_utf8(script.stdout).expect("text");
+        assert!(script.contains("POSTRIDER_COMPLETE") && script.contains(shell), "{script}");
+        let offered = completed(&home, shell, &[""]);
         for name in &names {
-            assert!(script.contains(name), "{shell} knows nothing of {name}");
+            assert!(offered.iter().any(|offer| offer == name), "{shell} knows nothing of {name}: {offered:?}");
         }
-        assert!(script.contains("created-after"), "{shell} knows nothing of flags");
-        assert!(!script.contains("bench-receiver"), "{shell} knows what is not for people");
+        assert!(!offered.iter().any(|offer| offer == "bench-receiver"), "{shell} knows what is not for people");
+        assert_eq!(completed(&home, shell, &["message", "list", "--created-a"]), ["--created-after"], "{shell}");
     }
 }
 
 #[test]
-fn bash_completes_a_command() {
+fn protocols_and_their_keys_are_completed() {
     let home = Home::new();
-    std::fs::write(home.path().join("script"), home.run(&["completions", "bash"]).stdout).expect("a file");
-    let ask = "source ./script; COMP_WORDS=(postrider conf); COMP_CWORD=1; \
-               _postrider postrider conf postrider; echo \"${COMPREPLY[@]}\"";
-    let mut bash = Command::new("bash");
-    let output = bash.args(["--norc", "-c", ask]).current_dir(home.path()).output().expect("bash runs");
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "config", "{output:?}");
+    let offered = |words: &[&str]| completed(&home, "bash", &[&["endpoint"], words].concat());
+    let protocols = offered(&["create", "shop", ""]);
+    for protocol in ["http", "file", "mqtt", "redis", "nats", "amqp", "kafka"] {
+        assert!(protocols.iter().any(|offer| offer == protocol), "{protocols:?}");
+        let keys = offered(&["create", "redis", protocol, "--set", ""]);
+        let is_key = |key: &str| keys.iter().any(|offer| offer == key);
+        assert!(is_key("timeout="), "{protocol}: {keys:?}");
+        assert_eq!(is_key("stream_key="), protocol == "redis", "{protocol}: {keys:?}");
+        assert_eq!(is_key("brokers="), protocol == "kafka", "{protocol}: {keys:?}");
+        assert!(!is_key("max_attempts="), "messages have it, not endpoints");
+    }
+    assert_eq!(offered(&["create", "shop", "http", "--set", "auth.t"]), ["auth.type=", "auth.token=", "auth.token_url="]);
+    assert_eq!(offered(&["create", "shop", "kafka", "--set", "brokers=", "--set", "head"]), ["headers."]);
+    assert_eq!(offered(&["alter", "shop", "--set", "stream"]), ["stream_key="], "whatever its protocol is");
+}
+
+#[test]
+fn bash_completes_commands_and_keys() {
+    let home = Home::new();
+    let binaries = Path::new(env!("CARGO_BIN_EXE_postrider")).parent().expect("a folder");
+    let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap_or_default());
+    for (line, completed) in [
+        ("postrider conf", "config"),
+        ("postrider endpoint create shop kaf", "kafka"),
+        ("postrider endpoint create shop kafka --set brokers = b --set to", "topic="),
+    ] {
+        let last = line.rsplit(' ').next().expect("a word");
+        let ask = format!(
+            "source <(postrider completions bash); COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             _clap_complete_postrider postrider {last} x; echo \"${{COMPREPLY[@]}}\""
+        );
+        let output = home.program("bash").args(["--norc", "-c", &ask]).env("PATH", &path).output();
+        let output = output.expect("bash runs");
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), completed, "{output:?}");
+    }
 }

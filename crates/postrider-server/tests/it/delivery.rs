@@ -116,6 +116,8 @@ fn a_node_tells_whether_it_is_connected_to_a_broker() {
     let id = node.send("orders", &[], "{}");
     node.until(id, "completed");
     assert_eq!(connection(), json!({ "state": "up" }));
+    let shown = home.json(&["endpoint", "show", "orders", "--url", &format!("http://{}", node.address)]);
+    assert_eq!(shown["connection"], json!({ "state": "up" }));
     assert!(metric().contains(r#"postrider_endpoint_connected{endpoint="orders"} 1"#), "{}", metric());
     assert!(metric().contains(r#"postrider_endpoint_info{endpoint="orders",protocol="redis"} 1"#));
     broker.kill();

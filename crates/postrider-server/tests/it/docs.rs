@@ -1,6 +1,6 @@
 //! The examples in README.md and docs/ are run as they stand there.
 //!
-//! A block after `<!-- run -->` is run by sh, in a fresh folder with a running node; `7171` stands for
+//! A block after `<!-- run -->` is run by sh, in a fresh folder with a running node, whose `--file-root` is `files`. `7171` stands for
 //! its port, the usual port of a broker for that of a private one, and on a page with psql the node's store is a PostgreSQL
 //! of its own. A block after `<!-- prints -->` is what the last one has to print; `…` stands for anything.
 
@@ -64,7 +64,10 @@ fn run_all(file: &PathBuf) -> usize {
     let new_database = server.as_ref().map_or(String::new(), new_database);
     let node = match &server {
         Some(_) => home.start_with(&["--allow-internal", "--migrate", "--store", &database]),
-        None => home.start(),
+        None => {
+            std::fs::create_dir(home.path().join("files")).expect("a folder");
+            home.start_with(&["--allow-internal", "--file-root", "files"])
+        }
     };
     let (modules, nats_client) = (node_sqlite::modules(), nats::client());
     let tools = home.path().join("kafka-tools");

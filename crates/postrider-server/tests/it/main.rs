@@ -13,6 +13,7 @@ mod delivery;
 mod demo;
 mod description;
 mod docs;
+mod endpoint_test;
 #[path = "../../../postrider/tests/it/event_cases.rs"]
 mod event_cases;
 mod events;

@@ -1,5 +1,6 @@
 //! Delivers one message outside the queue, to test an endpoint.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +28,11 @@ pub struct TestDelivery {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TestDeliveryReport {
     pub delivered: bool,
+    /// Did the receiver acknowledge it? Where the protocol has no acknowledgement, a message that was sent may be lost.
+    pub confirmed: bool,
+    #[cfg_attr(feature = "openapi", schema(value_type = crate::protocol::Protocol))]
+    pub protocol: Cow<'static, str>,
+    /// A status of that protocol.
     pub response_status: Option<u16>,
     #[serde(rename = "duration_seconds", with = "seconds")]
     #[cfg_attr(feature = "openapi", schema(value_type = f64))]
@@ -78,6 +84,8 @@ impl TestDelivery {
         let duration = began.elapsed();
         let nothing = TestDeliveryReport {
             delivered: false,
+            confirmed: false,
+            protocol: endpoint.protocol.as_str().into(),
             response_status: None,
             duration,
             response_body: None,
@@ -87,6 +95,7 @@ impl TestDelivery {
         match result {
             Ok(receipt) => TestDeliveryReport {
                 delivered: true,
+                confirmed: endpoint.config.unconfirmed_by(&self.delivery.message.options).is_none(),
                 response_status: receipt.status,
                 response_body: receipt.body,
                 ..nothing

@@ -67,6 +67,14 @@ impl EndpointConfig {
         self.typed().is_ok_and(|typed| typed.auto_disable_on_gone())
     }
 
+    /// The key and value, as `qos=0`, because of which nobody acknowledges deliveries. A message may have its own value.
+    pub fn unconfirmed_by(&self, options: &Map<String, Value>) -> Option<String> {
+        self.0.protocol.keys().find_map(|key| {
+            let given = options.get(key.name).or_else(|| self.get(key.name))?.to_string();
+            (key.unconfirmed? == given).then(|| format!("{}={given}", key.name))
+        })
+    }
+
     pub fn into_map(self) -> Map<String, Value> {
         Arc::try_unwrap(self.0).map_or_else(|shared| shared.map.clone(), |given| given.map)
     }

@@ -17,6 +17,8 @@ pub struct ConfigKey {
     pub required: bool,
     /// As it would be typed in JSON; None when leaving it out means "not used".
     pub default: Option<&'static str>,
+    /// With this value, as it would be typed in JSON, nobody acknowledges a delivery.
+    pub unconfirmed: Option<&'static str>,
     pub set_by: SetBy,
 }
 
@@ -78,7 +80,7 @@ pub(crate) const NOT_A_STRING: &str = "must be a string";
 
 impl ConfigKey {
     pub(super) const fn new(name: &'static str, kind: ValueKind) -> Self {
-        Self { name, kind, required: false, default: None, set_by: SetBy::Endpoint }
+        Self { name, kind, required: false, default: None, unconfirmed: None, set_by: SetBy::Endpoint }
     }
 
     pub(super) const fn required(mut self) -> Self {
@@ -88,6 +90,11 @@ impl ConfigKey {
 
     pub(super) const fn default(mut self, json: &'static str) -> Self {
         self.default = Some(json);
+        self
+    }
+
+    pub(super) const fn unconfirmed(mut self, json: &'static str) -> Self {
+        self.unconfirmed = Some(json);
         self
     }
 

@@ -40,7 +40,7 @@ const KEYS: &[ConfigKey] = &[
     PORT,
     TOPIC.per_message(),
     ConfigKey::new("version", ValueKind::Choice(&["5", "3.1.1"])).default("\"5\""),
-    QOS.default("1").per_message(),
+    QOS.default("1").unconfirmed("0").per_message(),
     RETAIN.default("false").per_message(),
     ConfigKey::new("client_id", ValueKind::Text { bytes_max: CLIENT_ID_BYTES_MAX, rules: &[MQTT_TEXT] }),
     USERNAME,

@@ -41,7 +41,7 @@ const KEYS: &[ConfigKey] = &[
     ConfigKey::new("subject", ValueKind::Text { bytes_max: SUBJECT_BYTES_MAX, rules: SUBJECT })
         .required()
         .per_message(),
-    ConfigKey::new("jetstream", ValueKind::Flag).default("true"),
+    ConfigKey::new("jetstream", ValueKind::Flag).default("true").unconfirmed("false"),
     ConfigKey::new("token", ValueKind::Secret(&[NO_CONTROL])),
     USERNAME,
     PASSWORD,
