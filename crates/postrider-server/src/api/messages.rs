@@ -98,7 +98,9 @@ pub(super) async fn show(
     let story = operate.story(MessageId(id)).await?;
     let connection = match story.waits_for_receiver {
         // It may have been dropped meanwhile.
-        true => operate.endpoint(&story.endpoint).await.ok().and_then(|endpoint| api.node.connection(endpoint.id)),
+        true => {
+            operate.endpoint(&story.endpoint).await.ok().and_then(|endpoint| api.node.connection(endpoint.id))
+        }
         false => None,
     };
     Ok(Json(viewer.story(story).with_connection(connection)))

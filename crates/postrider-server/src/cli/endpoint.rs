@@ -9,8 +9,8 @@ use postrider::protocol::Protocol;
 use postrider::{Endpoint, Invalid, NewEndpoint, Operate, StoreError};
 use serde_json::{Map, Value, json};
 
-use super::{completions, send};
 use super::set::{self, SetKey};
+use super::{completions, send};
 use crate::failure::CommandError;
 use crate::output::Output;
 use crate::place::StoreOrNode;
@@ -220,7 +220,9 @@ fn tested(name: &str, report: &TestDeliveryReport) -> String {
     let status_of = if report.protocol == "http" { "HTTP" } else { "status" };
     let status = report.response_status.map_or(String::new(), |status| format!("{status_of} {status}, "));
     let mut text = match &report.error {
-        None if !report.confirmed => format!("endpoint {name} was sent the test message, unconfirmed ({took})"),
+        None if !report.confirmed => {
+            format!("endpoint {name} was sent the test message, unconfirmed ({took})")
+        }
         None => format!("endpoint {name} took the test message ({status}{took})"),
         Some(error) => format!("endpoint {name} did not take the test message ({status}{took}): {error}"),
     };

@@ -97,7 +97,8 @@ fn value(kind: Option<&ValueKind>, text: &str) -> Value {
 
 /// What a `--set` for one of these protocols may begin with.
 pub(crate) fn beginnings(protocols: &[Protocol]) -> Vec<String> {
-    let keys = protocols.iter().flat_map(|protocol| protocol.keys()).filter(|key| key.set_by != SetBy::Message);
+    let keys =
+        protocols.iter().flat_map(|protocol| protocol.keys()).filter(|key| key.set_by != SetBy::Message);
     let mut beginnings = Vec::new();
     for key in keys {
         let inner = |inner: &ConfigKey| format!("{}.{}=", key.name, inner.name);

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 use test_servers::postgres::Postgres;
@@ -286,10 +287,20 @@ fn every_shell_gets_completions_for_every_command() {
         assert!(script.contains("POSTRIDER_COMPLETE") && script.contains(shell), "{script}");
         let offered = completed(&home, shell, &[""]);
         for name in &names {
-            assert!(offered.iter().any(|offer| offer == name), "{shell} knows nothing of {name}: {offered:?}");
+            assert!(
+                offered.iter().any(|offer| offer == name),
+                "{shell} knows nothing of {name}: {offered:?}"
+            );
         }
-        assert!(!offered.iter().any(|offer| offer == "bench-receiver"), "{shell} knows what is not for people");
-        assert_eq!(completed(&home, shell, &["message", "list", "--created-a"]), ["--created-after"], "{shell}");
+        assert!(
+            !offered.iter().any(|offer| offer == "bench-receiver"),
+            "{shell} knows what is not for people"
+        );
+        assert_eq!(
+            completed(&home, shell, &["message", "list", "--created-a"]),
+            ["--created-after"],
+            "{shell}"
+        );
     }
 }
 
@@ -307,7 +318,10 @@ fn protocols_and_their_keys_are_completed() {
         assert_eq!(is_key("brokers="), protocol == "kafka", "{protocol}: {keys:?}");
         assert!(!is_key("max_attempts="), "messages have it, not endpoints");
     }
-    assert_eq!(offered(&["create", "shop", "http", "--set", "auth.t"]), ["auth.type=", "auth.token=", "auth.token_url="]);
+    assert_eq!(
+        offered(&["create", "shop", "http", "--set", "auth.t"]),
+        ["auth.type=", "auth.token=", "auth.token_url="]
+    );
     assert_eq!(offered(&["create", "shop", "kafka", "--set", "brokers=", "--set", "head"]), ["headers."]);
     assert_eq!(offered(&["alter", "shop", "--set", "stream"]), ["stream_key="], "whatever its protocol is");
 }

@@ -82,7 +82,8 @@ fn create_stream(port: u16) {
 
 #[test]
 fn every_protocol_says_what_its_receiver_answered() {
-    let receiver = Receiver::start(|received| Some(if received.path.ends_with("?refuse") { 503 } else { 200 }));
+    let receiver =
+        Receiver::start(|received| Some(if received.path.ends_with("?refuse") { 503 } else { 200 }));
     let home = Home::new();
     std::fs::create_dir_all(home.path().join("files/folder")).expect("folders");
     let node = home.start_with(&["--allow-internal", "--file-root", "files"]);

@@ -195,7 +195,8 @@ impl ReplaySteps for PostgresStore {
     /// Skips a replay that another node is sending: its row is locked. The lock taken here ends with the query, so several nodes
     /// may begin the same step.
     async fn next_replay(&self) -> Result<NextReplay> {
-        let first = "SELECT r.id, postrider._now(), r.to_endpoint_id, r.rate_limit, r.rate_position, r.last_id,
+        let first =
+            "SELECT r.id, postrider._now(), r.to_endpoint_id, r.rate_limit, r.rate_position, r.last_id,
                        r.counted_to, r.position, r.done, r.skipped, r.next_at
                      FROM postrider.replays r WHERE r.state = 'running'
                      ORDER BY r.next_at, r.id LIMIT 1 FOR UPDATE SKIP LOCKED";
