@@ -143,9 +143,9 @@ impl SecretPlace {
     /// Puts something in the place of all that is required. Objects first: the table refuses what is wrong in them before it
     /// looks at what stands beside them.
     fn complete(&self, config: &mut Value, within: &[&str], keys: &[&ConfigKey], port: u16) {
-        let is_object = |key: &&&ConfigKey| matches!(key.kind, ValueKind::Object(_) | ValueKind::Typed(_));
-        let (objects, others): (Vec<_>, Vec<_>) = keys.iter().partition(is_object);
-        for key in objects.into_iter().chain(others) {
+        let mut keys = keys.to_vec();
+        keys.sort_by_key(|key| !matches!(key.kind, ValueKind::Object(_) | ValueKind::Typed(_)));
+        for key in keys {
             let path = &[within, &[key.name]].concat()[..];
             match &key.kind {
                 ValueKind::Whole { .. } if key.name == "port" => *at(config, path) = port.into(),
