@@ -10,6 +10,8 @@ use super::wire::{self, NatsOperation, NatsReply, PING, PONG};
 
 /// The reply of a server that knows no receiver of a subject.
 const NO_RESPONDERS: u16 = 503;
+/// While more bytes wait to be written, no further message is taken: it can still be given up.
+const OUTGOING_BYTES_MAX: usize = 256 << 10;
 /// Acknowledgements that nobody waits for any more are swept out when there are this many, or twice as many as were left.
 const SWEPT_AT_MIN: usize = 1024;
 
@@ -73,10 +75,19 @@ impl NatsExchange {
         }
     }
 
-    /// One PING for all that have no other answer: the server answers it when it has read all before it.
-    pub(super) fn send(&mut self, orders: impl Iterator<Item = NatsOrder>) {
+    pub(super) fn has_room(&self) -> bool {
+        self.outgoing.len() < OUTGOING_BYTES_MAX
+    }
+
+    /// As many as there is room for. One PING for all that have no other answer: the server answers it when it has read
+    /// all before it.
+    pub(super) fn send(&mut self, mut orders: impl Iterator<Item = NatsOrder>) {
         let unanswered_before = self.to_be_read.len();
-        orders.for_each(|order| self.send_one(order));
+        while self.has_room()
+            && let Some(order) = orders.next()
+        {
+            self.send_one(order);
+        }
         if self.to_be_read.len() > unanswered_before {
             self.outgoing.extend_from_slice(PING);
             self.pings.push_back(self.last);
@@ -294,6 +305,27 @@ mod tests {
             hear(&mut exchange, DENIAL).unwrap();
             assert!(matches!(answer.try_recv(), Ok(NatsAnswer::Denied(_))), "{kinds:?}");
         }
+    }
+
+    #[test]
+    fn no_message_is_taken_while_enough_bytes_wait_to_be_written() {
+        let mut exchange = exchange();
+        exchange.message_bytes_max = 1 << 20;
+        let (orders, _answers): (Vec<_>, Vec<_>) = (0..64)
+            .map(|_| {
+                let (mut order, answer) = order("a", true);
+                order.message.payload = vec![0; 100 << 10].into();
+                (order, answer)
+            })
+            .unzip();
+        let mut orders = orders.into_iter();
+        exchange.send(&mut orders);
+        assert_eq!(orders.len(), 61, "{} bytes wait", exchange.outgoing.len());
+        exchange.send(&mut orders);
+        assert_eq!(orders.len(), 61);
+        exchange.outgoing.clear();
+        exchange.send(&mut orders);
+        assert_eq!(orders.len(), 58);
     }
 
     #[test]
