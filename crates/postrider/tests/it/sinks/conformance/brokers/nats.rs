@@ -209,6 +209,18 @@ async fn what_was_given_up_while_the_server_was_silent_is_not_sent_later() {
 }
 
 #[tokio::test]
+async fn a_subject_without_a_stream_counts_for_the_circuit_unless_the_message_named_it() {
+    let Some(bench) = Bench::<NatsBroker>::shared().await else { return };
+    let nowhere = format!("{}-nowhere", bench.target);
+    let of_message = bench.sink().deliver(&sent(1, &[], json!({"subject": nowhere}))).await.failed();
+    let of_endpoint = failure(&bench, with(bench.config(), json!({"subject": nowhere}))).await;
+    for (failure, counts) in [(of_message, false), (of_endpoint, true)] {
+        assert_eq!((failure.class, failure.counts_for_breaker()), (Class::Retryable, counts));
+        assert_says(&failure, &format!("takes the subject {nowhere}"));
+    }
+}
+
+#[tokio::test]
 async fn a_message_names_its_subject() {
     let Some(bench) = Bench::<NatsBroker>::shared().await else { return };
     let other = format!("{}.other", bench.target);
