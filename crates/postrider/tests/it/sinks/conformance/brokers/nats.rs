@@ -402,6 +402,18 @@ async fn a_url_may_ask_for_tls() {
 }
 
 #[tokio::test]
+async fn a_server_may_begin_with_the_tls_handshake() {
+    let Some(broker) = started(nats::HANDSHAKE_FIRST).await else { return };
+    let bench = Bench::<NatsBroker>::on_empty(broker.listeners());
+    let authority = std::fs::read_to_string(bench.listeners.authority()).unwrap();
+    let config = with(core(&bench), json!({"tls": {"ca": authority}, "connect_timeout": 1}));
+    let sink = bench.sink_of(with(config.clone(), json!({"tls_first": true})));
+    sink.deliver(&delivery(message(1, "{}"))).await.unwrap();
+    // Both wait for the other to speak.
+    assert_says(&failure(&bench, config).await, "timed out");
+}
+
+#[tokio::test]
 async fn a_server_may_demand_a_token() {
     let Some(broker) = started(nats::DEMAND_TOKEN).await else { return };
     let bench = Bench::<NatsBroker>::on_empty(broker.listeners());
