@@ -8,6 +8,7 @@ use ed25519_dalek::{Signer as _, SigningKey};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use postrider::message::Message;
+use postrider::sink::SinkConnection;
 use postrider::verdict::Failure;
 use serde_json::json;
 use test_servers::brokers::{DENIED_USER, PASSWORD, nats};
@@ -206,6 +207,26 @@ async fn what_was_given_up_while_the_server_was_silent_is_not_sent_later() {
     assert!(held.contains(&id(201)), "{held:?}");
     // What the sockets held, and a little more.
     assert!(held.len() < 50, "{} messages", held.len());
+}
+
+#[tokio::test]
+async fn an_idle_connection_answers_the_pings_of_the_server() {
+    let Some(broker) = started("ping_interval: \"500ms\"\nping_max: 1\n").await else { return };
+    let bench = Bench::<NatsBroker>::on(broker.listeners()).await;
+    let sink = bench.sink();
+    sink.deliver(&delivery(message(1, "{}"))).await.unwrap();
+    // It is pinged as often, and would not be if it did not answer.
+    let mut other = Client::connect(bench.listeners.plain);
+    let others = tokio::task::spawn_blocking(move || {
+        for _ in 0..6 {
+            assert_eq!(other.line(), "PING");
+            other.send("PONG\r\n");
+        }
+    });
+    others.await.unwrap();
+    assert_eq!((sink.connection(), bench.proxy.accepted()), (SinkConnection::Up, 1));
+    sink.deliver(&delivery(message(2, "{}"))).await.unwrap();
+    assert_eq!(bench.proxy.accepted(), 1);
 }
 
 #[tokio::test]
