@@ -40,7 +40,14 @@ impl EndpointSink {
 
     /// None before the first attempt.
     pub(super) fn connection(&self) -> Option<SinkConnection> {
-        self.connected.get().map(|connected| connected.sink.connection())
+        let ConnectedSink { sink, mask } = self.connected.get()?;
+        Some(match sink.connection() {
+            SinkConnection::Down { error } => SinkConnection::Down { error: mask.apply_to_text(&error) },
+            state @ (SinkConnection::NotKept
+            | SinkConnection::Idle
+            | SinkConnection::Connecting
+            | SinkConnection::Up) => state,
+        })
     }
 
     async fn connected(&self) -> Result<&ConnectedSink, Undelivered> {
@@ -188,7 +195,10 @@ async fn deliver(sink: &EndpointSink, delivery: &Delivery) -> Result<Receipt, Un
     let masked = |body: Option<Bytes>| body.map(|body| mask.apply(&body, delivery.capture.bytes_max));
     match sink.deliver(delivery).await {
         Ok(receipt) => Ok(Receipt { body: masked(receipt.body), ..receipt }),
-        Err(Undelivered::Failed(failure)) => Err(Failure { body: masked(failure.body), ..failure }.into()),
+        Err(Undelivered::Failed(failure)) => {
+            let error = mask.apply_to_text(&failure.error);
+            Err(Failure { error, body: masked(failure.body), ..failure }.into())
+        }
         Err(Undelivered::Short(shortage)) => Err(shortage.into()),
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use rustix::net::sockopt;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -19,6 +20,14 @@ use crate::protocol::tls::TlsConfig;
 use crate::sink::secret::Secrets;
 use crate::sink::{Environment, Undelivered};
 use crate::verdict::Failure;
+
+/// After this long without a word the receiver's machine is asked whether the connection still exists. Many routers forget
+/// one after five minutes.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+/// How long to wait for its answer before it is asked again.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+/// Unanswered, they end the connection.
+const KEEPALIVE_PROBES: u32 = 4;
 
 /// A connection, plain or encrypted.
 pub(crate) type Stream = Either<TcpStream, TlsStream<TcpStream>>;
@@ -82,6 +91,7 @@ impl Dialer {
         let stream = tcp::connect(&addresses).await?;
         // Requests are written in one piece; waiting for more only delays them.
         let _ = stream.set_nodelay(true);
+        let _ = keep_alive(&stream);
         Ok(stream)
     }
 
@@ -97,6 +107,15 @@ impl Dialer {
             judge(&error, Failure::retryable(format!("the TLS handshake with {host} failed: {why}")))
         })
     }
+}
+
+/// Without it a node would never learn that a router on the way forgot an idle connection. There is no limit for data that
+/// waits (TCP_USER_TIMEOUT): it would also end connections to receivers that are slow to read.
+fn keep_alive(stream: &TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)
 }
 
 /// Certificates name hosts without the dot that ends a full name.
@@ -118,4 +137,25 @@ pub(crate) async fn within<T>(
         let seconds = connect_timeout.as_secs_f64();
         Err(Failure::retryable(format!("timed out connecting after {seconds} s")).into())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use rustix::net::sockopt::{socket_keepalive, tcp_keepcnt, tcp_keepidle, tcp_keepintvl};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_receiver_that_vanished_is_noticed_within_two_minutes_of_silence() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let environment = Environment { allow_internal: true, ..Environment::default() };
+        let dialer = Dialer::new(&TlsConfig::default(), &[], &environment).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let stream = dialer.connect(&Host::Ipv4(Ipv4Addr::LOCALHOST), port).await.unwrap();
+        assert!(socket_keepalive(&stream).unwrap());
+        let probes = tcp_keepintvl(&stream).unwrap() * tcp_keepcnt(&stream).unwrap();
+        assert_eq!(tcp_keepidle(&stream).unwrap() + probes, Duration::from_secs(120));
+    }
 }

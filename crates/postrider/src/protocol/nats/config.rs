@@ -53,6 +53,7 @@ const KEYS: &[ConfigKey] = &[
     TIMEOUT,
     CONNECT_TIMEOUT,
     TLS,
+    ConfigKey::new("tls_first", ValueKind::Flag).default("false"),
 ];
 
 const RELATIONS: &[Relation] = &[
@@ -157,6 +158,8 @@ pub(super) struct NatsConnectionConfig {
     pub(super) nkey_seed: Option<String>,
     pub(super) creds: Option<String>,
     pub(super) tls: Option<TlsConfig>,
+    /// Encrypt before the server says anything.
+    pub(super) tls_first: bool,
 }
 
 impl NatsConnectionConfig {
@@ -171,7 +174,7 @@ impl NatsConnectionConfig {
     }
 
     pub(super) fn is_encrypted(&self) -> bool {
-        self.tls.is_some() || self.url.to_ascii_lowercase().starts_with("tls:")
+        self.tls_first || self.tls.is_some() || self.url.to_ascii_lowercase().starts_with("tls:")
     }
 
     fn check_sign_in(&self) -> Result<(), Invalid> {

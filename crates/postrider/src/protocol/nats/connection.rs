@@ -1,6 +1,6 @@
 //! One connection: a client that hands messages over, and the task that owns the socket.
 
-use std::io;
+use std::{io, iter};
 
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -12,10 +12,6 @@ use crate::net::{Stream, short};
 
 /// Messages that wait to be written. With fewer than a node has attempts in flight, senders would wait in turns.
 const ORDERS_MAX: usize = 1024;
-/// Messages that are written in one piece.
-const BATCH_MAX: usize = 64;
-/// While more bytes wait to be written, no further message is taken: it can still be given up.
-const OUTGOING_BYTES_MAX: usize = 256 << 10;
 const READ_BYTES: usize = 16 << 10;
 
 pub(super) struct NatsClient(mpsc::Sender<NatsOrder>);
@@ -46,11 +42,10 @@ impl NatsConnection {
     pub(super) async fn run(self) -> String {
         let Self { stream, mut exchange, mut orders } = self;
         let (mut reader, mut writer) = tokio::io::split(stream);
-        let mut batch = Vec::with_capacity(BATCH_MAX);
         let mut is_flushed = true;
         loop {
             exchange.incoming.reserve(READ_BYTES);
-            let has_room = exchange.outgoing.len() < OUTGOING_BYTES_MAX;
+            let has_room = exchange.has_room();
             let went_on = tokio::select! {
                 read = reader.read_buf(&mut exchange.incoming) => match read {
                     Ok(0) => Err("the server closed it".to_owned()),
@@ -60,10 +55,11 @@ impl NatsConnection {
                 written = write(&mut writer, &mut exchange.outgoing), if !is_flushed => {
                     written.map(|flushed| is_flushed = flushed).map_err(|error| short(&error))
                 }
-                taken = orders.recv_many(&mut batch, BATCH_MAX), if has_room => match taken {
-                    0 => Err("nobody needs it any more".to_owned()),
-                    _ => {
-                        exchange.send(batch.drain(..));
+                taken = orders.recv(), if has_room => match taken {
+                    None => Err("nobody needs it any more".to_owned()),
+                    Some(first) => {
+                        let more = iter::from_fn(|| orders.try_recv().ok());
+                        exchange.send(iter::once(first).chain(more));
                         Ok(())
                     }
                 },

@@ -10,6 +10,8 @@ use super::wire::{self, NatsOperation, NatsReply, PING, PONG};
 
 /// The reply of a server that knows no receiver of a subject.
 const NO_RESPONDERS: u16 = 503;
+/// While more bytes wait to be written, no further message is taken: it can still be given up.
+const OUTGOING_BYTES_MAX: usize = 256 << 10;
 /// Acknowledgements that nobody waits for any more are swept out when there are this many, or twice as many as were left.
 const SWEPT_AT_MIN: usize = 1024;
 
@@ -41,8 +43,8 @@ pub(super) struct NatsExchange {
     last: u64,
     to_be_acknowledged: BTreeMap<u64, NatsWaiter>,
     swept_at: usize,
-    /// Messages without JetStream, in the order of their numbers.
-    to_be_read: VecDeque<(u64, NatsWaiter)>,
+    /// Messages without JetStream.
+    to_be_read: BTreeMap<u64, NatsWaiter>,
     /// For each PING the last message before it.
     pings: VecDeque<u64>,
 }
@@ -68,15 +70,24 @@ impl NatsExchange {
             last: 0,
             to_be_acknowledged: BTreeMap::new(),
             swept_at: SWEPT_AT_MIN,
-            to_be_read: VecDeque::new(),
+            to_be_read: BTreeMap::new(),
             pings: VecDeque::new(),
         }
     }
 
-    /// One PING for all that have no other answer: the server answers it when it has read all before it.
-    pub(super) fn send(&mut self, orders: impl Iterator<Item = NatsOrder>) {
+    pub(super) fn has_room(&self) -> bool {
+        self.outgoing.len() < OUTGOING_BYTES_MAX
+    }
+
+    /// As many as there is room for. One PING for all that have no other answer: the server answers it when it has read
+    /// all before it.
+    pub(super) fn send(&mut self, mut orders: impl Iterator<Item = NatsOrder>) {
         let unanswered_before = self.to_be_read.len();
-        orders.for_each(|order| self.send_one(order));
+        while self.has_room()
+            && let Some(order) = orders.next()
+        {
+            self.send_one(order);
+        }
         if self.to_be_read.len() > unanswered_before {
             self.outgoing.extend_from_slice(PING);
             self.pings.push_back(self.last);
@@ -107,7 +118,7 @@ impl NatsExchange {
             self.sweep();
             self.to_be_acknowledged.insert(self.last, waiter);
         } else {
-            self.to_be_read.push_back((self.last, waiter));
+            self.to_be_read.insert(self.last, waiter);
         }
     }
 
@@ -128,7 +139,8 @@ impl NatsExchange {
 
     fn has_read(&mut self) {
         let Some(last) = self.pings.pop_front() else { return };
-        while let Some((_, waiter)) = self.to_be_read.pop_front_if(|(number, _)| *number <= last) {
+        let later = self.to_be_read.split_off(&(last + 1));
+        for waiter in std::mem::replace(&mut self.to_be_read, later).into_values() {
             let _ = waiter.answer.send(NatsAnswer::Read);
         }
     }
@@ -144,20 +156,20 @@ impl NatsExchange {
         }
     }
 
-    /// The server names the subject only. It answers in order, so the oldest message to that subject is meant.
+    /// The server names the subject only. It answers in order, so the oldest message to that subject is meant that still
+    /// waits.
     fn refuse(&mut self, error: &str) -> Result<(), String> {
         if !is_denial(error) {
             return Err(format!("the server said: {error}"));
         }
         let subject = error.split('"').nth(1).unwrap_or_default();
-        let stored = self.to_be_acknowledged.iter().find(|(_, waiter)| waiter.subject == subject);
-        let waiter = match stored.map(|(number, _)| *number) {
-            Some(number) => self.to_be_acknowledged.remove(&number),
-            None => {
-                let at = self.to_be_read.iter().position(|(_, waiter)| waiter.subject == subject);
-                at.and_then(|at| self.to_be_read.remove(at)).map(|(_, waiter)| waiter)
-            }
-        };
+        let is_meant = |waiter: &NatsWaiter| waiter.subject == subject && !waiter.answer.is_closed();
+        let all = [&mut self.to_be_acknowledged, &mut self.to_be_read];
+        let oldest = all.into_iter().filter_map(|waiters| {
+            let number = *waiters.iter().find(|(_, waiter)| is_meant(waiter))?.0;
+            Some((number, waiters))
+        });
+        let waiter = oldest.min_by_key(|(number, _)| *number).and_then(|(number, of)| of.remove(&number));
         if let Some(waiter) = waiter {
             let _ = waiter.answer.send(NatsAnswer::Denied(error.to_owned()));
         }
@@ -259,6 +271,61 @@ mod tests {
         assert!(matches!(answers[1].try_recv(), Ok(NatsAnswer::Denied(_))));
         assert!(answers[2].try_recv().is_err());
         assert!(hear(&mut exchange, "-ERR 'Stale Connection'\r\n").is_err());
+    }
+
+    const DENIAL: &str = "-ERR 'Permissions Violation for Publish to \"a\"'\r\n";
+
+    #[test]
+    fn denials_come_in_the_order_of_messages_with_and_without_jetstream() {
+        for kinds in 0..8 {
+            let kinds = [0, 1, 2].map(|bit| kinds >> bit & 1 == 1);
+            let mut exchange = exchange();
+            let (orders, answers): (Vec<_>, Vec<_>) = kinds.map(|kind| order("a", kind)).into_iter().unzip();
+            orders.into_iter().for_each(|order| exchange.send([order].into_iter()));
+            for jetstream in kinds {
+                hear(&mut exchange, DENIAL).unwrap();
+                if !jetstream {
+                    hear(&mut exchange, "PONG\r\n").unwrap();
+                }
+            }
+            for mut answer in answers {
+                let answer = answer.try_recv();
+                assert!(matches!(answer, Ok(NatsAnswer::Denied(_))), "{kinds:?}: {answer:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_denial_passes_over_messages_that_were_given_up() {
+        for kinds in [[true, true], [true, false], [false, true], [false, false]] {
+            let mut exchange = exchange();
+            let [(gone, given_up), (live, mut answer)] = kinds.map(|jetstream| order("a", jetstream));
+            exchange.send([gone, live].into_iter());
+            drop(given_up);
+            hear(&mut exchange, DENIAL).unwrap();
+            assert!(matches!(answer.try_recv(), Ok(NatsAnswer::Denied(_))), "{kinds:?}");
+        }
+    }
+
+    #[test]
+    fn no_message_is_taken_while_enough_bytes_wait_to_be_written() {
+        let mut exchange = exchange();
+        exchange.message_bytes_max = 1 << 20;
+        let (orders, _answers): (Vec<_>, Vec<_>) = (0..64)
+            .map(|_| {
+                let (mut order, answer) = order("a", true);
+                order.message.payload = vec![0; 100 << 10].into();
+                (order, answer)
+            })
+            .unzip();
+        let mut orders = orders.into_iter();
+        exchange.send(&mut orders);
+        assert_eq!(orders.len(), 61, "{} bytes wait", exchange.outgoing.len());
+        exchange.send(&mut orders);
+        assert_eq!(orders.len(), 61);
+        exchange.outgoing.clear();
+        exchange.send(&mut orders);
+        assert_eq!(orders.len(), 58);
     }
 
     #[test]

@@ -38,10 +38,10 @@ impl NatsOpener {
         Ok(Self { config: config.clone(), address, dialer, secrets: Secrets::new(environment) })
     }
 
-    /// The server speaks first, in plain text. Its INFO may name other servers; they are never used.
+    /// The server speaks first, usually in plain text. Its INFO may name other servers; they are never used.
     async fn connect(&self) -> Result<(NatsConversation, NatsInfo), Undelivered> {
         let BrokerAddress { host, port } = &*self.address;
-        let stream = Either::Left(self.dialer.connect(host, *port).await?);
+        let stream = self.dialer.open(host, *port, self.config.tls_first).await?;
         let address = Arc::clone(&self.address);
         let mut conversation = NatsConversation { stream, incoming: BytesMut::new(), address };
         let NatsOperation::Info(info) = conversation.next().await? else {
@@ -49,6 +49,9 @@ impl NatsOpener {
         };
         if !info.headers {
             return Err(conversation.failure("knows no headers; NATS 2.2 or later is needed"));
+        }
+        if self.config.tls_first {
+            return Ok((conversation, info));
         }
         let is_encrypted = self.config.is_encrypted();
         if is_encrypted && !info.tls_required && !info.tls_available {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::answer;
+use super::answer::{self, NatsDestination};
 use super::config::{HEADERS, NatsConfig, check_subject};
 use super::connection::NatsClient;
 use super::exchange::NatsMessage;
@@ -149,7 +149,9 @@ impl Sink for NatsSink {
             })
         };
         let answer = self.link.deliver(send).await?;
-        Ok(answer::judged(answer, &subject, &self.address)?)
+        let named_by_message = delivery.message.options.contains_key("subject");
+        let destination = NatsDestination { address: &self.address, subject: &subject, named_by_message };
+        Ok(answer::judged(answer, &destination)?)
     }
 
     fn connection(&self) -> SinkConnection {

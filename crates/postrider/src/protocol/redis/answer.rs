@@ -55,10 +55,18 @@ fn judge(code: &str, detail: &str) -> (Class, ReceiverHealth) {
 
 /// Of a sign-in. An operator can mend it, so messages wait.
 pub(super) fn refused_login(error: &RedisError, address: &BrokerAddress) -> Failure {
-    match error.detail().or(error.code()) {
-        Some(why) => Failure::retryable(format!("{address} refused the sign-in: {why}")),
-        None => Failure::retryable(format!("cannot sign in at {address}: {error}")),
-    }
+    let Some(code) = error.code() else {
+        return Failure::retryable(match error.kind() {
+            ErrorKind::Parse => format!("{address} does not answer as Redis does"),
+            _ => format!("cannot sign in at {address}: {error}"),
+        });
+    };
+    let detail = error.detail().unwrap_or_default();
+    let receiver = match judge(code, detail) {
+        (Class::Retryable, receiver) => receiver,
+        (Class::Permanent | Class::Gone, _) => ReceiverHealth::Failing,
+    };
+    Failure { receiver, ..Failure::retryable(format!("{address} refused the sign-in: {code} {detail}")) }
 }
 
 #[cfg(test)]

@@ -6,4 +6,6 @@ mod config;
 #[cfg(feature = "redis")]
 mod answer;
 #[cfg(feature = "redis")]
+mod open;
+#[cfg(feature = "redis")]
 mod sink;

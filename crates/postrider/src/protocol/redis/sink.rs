@@ -4,20 +4,16 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use redis::aio::{ConnectionLike as _, MultiplexedConnection};
-use redis::{AsyncConnectionConfig, Cmd, RedisConnectionInfo, Value};
+use redis::{Cmd, Value};
 use serde_json::Map;
 
 use super::answer;
-use super::config::{RedisConfig, RedisConnectionConfig};
-use crate::net::Dialer;
+use super::config::RedisConfig;
+use super::open::RedisOpener;
 use crate::protocol::broker::BrokerAddress;
-use crate::sink::link::{Link, LinkKey, OpenLink, OpenedLink};
-use crate::sink::secret::Secrets;
+use crate::sink::link::{Link, LinkKey};
 use crate::sink::{Delivery, Environment, Sink, SinkConnection, Undelivered};
 use crate::verdict::{Failure, Receipt};
-
-/// Commands that wait to be written. With fewer than a node has attempts in flight, senders would wait in turns.
-const WAITING_MAX: usize = 1024;
 
 pub(super) struct RedisSink {
     link: Arc<Link<MultiplexedConnection>>,
@@ -101,56 +97,5 @@ impl Sink for RedisSink {
 
     fn connection(&self) -> SinkConnection {
         self.link.connection()
-    }
-}
-
-struct RedisOpener {
-    is_encrypted: bool,
-    address: Arc<BrokerAddress>,
-    dialer: Dialer,
-    login: RedisConnectionInfo,
-}
-
-impl RedisOpener {
-    fn new(
-        config: &RedisConnectionConfig,
-        address: Arc<BrokerAddress>,
-        environment: &Environment,
-    ) -> Result<Self, Undelivered> {
-        let dialer = Dialer::new(&config.tls.clone().unwrap_or_default(), &[], environment)?;
-        let login = login(config, &Secrets::new(environment))?;
-        Ok(Self { is_encrypted: config.tls.is_some(), address, dialer, login })
-    }
-}
-
-fn login(config: &RedisConnectionConfig, secrets: &Secrets) -> Result<RedisConnectionInfo, Undelivered> {
-    let mut login = RedisConnectionInfo::default().set_db(config.db).set_skip_set_lib_name();
-    if let Some(username) = &config.username {
-        login = login.set_username(username);
-    }
-    if let Some(password) = &config.password {
-        login = login.set_password(secrets.reveal(password)?);
-    }
-    Ok(login)
-}
-
-#[async_trait]
-impl OpenLink for RedisOpener {
-    type Client = MultiplexedConnection;
-
-    async fn open(&self) -> Result<OpenedLink<MultiplexedConnection>, Undelivered> {
-        let BrokerAddress { host, port } = &*self.address;
-        let stream = self.dialer.open(host, *port, self.is_encrypted).await?;
-        // The engine has the deadline of a delivery.
-        let settings =
-            AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(WAITING_MAX);
-        let opened = MultiplexedConnection::new_with_config(&self.login, stream, settings).await;
-        let (client, driver) = opened.map_err(|error| answer::refused_login(&error, &self.address))?;
-        let closed = format!("{} closed it", self.address);
-        let lost = Box::pin(async move {
-            driver.await;
-            closed
-        });
-        Ok(OpenedLink { client, lost })
     }
 }

@@ -1,13 +1,18 @@
 //! What is sent arrives, once, as it was sent, when it may.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
+use postrider::endpoint::Endpoint;
 use postrider::engine::EngineEventKind;
 use postrider::rusqlite::{Connection, TransactionBehavior};
+use postrider::sink::{ConnectSink, Delivery, Environment, Sink, SinkConnection, Undelivered};
 use postrider::store::figures::OTHERS;
 use postrider::store::sqlite::send_in;
-use postrider::{NewMessage, Operate as _, State, Store as _};
+use postrider::verdict::{Failure, Receipt};
+use postrider::{EngineOptions, NewMessage, Operate as _, State, Store as _};
 use serde_json::json;
 
 use super::PATIENCE;
@@ -200,5 +205,49 @@ async fn what_is_delivered_while_its_endpoint_is_dropped_is_completed() {
     world.receiver.release();
     world.until_state(id, State::Completed).await;
     assert_eq!(world.store.story(id).await.unwrap().attempts.len(), 1);
+    engine.stop().await;
+}
+
+/// A receiver that repeats the secret that it was sent.
+#[derive(Debug)]
+struct Parrot;
+
+const SAID: &str = "no user has \"leak-1\", not even \"leak-1-é\"";
+
+#[async_trait]
+impl Sink for Parrot {
+    async fn deliver(&self, _: &Delivery) -> Result<Receipt, Undelivered> {
+        Err(Failure::permanent(SAID).into())
+    }
+
+    fn connection(&self) -> SinkConnection {
+        SinkConnection::Down { error: SAID.to_owned() }
+    }
+}
+
+impl ConnectSink for Parrot {
+    fn connect(&self, _: &Endpoint, _: &Environment) -> Result<Arc<dyn Sink>, Undelivered> {
+        Ok(Arc::new(Self))
+    }
+}
+
+#[tokio::test]
+async fn a_secret_that_a_receiver_repeats_is_masked_wherever_its_error_is_shown() {
+    let world = World::new().await;
+    let auth = json!({ "type": "bearer", "token": "leak-1" });
+    world.endpoint_from(json!({ "name": "a", "config": { "auth": auth } })).await;
+    let options = world.options();
+    let environment = Environment { connector: Arc::new(Parrot), ..options.environment.clone() };
+    let engine = world.engine_with(EngineOptions { environment, ..options }).await;
+    let id = world.send("a", 1).await;
+    world.until_state(id, State::Dead).await;
+    let endpoint = world.store.endpoint("a").await.unwrap();
+    let masked = "no user has \"***\", not even \"***-é\"";
+    assert_eq!(engine.connection(endpoint.id), Some(SinkConnection::Down { error: masked.to_owned() }));
+    let tested = engine.test_delivery(endpoint, to("a", 2), 100).run().await.error;
+    let kept = world.dead_letters().await[0].last_error.clone();
+    for error in [tested, kept] {
+        assert_eq!(error.as_deref(), Some(format!("[PERMANENT] {masked}").as_str()));
+    }
     engine.stop().await;
 }

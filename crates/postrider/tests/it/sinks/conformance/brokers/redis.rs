@@ -1,9 +1,10 @@
 //! Redis Streams, looked at by commands over a plain socket.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use futures_util::future::join_all;
+use postrider::sink::SinkConnection;
 use serde_json::json;
 use test_servers::brokers::{DENIED_USER, PASSWORD, USER, redis};
 
@@ -140,11 +141,13 @@ async fn a_stream_is_trimmed_as_the_endpoint_says() {
     for result in join_all(deliveries.iter().map(|sent| sink.deliver(sent))).await {
         result.unwrap();
     }
-    // Redis trims whole blocks of a hundred entries.
-    assert!(bench.held().await.len() <= 200);
+    // Redis trims whole blocks of a hundred entries or fewer, and never below `maxlen`.
+    let held = bench.held().await.len();
+    assert!((100..=200).contains(&held), "{held}");
     let sink = bench.sink_of(with(bench.config(), json!({"minid": "9999999999999-0"})));
     sink.deliver(&delivery(message(1001, "{}"))).await.unwrap();
-    assert!(bench.held().await.len() <= 200);
+    let held = bench.held().await.len();
+    assert!(held < 100, "{held}");
 }
 
 #[tokio::test]
@@ -177,7 +180,7 @@ async fn a_full_server_is_retryable_and_overloaded() {
 }
 
 #[tokio::test]
-async fn a_read_only_replica_is_retryable() {
+async fn a_read_only_replica_is_retryable_until_it_takes_writes() {
     let started = tokio::task::spawn_blocking(|| {
         let broker = BrokerKind::Redis.start()?;
         let replica = broker.read_only_replica().unwrap();
@@ -185,9 +188,148 @@ async fn a_read_only_replica_is_retryable() {
     });
     let Some((_broker, replica)) = started.await.unwrap() else { return };
     let bench = Bench::<RedisBroker>::on(replica.listeners()).await;
-    let failure = failure(&bench, bench.config()).await;
+    let sink = bench.sink();
+    let failure = sink.deliver(&delivery(message(1, "{}"))).await.failed();
     assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
     assert_says(&failure, "READONLY");
+    ask(replica.listeners().plain, &["REPLICAOF", "NO", "ONE"]);
+    let promoted = std::time::Instant::now();
+    while let Err(undelivered) = sink.deliver(&delivery(message(2, "{}"))).await {
+        let failure = undelivered.failed();
+        assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+        assert!(promoted.elapsed() < Duration::from_secs(20), "{}", failure.error);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(bench.ids().await, [id(2)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_loads_its_data_is_waited_for() {
+    // So that it takes about three seconds, in which it answers connections now and then.
+    const SLOWLY: &str = "key-load-delay 1000";
+    let started = tokio::task::spawn_blocking(|| BrokerKind::Redis.start_with(SLOWLY)).await.unwrap();
+    let Some(mut broker) = started else { return };
+    let bench = Bench::<RedisBroker>::on(broker.listeners()).await;
+    let sink = bench.sink();
+    let deliveries: Vec<_> = (0..3000).map(|number| delivery(message(number, "{}"))).collect();
+    for result in join_all(deliveries.iter().map(|sent| sink.deliver(sent))).await {
+        result.unwrap();
+    }
+    let restarted = tokio::task::spawn_blocking(move || {
+        broker.stop();
+        broker.start_again().map(|()| broker)
+    });
+    let mut failures = Vec::new();
+    loop {
+        let is_loaded = restarted.is_finished();
+        match deliver(&*sink, &delivery(message(3000, "{}")), Duration::from_secs(5)).await {
+            Ok(_) if is_loaded => break,
+            Ok(_) => {}
+            Err(undelivered) => failures.push(undelivered.failed()),
+        }
+        assert!(failures.len() < 1000, "{:?}", failures.last());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let _broker = restarted.await.unwrap().unwrap();
+    assert!(failures.iter().all(|failure| failure.class == Class::Retryable), "{failures:?}");
+    let loading: Vec<_> = failures.iter().filter(|failure| failure.error.contains("LOADING")).collect();
+    assert!(
+        !loading.is_empty() && loading.iter().all(|failure| !failure.counts_for_breaker()),
+        "{failures:?}"
+    );
+}
+
+/// A server that gives these answers, one for each command, on every connection.
+fn answering(answers: &'static [&'static str]) -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for connection in listener.incoming().flatten() {
+            let mut reader = BufReader::new(connection);
+            for said in answers {
+                if reader.fill_buf().map_or(true, <[u8]>::is_empty) {
+                    break;
+                }
+                answer(&mut reader);
+                reader.get_mut().write_all(format!("{said}\r\n").as_bytes()).unwrap();
+            }
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn what_the_server_says_to_the_sign_in_is_shown_and_judged() {
+    let user = json!({"username": "shop", "password": "hunter2"});
+    let password = json!({"password": "hunter2"});
+    let cases: [(Value, &'static [&str], &str, bool); 6] = [
+        (
+            user,
+            &["-ERR wrong number of arguments for 'auth' command", "+OK", "+PONG"],
+            "refused the sign-in: ERR wrong number of arguments for 'auth' command",
+            false,
+        ),
+        (
+            password.clone(),
+            &["-ERR max number of clients reached"],
+            "refused the sign-in: ERR max number of clients reached",
+            true,
+        ),
+        (password, &["-WRONGPASS invalid"], "refused the sign-in: WRONGPASS invalid", false),
+        (json!({}), &["-NOAUTH Authentication required."], "NOAUTH Authentication required.", false),
+        (json!({"db": 5}), &["-ERR DB index is out of range"], "ERR DB index is out of range", false),
+        (json!({}), &["HTTP/1.1 400 Bad Request"], "does not answer as Redis does", false),
+    ];
+    for (config, answers, says, is_overload) in cases {
+        let port = answering(answers);
+        let config = with(RedisBroker::config(port, "orders"), config);
+        let sink = connect(&Bench::<RedisBroker>::endpoint(config), &open_environment()).unwrap();
+        let failure = sink.deliver(&delivery(message(1, "{}"))).await.failed();
+        assert_eq!((failure.class, failure.is_overload()), (Class::Retryable, is_overload), "{says}");
+        assert!(failure.counts_for_breaker(), "{says}");
+        assert_says(&failure, says);
+        let connection = sink.connection();
+        assert!(matches!(connection, SinkConnection::Down { .. }), "{says}: {connection:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_user_needs_no_right_to_ping() {
+    let port =
+        answering(&["+OK", "-NOPERM this user has no permissions to run the 'ping' command", "$3\r\n1-1"]);
+    let config =
+        with(RedisBroker::config(port, "orders"), json!({"username": "shop", "password": "hunter2"}));
+    let sink = connect(&Bench::<RedisBroker>::endpoint(config), &open_environment()).unwrap();
+    sink.deliver(&delivery(message(1, "{}"))).await.unwrap();
+}
+
+/// Waits until the server has seen that those before it are gone.
+fn the_only_client(port: u16) -> TcpStream {
+    let asked = std::time::Instant::now();
+    loop {
+        let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        let mut said = [0; 7];
+        let answered = client.write_all(b"PING\r\n").and_then(|()| client.read_exact(&mut said));
+        if answered.is_ok() && said == *b"+PONG\r\n" {
+            return client;
+        }
+        assert!(asked.elapsed() < Duration::from_secs(20), "no room for a client");
+    }
+}
+
+#[tokio::test]
+async fn a_server_without_room_for_clients_is_overloaded() {
+    let started = tokio::task::spawn_blocking(|| BrokerKind::Redis.start()).await.unwrap();
+    let Some(broker) = started else { return };
+    let bench = Bench::<RedisBroker>::on(broker.listeners()).await;
+    ask(broker.listeners().plain, &["CONFIG", "SET", "maxclients", "1"]);
+    let _only = the_only_client(broker.listeners().plain);
+    for login in [json!({}), RedisBroker::login(USER, PASSWORD)] {
+        let failure = failure(&bench, with(bench.config(), login)).await;
+        assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+        assert!(failure.is_overload(), "{}", failure.error);
+        assert_says(&failure, "max number of clients");
+    }
 }
 
 #[tokio::test]
