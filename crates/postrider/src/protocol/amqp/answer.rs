@@ -1,5 +1,6 @@
 //! What a broker means when it does not take a message.
 
+use super::incoming::AmqpReply;
 use crate::protocol::broker::BrokerAddress;
 use crate::verdict::{Class, Failure, ReceiverHealth};
 
@@ -8,8 +9,8 @@ const ACCESS_REFUSED: u16 = 403;
 const PRECONDITION_FAILED: u16 = 406;
 
 /// The broker closed the channel that carried the message.
-pub(super) fn refused(address: &BrokerAddress, code: u16, text: &str) -> Failure {
-    Failure { status: Some(code), ..Failure::new(class(code), format!("{address} answered {code} {text}")) }
+pub(super) fn refused(address: &BrokerAddress, why: &AmqpReply) -> Failure {
+    Failure { status: Some(why.code), ..Failure::new(class(why.code), format!("{address} answered {why}")) }
 }
 
 fn class(code: u16) -> Class {
@@ -22,10 +23,10 @@ fn class(code: u16) -> Class {
 }
 
 /// The broker gave the message back, because no queue is bound for it.
-pub(super) fn returned(address: &BrokerAddress, code: u16, text: &str, is_settling: bool) -> Failure {
-    let error = format!("{address} can bring the message to no queue: {code} {text}");
+pub(super) fn returned(address: &BrokerAddress, why: &AmqpReply, is_settling: bool) -> Failure {
+    let error = format!("{address} can bring the message to no queue: {why}");
     let failure = if is_settling { Failure::retryable(error) } else { Failure::permanent(error) };
-    Failure { status: Some(code), ..failure }
+    Failure { status: Some(why.code), ..failure }
 }
 
 /// A queue is full and refuses messages, or it failed.

@@ -4,18 +4,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use amq_protocol::frame::AMQPFrame;
-use amq_protocol::protocol::{AMQPClass, basic, channel, confirm, connection};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::answer;
 use super::frames::{FrameReader, FrameWriter};
+use super::incoming::{BrokerFrame, ChannelFrame, unexpected};
 use super::lanes::Lanes;
 use super::order::{Order, Proven};
 use super::publication::Publication;
 use super::shared_channel::{SHARED, SharedChannel};
 use super::sign_in::SignedIn;
+use super::wire;
 use crate::protocol::broker::BrokerAddress;
 use crate::sink::Undelivered;
 
@@ -173,108 +173,82 @@ impl AmqpConnection {
         self.blocked.borrow().is_none() && self.writer.unsent() < UNSENT_BYTES_MAX
     }
 
-    fn block(&self, reason: &str) {
-        self.blocked.send_replace(Some(answer::blocked(&self.address, reason)));
-    }
-
-    fn handle(&mut self, frame: AMQPFrame) -> Result<(), String> {
+    fn handle(&mut self, frame: BrokerFrame) -> Result<(), String> {
         match frame {
-            AMQPFrame::Heartbeat => Ok(()),
-            AMQPFrame::Method(0, AMQPClass::Connection(method)) => self.handle_connection(method),
-            AMQPFrame::Method(SHARED, method) => self.handle_shared(method),
-            AMQPFrame::Method(lane, method) => self.handle_lane(lane, method),
-            // Of a returned message.
-            AMQPFrame::Header(SHARED, header) => {
-                let id = header.properties.message_id().as_ref().map(|id| id.as_str());
-                match self.shared.returned(id) {
-                    true => Ok(()),
-                    false => Err("it returned a message that it was not given".to_owned()),
-                }
+            BrokerFrame::Heartbeat => {}
+            BrokerFrame::Blocked { reason } => self.block(&reason),
+            BrokerFrame::Unblocked => self.unblock(),
+            BrokerFrame::Close(why) => return Err(why.to_string()),
+            BrokerFrame::OfChannel(SHARED, frame) => return self.handle_shared(frame),
+            BrokerFrame::OfChannel(lane, frame) => self.handle_lane(lane, frame),
+            BrokerFrame::Start { .. } | BrokerFrame::Tune(_) | BrokerFrame::Opened => {
+                return Err(unexpected());
             }
-            AMQPFrame::Header(..) | AMQPFrame::Body(..) => Ok(()),
-            AMQPFrame::ProtocolHeader(_) | AMQPFrame::InvalidHeartbeat(_) => Err(unexpected()),
-        }
-    }
-
-    fn handle_connection(&mut self, method: connection::AMQPMethod) -> Result<(), String> {
-        match method {
-            connection::AMQPMethod::Blocked(blocked) => self.block(blocked.reason.as_str()),
-            connection::AMQPMethod::Unblocked(_) => drop(self.blocked.send_replace(None)),
-            connection::AMQPMethod::Close(close) => {
-                return Err(format!("{} {}", close.reply_code, close.reply_text));
-            }
-            _ => return Err(unexpected()),
         }
         Ok(())
     }
 
-    fn handle_shared(&mut self, method: AMQPClass) -> Result<(), String> {
+    fn handle_shared(&mut self, frame: ChannelFrame) -> Result<(), String> {
         let is_settling = self.settling_until.is_some_and(|until| Instant::now() < until);
         let (shared, writer, address) = (&mut self.shared, &mut self.writer, &*self.address);
-        match method {
-            AMQPClass::Channel(channel::AMQPMethod::OpenOk(_)) => shared.opened(writer),
-            AMQPClass::Confirm(confirm::AMQPMethod::SelectOk(_)) => shared.ready(),
-            AMQPClass::Basic(basic::AMQPMethod::Return(back)) => {
-                shared.returning(answer::returned(
-                    address,
-                    back.reply_code,
-                    back.reply_text.as_str(),
-                    is_settling,
-                ));
+        match frame {
+            ChannelFrame::Opened => writer.select_confirms(SHARED),
+            ChannelFrame::Confirming => shared.ready(),
+            ChannelFrame::Return(why) => shared.returning(answer::returned(address, &why, is_settling)),
+            ChannelFrame::Properties { message_id } => {
+                if !shared.returned(message_id.as_deref()) {
+                    return Err("it returned a message that it was not given".to_owned());
+                }
             }
-            AMQPClass::Basic(basic::AMQPMethod::Ack(ack)) => {
-                shared.answered(ack.delivery_tag, ack.multiple, &Ok(()));
+            ChannelFrame::Ack { number, multiple } => shared.answered(number, multiple, &Ok(())),
+            ChannelFrame::Nack { number, multiple } => {
+                shared.answered(number, multiple, &Err(answer::not_taken(address)));
             }
-            AMQPClass::Basic(basic::AMQPMethod::Nack(nack)) => {
-                shared.answered(nack.delivery_tag, nack.multiple, &Err(answer::not_taken(address)));
-            }
-            AMQPClass::Channel(channel::AMQPMethod::Close(_)) => {
+            ChannelFrame::Close(_) => {
                 let suspects = shared.refused(writer);
                 self.waiting_alone.extend(suspects);
             }
-            AMQPClass::Channel(channel::AMQPMethod::CloseOk(_)) => shared.closed(),
-            AMQPClass::Channel(channel::AMQPMethod::Flow(flow)) => self.obey(SHARED, flow.active),
-            _ => return Err(unexpected()),
+            ChannelFrame::Closed => shared.closed(),
+            ChannelFrame::Flow { active } => self.obey(SHARED, active),
+            ChannelFrame::Body => {}
         }
         Ok(())
     }
 
-    fn handle_lane(&mut self, lane: u16, method: AMQPClass) -> Result<(), String> {
+    fn handle_lane(&mut self, lane: u16, frame: ChannelFrame) {
         let is_settling = self.settling_until.is_some_and(|until| Instant::now() < until);
         let Self { lanes, writer, proven, .. } = self;
         let address = &*self.address;
-        match method {
-            AMQPClass::Channel(channel::AMQPMethod::OpenOk(_)) => lanes.opened(lane, writer),
-            AMQPClass::Confirm(confirm::AMQPMethod::SelectOk(_)) => lanes.ready(lane),
-            AMQPClass::Basic(basic::AMQPMethod::Return(back)) => {
-                lanes.returned(
-                    lane,
-                    answer::returned(address, back.reply_code, back.reply_text.as_str(), is_settling),
-                );
+        match frame {
+            ChannelFrame::Opened => writer.select_confirms(lane),
+            ChannelFrame::Confirming => lanes.ready(lane),
+            ChannelFrame::Return(why) => lanes.returned(lane, answer::returned(address, &why, is_settling)),
+            ChannelFrame::Ack { .. } => lanes.answered(lane, Ok(()), proven),
+            ChannelFrame::Nack { .. } => lanes.answered(lane, Err(answer::not_taken(address)), proven),
+            ChannelFrame::Close(why) => {
+                lanes.refused(lane, answer::refused(address, &why), proven, writer);
             }
-            AMQPClass::Basic(basic::AMQPMethod::Ack(_)) => lanes.answered(lane, Ok(()), proven),
-            AMQPClass::Basic(basic::AMQPMethod::Nack(_)) => {
-                lanes.answered(lane, Err(answer::not_taken(address)), proven);
-            }
-            AMQPClass::Channel(channel::AMQPMethod::Close(close)) => {
-                let failure = answer::refused(address, close.reply_code, close.reply_text.as_str());
-                lanes.refused(lane, failure, proven, writer);
-            }
-            AMQPClass::Channel(channel::AMQPMethod::CloseOk(_)) => lanes.closed(lane),
-            AMQPClass::Channel(channel::AMQPMethod::Flow(flow)) => self.obey(lane, flow.active),
-            _ => return Err(unexpected()),
+            ChannelFrame::Closed => lanes.closed(lane),
+            ChannelFrame::Flow { active } => self.obey(lane, active),
+            ChannelFrame::Properties { .. } | ChannelFrame::Body => {}
         }
-        Ok(())
     }
 
     /// RabbitMQ blocks connections; other brokers pause single channels.
     fn obey(&mut self, number: u16, active: bool) {
-        let answer = channel::AMQPMethod::FlowOk(channel::FlowOk { active });
-        self.writer.method(number, AMQPClass::Channel(answer));
+        self.writer.method(number, wire::CHANNEL_FLOW_OK, &[active.into()]);
         match active {
-            true => drop(self.blocked.send_replace(None)),
+            true => self.unblock(),
             false => self.block("flow control"),
         }
+    }
+
+    fn block(&self, reason: &str) {
+        self.blocked.send_replace(Some(answer::blocked(&self.address, reason)));
+    }
+
+    fn unblock(&self) {
+        self.blocked.send_replace(None);
     }
 
     /// Half of the agreed time after the last frame of ours, or when the broker has been silent for twice that time.
@@ -289,7 +263,7 @@ impl AmqpConnection {
         self.lanes.close_idle(&mut self.writer);
         // Where the socket takes nothing, another one would not help.
         if self.writer.is_idle() {
-            self.writer.frame(&AMQPFrame::Heartbeat);
+            self.writer.heartbeat();
         }
         self.writer.sent = Instant::now();
         Ok(())
@@ -299,8 +273,4 @@ impl AmqpConnection {
 /// Before they were sent.
 fn drop_given_up(waiting: &mut VecDeque<Order>) {
     while waiting.pop_front_if(|order| order.is_given_up()).is_some() {}
-}
-
-fn unexpected() -> String {
-    "it sent a frame that AMQP 0-9-1 does not have here".to_owned()
 }

@@ -1,16 +1,13 @@
 //! Frames on a stream. Both halves can be dropped while they wait, and lose nothing.
 
-use amq_protocol::frame::{AMQPFrame, ProtocolVersion, WriteContext, gen_frame, parse_frame};
-use amq_protocol::protocol::{AMQPClass, constants};
 use bytes::{Buf as _, BufMut as _, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tokio::time::Instant;
 
+use super::incoming::{BrokerFrame, take};
+use super::wire;
 use crate::net::{Stream, short};
 
-/// Type, channel and size before a frame's content, one byte after it.
-pub(super) const FRAME_EXTRA: usize = 8;
-const FRAME_HEADER: usize = 7;
 const READ_BYTES: usize = 16 << 10;
 
 pub(super) struct FrameReader {
@@ -42,7 +39,7 @@ pub(super) fn split(stream: Stream, frame_max: usize) -> (FrameReader, FrameWrit
 
 impl FrameReader {
     /// Ends with the reason why there will be no more.
-    pub(super) async fn next(&mut self) -> Result<AMQPFrame, String> {
+    pub(super) async fn next(&mut self) -> Result<BrokerFrame, String> {
         loop {
             if let Some(frame) = self.received()? {
                 return Ok(frame);
@@ -57,52 +54,65 @@ impl FrameReader {
     }
 
     /// A frame that has arrived whole.
-    pub(super) fn received(&mut self) -> Result<Option<AMQPFrame>, String> {
-        let Some(header) = self.received.first_chunk::<FRAME_HEADER>() else { return Ok(None) };
-        let [kind, _, _, size @ ..] = *header;
-        if kind == b'A' {
-            return Err("it does not speak AMQP 0-9-1".to_owned());
-        }
-        let bytes = (u32::from_be_bytes(size) as usize).saturating_add(FRAME_EXTRA);
-        if bytes > self.frame_max {
-            return Err(format!("it sent a frame of {bytes} bytes, above the limit of {}", self.frame_max));
-        }
-        if self.received.len() < bytes {
-            return Ok(None);
-        }
-        match parse_frame(&self.received.split_to(bytes)[..]) {
-            Ok((_, frame)) => Ok(Some(frame)),
-            Err(_) => Err("it sent a frame that cannot be read".to_owned()),
-        }
+    pub(super) fn received(&mut self) -> Result<Option<BrokerFrame>, String> {
+        take(&mut self.received, self.frame_max)
     }
 }
 
 impl FrameWriter {
     pub(super) fn protocol_header(&mut self) {
-        self.frame(&AMQPFrame::ProtocolHeader(ProtocolVersion::amqp_0_9_1()));
+        self.unsent.put_slice(wire::PROTOCOL_HEADER);
     }
 
-    pub(super) fn method(&mut self, channel: u16, method: AMQPClass) {
-        self.frame(&AMQPFrame::Method(channel, method));
+    pub(super) fn heartbeat(&mut self) {
+        self.frame(wire::HEARTBEAT, 0, &[]);
     }
 
-    pub(super) fn frame(&mut self, frame: &AMQPFrame) {
-        self.unsent.extend_from_slice(&encoded(frame));
+    pub(super) fn open_channel(&mut self, channel: u16) {
+        self.method(channel, wire::CHANNEL_OPEN, &[0]);
     }
 
-    pub(super) fn bytes(&mut self, bytes: &[u8]) {
-        self.unsent.extend_from_slice(bytes);
+    pub(super) fn select_confirms(&mut self, channel: u16) {
+        self.method(channel, wire::CONFIRM_SELECT, &[0]);
+    }
+
+    pub(super) fn close_channel(&mut self, channel: u16) {
+        self.method(channel, wire::CHANNEL_CLOSE, b"\x00\xc8\x02OK\0\0\0\0");
+    }
+
+    /// The broker closed it.
+    pub(super) fn channel_closed(&mut self, channel: u16) {
+        self.method(channel, wire::CHANNEL_CLOSE_OK, &[]);
+    }
+
+    pub(super) fn method(&mut self, channel: u16, (class, number): (u16, u16), arguments: &[u8]) {
+        self.begin(wire::METHOD, channel, 4 + arguments.len());
+        self.unsent.put_u16(class);
+        self.unsent.put_u16(number);
+        self.end(arguments);
+    }
+
+    pub(super) fn frame(&mut self, kind: u8, channel: u16, content: &[u8]) {
+        self.begin(kind, channel, content.len());
+        self.end(content);
     }
 
     /// In as many frames as it takes.
     pub(super) fn body(&mut self, channel: u16, body: &[u8]) {
-        for chunk in body.chunks(self.frame_max - FRAME_EXTRA) {
-            self.unsent.put_u8(constants::FRAME_BODY);
-            self.unsent.put_u16(channel);
-            self.unsent.put_u32(chunk.len() as u32);
-            self.unsent.extend_from_slice(chunk);
-            self.unsent.put_u8(constants::FRAME_END);
+        for chunk in body.chunks(self.frame_max - wire::FRAME_EXTRA) {
+            self.frame(wire::BODY, channel, chunk);
         }
+    }
+
+    fn begin(&mut self, kind: u8, channel: u16, bytes: usize) {
+        self.unsent.put_u8(kind);
+        self.unsent.put_u16(channel);
+        self.unsent.put_u32(bytes as u32);
+    }
+
+    fn end(&mut self, content: &[u8]) {
+        self.unsent.put_slice(content);
+        self.unsent.put_u8(wire::FRAME_END);
     }
 
     pub(super) fn unsent(&self) -> usize {
@@ -124,9 +134,4 @@ impl FrameWriter {
         self.is_flushed = true;
         Ok(())
     }
-}
-
-pub(super) fn encoded(frame: &AMQPFrame) -> Vec<u8> {
-    let written = gen_frame(frame)(WriteContext::from(Vec::with_capacity(256)));
-    written.expect("a vector can always be written to").into_inner().0
 }

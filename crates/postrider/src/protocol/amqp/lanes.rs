@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use amq_protocol::protocol::{AMQPClass, channel, confirm};
-
 use super::frames::FrameWriter;
 use super::order::{Answer, Order, Proven};
 use super::shared_channel::SHARED;
@@ -69,7 +67,7 @@ impl Lanes {
             let Some(number) = numbers.find(|number| !self.lanes.contains_key(number)) else { return };
             self.lanes.insert(number, Lane::Opening);
             self.opening += 1;
-            writer.method(number, AMQPClass::Channel(channel::AMQPMethod::Open(channel::Open {})));
+            writer.open_channel(number);
         }
     }
 
@@ -77,7 +75,7 @@ impl Lanes {
         for (number, lane) in &mut self.lanes {
             if matches!(lane, Lane::Busy(order) if order.is_given_up()) {
                 *lane = Lane::Closing;
-                writer.method(*number, close());
+                writer.close_channel(*number);
             }
         }
     }
@@ -86,13 +84,9 @@ impl Lanes {
     pub(super) fn close_idle(&mut self, writer: &mut FrameWriter) {
         for number in self.free.drain(..self.free_min.saturating_sub(IDLE_MAX)) {
             self.lanes.insert(number, Lane::Closing);
-            writer.method(number, close());
+            writer.close_channel(number);
         }
         self.free_min = self.free.len();
-    }
-
-    pub(super) fn opened(&self, number: u16, writer: &mut FrameWriter) {
-        writer.method(number, select_confirms());
     }
 
     /// It confirms publications from here on.
@@ -130,7 +124,7 @@ impl Lanes {
         proven: &mut Proven,
         writer: &mut FrameWriter,
     ) {
-        writer.method(number, AMQPClass::Channel(channel::AMQPMethod::CloseOk(channel::CloseOk {})));
+        writer.channel_closed(number);
         match self.lanes.remove(&number) {
             Some(Lane::Busy(order)) => {
                 proven.remove(&order);
@@ -152,17 +146,4 @@ impl Lanes {
             self.lanes.remove(&number);
         }
     }
-}
-
-pub(super) fn select_confirms() -> AMQPClass {
-    AMQPClass::Confirm(confirm::AMQPMethod::Select(confirm::Select { nowait: false }))
-}
-
-pub(super) fn close() -> AMQPClass {
-    AMQPClass::Channel(channel::AMQPMethod::Close(channel::Close {
-        reply_code: 200,
-        reply_text: "OK".into(),
-        class_id: 0,
-        method_id: 0,
-    }))
 }

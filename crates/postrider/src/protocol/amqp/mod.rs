@@ -24,4 +24,8 @@ mod shared_channel;
 #[cfg(feature = "amqp")]
 mod frames;
 #[cfg(feature = "amqp")]
+mod incoming;
+#[cfg(feature = "amqp")]
+mod wire;
+#[cfg(feature = "amqp")]
 mod answer;

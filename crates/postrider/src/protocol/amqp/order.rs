@@ -1,8 +1,8 @@
 //! A publication that a delivery waits for, and what is known about publications that the broker takes.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
-use amq_protocol::types::ShortString;
 use tokio::sync::oneshot;
 
 use super::publication::Publication;
@@ -51,7 +51,7 @@ impl Order {
 /// larger than the broker's limit is never covered.
 #[derive(Default)]
 pub(super) struct Proven {
-    exchanges: HashSet<ShortString>,
+    exchanges: HashSet<Arc<str>>,
     body_bytes: usize,
 }
 
@@ -66,9 +66,7 @@ impl Proven {
     pub(super) fn add(&mut self, order: &Order) {
         let publication = &order.publication;
         self.body_bytes = self.body_bytes.max(publication.body_bytes());
-        if !self.exchanges.contains(publication.exchange()) {
-            self.exchanges.insert(publication.exchange().clone());
-        }
+        self.exchanges.insert(Arc::clone(publication.exchange()));
     }
 
     pub(super) fn remove(&mut self, order: &Order) {

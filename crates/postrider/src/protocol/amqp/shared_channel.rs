@@ -3,11 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use amq_protocol::protocol::AMQPClass;
-use amq_protocol::protocol::channel::{self, CloseOk, Open};
-
 use super::frames::FrameWriter;
-use super::lanes::{close, select_confirms};
 use super::order::{Answer, Order};
 use crate::verdict::Failure;
 
@@ -51,13 +47,9 @@ impl SharedChannel {
         if self.state == ChannelState::Closed {
             self.state = ChannelState::Opening;
             (self.last, self.returning) = (0, None);
-            writer.method(SHARED, AMQPClass::Channel(channel::AMQPMethod::Open(Open {})));
+            writer.open_channel(SHARED);
         }
         self.state == ChannelState::Open
-    }
-
-    pub(super) fn opened(&self, writer: &mut FrameWriter) {
-        writer.method(SHARED, select_confirms());
     }
 
     pub(super) fn ready(&mut self) {
@@ -102,7 +94,7 @@ impl SharedChannel {
 
     /// The broker closed it. What was on it has to be published again.
     pub(super) fn refused(&mut self, writer: &mut FrameWriter) -> Vec<Order> {
-        writer.method(SHARED, AMQPClass::Channel(channel::AMQPMethod::CloseOk(CloseOk {})));
+        writer.channel_closed(SHARED);
         // If both sides closed it at once, the broker's answer to us follows.
         if self.state != ChannelState::Closing {
             self.state = ChannelState::Closed;
@@ -125,7 +117,7 @@ impl SharedChannel {
             return Vec::new();
         }
         self.state = ChannelState::Closing;
-        writer.method(SHARED, close());
+        writer.close_channel(SHARED);
         self.suspects()
     }
 

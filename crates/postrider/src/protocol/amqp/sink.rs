@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use amq_protocol::types::ShortString;
 use async_trait::async_trait;
 use tokio::time::Instant;
 
@@ -108,15 +107,9 @@ impl AmqpOpener {
 
     fn login(&self) -> Result<AmqpLogin, Undelivered> {
         let AmqpConnectionConfig { vhost, username, password, heartbeat, .. } = &self.config;
-        let vhost = ShortString::try_new(vhost.as_str())
-            .map_err(|_| Failure::permanent("config.vhost: must have at most 255 bytes"))?;
         let password = password.as_ref().map(|password| self.secrets.reveal(password)).transpose()?;
-        Ok(AmqpLogin {
-            vhost,
-            username: username.as_deref().unwrap_or(GUEST).to_owned(),
-            password: password.unwrap_or_else(|| GUEST.to_owned()),
-            heartbeat: *heartbeat,
-        })
+        let username = username.as_deref().unwrap_or(GUEST);
+        Ok(AmqpLogin::new(vhost, username, password.as_deref().unwrap_or(GUEST), *heartbeat)?)
     }
 }
 
