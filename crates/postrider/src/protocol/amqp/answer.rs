@@ -23,10 +23,9 @@ fn class(code: u16) -> Class {
 }
 
 /// The broker gave the message back, because no queue is bound for it.
-pub(super) fn returned(address: &BrokerAddress, why: &AmqpReply, is_settling: bool) -> Failure {
+pub(super) fn returned(address: &BrokerAddress, why: &AmqpReply) -> Failure {
     let error = format!("{address} can bring the message to no queue: {why}");
-    let failure = if is_settling { Failure::retryable(error) } else { Failure::permanent(error) };
-    Failure { status: Some(why.code), ..failure }
+    Failure { status: Some(why.code), ..Failure::permanent(error) }
 }
 
 /// A queue is full and refuses messages, or it failed.

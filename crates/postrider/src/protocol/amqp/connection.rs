@@ -21,8 +21,6 @@ use crate::sink::Undelivered;
 
 /// Publications wait unencoded while this much waits for the socket, so that those given up meanwhile are never sent.
 const UNSENT_BYTES_MAX: usize = 64 << 10;
-/// After a restart a broker may take connections before it has found all its queues. How long that lasts was not measured.
-const SETTLING: Duration = Duration::from_secs(10);
 /// How many are taken over at a time.
 const TAKEN_AT_ONCE: usize = 256;
 
@@ -37,8 +35,6 @@ pub(super) struct AmqpConnection {
     reader: FrameReader,
     writer: FrameWriter,
     heartbeat: Duration,
-    /// Until then the broker may not have found all its queues again.
-    settling_until: Option<Instant>,
     /// No more than a node has attempts in flight.
     orders: mpsc::UnboundedReceiver<Order>,
     proven: Proven,
@@ -70,12 +66,7 @@ impl AmqpClient {
 }
 
 impl AmqpConnection {
-    /// A broker that was connected before may have been restarted.
-    pub(super) fn new(
-        signed_in: SignedIn,
-        address: Arc<BrokerAddress>,
-        was_connected: bool,
-    ) -> (AmqpClient, Self) {
+    pub(super) fn new(signed_in: SignedIn, address: Arc<BrokerAddress>) -> (AmqpClient, Self) {
         let (sender, orders) = mpsc::unbounded_channel();
         let (blocks, blocked) = watch::channel(None);
         let connection = Self {
@@ -83,7 +74,6 @@ impl AmqpConnection {
             reader: signed_in.reader,
             writer: signed_in.writer,
             heartbeat: signed_in.heartbeat,
-            settling_until: was_connected.then(|| Instant::now() + SETTLING),
             orders,
             proven: Proven::default(),
             waiting: VecDeque::new(),
@@ -189,12 +179,11 @@ impl AmqpConnection {
     }
 
     fn handle_shared(&mut self, frame: ChannelFrame) -> Result<(), String> {
-        let is_settling = self.settling_until.is_some_and(|until| Instant::now() < until);
         let (shared, writer, address) = (&mut self.shared, &mut self.writer, &*self.address);
         match frame {
             ChannelFrame::Opened => writer.select_confirms(SHARED),
             ChannelFrame::Confirming => shared.ready(),
-            ChannelFrame::Return(why) => shared.returning(answer::returned(address, &why, is_settling)),
+            ChannelFrame::Return(why) => shared.returning(answer::returned(address, &why)),
             ChannelFrame::Properties { message_id } => {
                 if !shared.returned(message_id.as_deref()) {
                     return Err("it returned a message that it was not given".to_owned());
@@ -216,13 +205,12 @@ impl AmqpConnection {
     }
 
     fn handle_lane(&mut self, lane: u16, frame: ChannelFrame) {
-        let is_settling = self.settling_until.is_some_and(|until| Instant::now() < until);
         let Self { lanes, writer, proven, .. } = self;
         let address = &*self.address;
         match frame {
             ChannelFrame::Opened => writer.select_confirms(lane),
             ChannelFrame::Confirming => lanes.ready(lane),
-            ChannelFrame::Return(why) => lanes.returned(lane, answer::returned(address, &why, is_settling)),
+            ChannelFrame::Return(why) => lanes.returned(lane, answer::returned(address, &why)),
             ChannelFrame::Ack { .. } => lanes.answered(lane, Ok(()), proven),
             ChannelFrame::Nack { .. } => lanes.answered(lane, Err(answer::not_taken(address)), proven),
             ChannelFrame::Close(why) => {

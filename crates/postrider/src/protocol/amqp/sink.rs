@@ -1,7 +1,6 @@
 //! The sink: one connection for all endpoints of a broker, one publication for each delivery.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -41,11 +40,9 @@ impl AmqpSink {
             Arc::new(config.connection.address().map_err(|error| Failure::permanent(error.to_string()))?);
         let template = PublicationTemplate::new(config, endpoint, &Secrets::new(environment))?;
         let key = LinkKey::of("amqp", &config.connection);
-        let (connection, was_connected) = (config.connection.clone(), AtomicBool::new(false));
-        let opener = move |environment: &Environment| {
-            let opener = AmqpOpener::new(&connection, Arc::clone(&address), environment)?;
-            Ok(AmqpOpener { was_connected: was_connected.swap(true, Relaxed), ..opener })
-        };
+        let connection = config.connection.clone();
+        let opener =
+            move |environment: &Environment| AmqpOpener::new(&connection, Arc::clone(&address), environment);
         let link = environment.links.shared(key, config.connect_timeout, environment, opener);
         Ok(Self { link, template, timeout: config.timeout() })
     }
@@ -90,8 +87,6 @@ struct AmqpOpener {
     address: Arc<BrokerAddress>,
     dialer: Dialer,
     secrets: Secrets,
-    /// Or it was tried.
-    was_connected: bool,
 }
 
 impl AmqpOpener {
@@ -101,8 +96,7 @@ impl AmqpOpener {
         environment: &Environment,
     ) -> Result<Self, Undelivered> {
         let dialer = Dialer::new(&config.tls.clone().unwrap_or_default(), &[], environment)?;
-        let secrets = Secrets::new(environment);
-        Ok(Self { config: config.clone(), address, dialer, secrets, was_connected: false })
+        Ok(Self { config: config.clone(), address, dialer, secrets: Secrets::new(environment) })
     }
 
     fn login(&self) -> Result<AmqpLogin, Undelivered> {
@@ -124,8 +118,7 @@ impl OpenLink for AmqpOpener {
         let signed_in = sign_in(stream, &login)
             .await
             .map_err(|why| Failure::retryable(format!("cannot sign in at {}: {why}", self.address)))?;
-        let (client, connection) =
-            AmqpConnection::new(signed_in, Arc::clone(&self.address), self.was_connected);
+        let (client, connection) = AmqpConnection::new(signed_in, Arc::clone(&self.address));
         Ok(OpenedLink { client, lost: Box::pin(connection.run()) })
     }
 }

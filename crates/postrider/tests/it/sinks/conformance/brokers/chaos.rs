@@ -79,14 +79,7 @@ pub(super) async fn node_and_broker_are_killed_at_random_and_nothing_is_lost<B: 
 
     let stop = tokio_util::sync::CancellationToken::new();
     let sending = tokio::spawn(send_until(Arc::clone(&store), stop.clone()));
-    let node = kill_at_random(
-        broker,
-        &path,
-        kills,
-        (B::survives_a_kill(), B::restarts_whole()),
-        StdRng::seed_from_u64(seed),
-    )
-    .await;
+    let node = kill_at_random(broker, &path, kills, B::survives_a_kill(), StdRng::seed_from_u64(seed)).await;
     stop.cancel();
     let committed = sending.await.unwrap();
     until_all_ended(&store, committed.len()).await;
@@ -124,13 +117,13 @@ async fn kill_at_random(
     mut broker: Broker,
     store: &Path,
     kills: u32,
-    (survives_a_kill, restarts_whole): (bool, bool),
+    survives_a_kill: bool,
     mut dice: StdRng,
 ) -> (Broker, NodeProcess) {
     let mut node = NodeProcess::start(store);
     for _ in 0..kills {
         tokio::time::sleep(Duration::from_millis(dice.random_range(200..900))).await;
-        if dice.random_bool(0.5) || !restarts_whole {
+        if dice.random_bool(0.5) {
             drop(node);
             node = NodeProcess::start(store);
             continue;

@@ -78,11 +78,6 @@ pub(super) trait BrokerUnderTest: Send + Sync + 'static {
         true
     }
 
-    /// Does the broker take connections only when it has its queues again? Otherwise the reason is in the protocol's file.
-    fn restarts_whole() -> bool {
-        true
-    }
-
     /// Is a message above the broker's limit refused by it? Otherwise the reason is in the protocol's file.
     fn oversized() -> Option<Class> {
         Some(Class::Permanent)
