@@ -98,8 +98,9 @@ impl PassageCore {
     pub(super) fn cannot_connect(&self, undelivered: Undelivered) {
         match undelivered {
             Undelivered::Failed(failure) if failure.class == Class::Permanent => {
-                self.lose(failure.error.clone());
+                let why = failure.error.clone();
                 let _ = self.refused.set(failure);
+                self.lose(why);
             }
             other => self.note(other),
         }
@@ -109,7 +110,9 @@ impl PassageCore {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(undelivered);
     }
 
+    /// From here on its deliveries fail, so nothing of them may leave.
     pub(super) fn lose(&self, why: String) {
+        self.cut();
         let _ = self.lost.set(why);
     }
 

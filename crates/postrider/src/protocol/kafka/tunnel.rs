@@ -98,6 +98,8 @@ impl TunnelCore {
         let greeted = tokio::time::timeout(GREETING_TIMEOUT, self.greet(&mut client)).await;
         let Ok(Ok((passage, broker))) = greeted else { return };
         tokio::select! {
+            // What is cut carries not one piece more.
+            biased;
             () = passage.until_cut() => {}
             () = self.carry_to(client, &broker, &passage) => {}
         }
@@ -156,7 +158,7 @@ mod tests {
         let second = tunnel.passage();
         assert!(!is_let_in(&tunnel, first.password()).await);
         assert!(is_let_in(&tunnel, second.password()).await);
-        second.cut();
+        second.lose("a fatal error".to_owned());
         assert!(!is_let_in(&tunnel, second.password()).await);
     }
 }
