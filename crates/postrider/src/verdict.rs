@@ -71,6 +71,8 @@ pub struct Failure {
     pub receiver: ReceiverHealth,
     /// A sentence without the class tag.
     pub error: String,
+    /// No answer came after the message was handed over, so the receiver may have it.
+    pub ambiguous: bool,
     /// What the protocol calls the answer; only shown.
     pub status: Option<u16>,
     /// The receiver asked not to be tried again before.
@@ -84,7 +86,8 @@ impl Failure {
             Class::Retryable => ReceiverHealth::Failing,
             Class::Permanent | Class::Gone => ReceiverHealth::Unknown,
         };
-        Self { class, receiver, error: error.into(), status: None, retry_after: None, body: None }
+        let error = error.into();
+        Self { class, receiver, error, ambiguous: false, status: None, retry_after: None, body: None }
     }
 
     pub fn retryable(error: impl Into<String>) -> Self {

@@ -56,6 +56,10 @@ pub(crate) const FAMILIES: &[Family] = &[
     gauge("postrider_endpoint_circuit_state", "0 closed, 1 half-open, 2 open."),
     gauge("postrider_endpoint_mode", "0 cold, 1 hot."),
     counter("postrider_attempts", "Attempts that ended on this node, by outcome and class of failure."),
+    counter(
+        "postrider_attempts_ambiguous",
+        "Attempts of this node that failed without an answer, so that the receiver may have the message.",
+    ),
     histogram("postrider_attempt_duration_seconds", "How long attempts of this node took."),
     histogram(
         "postrider_created_to_delivered_seconds",

@@ -84,6 +84,8 @@ impl Samples {
             let labels = [endpoint, ("outcome", outcome.as_str()), ("class", class)];
             self.put(Figure::new("postrider_attempts_total", &labels, *count as f64));
         }
+        let ambiguous = figures.ambiguous as f64;
+        self.put(Figure::new("postrider_attempts_ambiguous_total", &[endpoint], ambiguous));
         let labels = vec![("endpoint".to_owned(), figures.endpoint.clone())];
         self.put_buckets("postrider_attempt_duration_seconds", labels.clone(), figures.durations);
         self.put_buckets("postrider_created_to_delivered_seconds", labels, figures.delays);
@@ -194,6 +196,7 @@ mod tests {
                     (AttemptOutcome::Failed, Some(Class::Retryable), 2),
                     (AttemptOutcome::Lost, Some(Class::Retryable), 1),
                 ],
+                ambiguous: 1,
                 durations: Buckets { bounds: BOUNDS, counts: vec![4, 3, 2], sum_seconds: 12.5 },
                 delays: Buckets { bounds: BOUNDS, counts: vec![0, 7, 0], sum_seconds: 3.25 },
             }],

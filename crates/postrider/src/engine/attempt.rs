@@ -1,5 +1,6 @@
 //! One attempt: connect if needed, deliver under one deadline, survive a panicking sink.
 
+use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,9 @@ use crate::endpoint::Endpoint;
 use crate::message::Claim;
 use crate::net::{blocking, judge};
 use crate::sink::secret_mask::SecretMask;
-use crate::sink::{self, Capture, Delivery, Environment, Shortage, Sink, SinkConnection, Undelivered};
+use crate::sink::{
+    self, Capture, Delivery, Environment, HANDED_OVER, Shortage, Sink, SinkConnection, Undelivered,
+};
 use crate::trace::Tracer;
 use crate::verdict::{Failure, Outcome, Receipt};
 
@@ -182,12 +185,16 @@ pub(super) async fn try_once(
     delivery: &Delivery,
     timeout: Duration,
 ) -> Result<Receipt, Undelivered> {
-    let deliver = AssertUnwindSafe(deliver(sink, delivery)).catch_unwind();
-    match tokio::time::timeout(timeout, deliver).await {
-        Ok(Ok(result)) => result,
-        Ok(Err(_panic)) => Err(Failure::retryable("the sink panicked").into()),
-        Err(_elapsed) => Err(Failure::timed_out(timeout).into()),
-    }
+    let trying = async {
+        let deliver = AssertUnwindSafe(deliver(sink, delivery)).catch_unwind();
+        let failure = match tokio::time::timeout(timeout, deliver).await {
+            Ok(Ok(result)) => return result,
+            Ok(Err(_panic)) => Failure::retryable("the sink panicked"),
+            Err(_elapsed) => Failure::timed_out(timeout),
+        };
+        Err(Failure { ambiguous: HANDED_OVER.with(Cell::get), ..failure }.into())
+    };
+    HANDED_OVER.scope(Cell::new(false), trying).await
 }
 
 async fn deliver(sink: &EndpointSink, delivery: &Delivery) -> Result<Receipt, Undelivered> {

@@ -63,6 +63,8 @@ pub struct EndpointFigures {
     pub connection: Option<SinkConnection>,
     pub in_flight: u32,
     pub attempts: Vec<(AttemptOutcome, Option<Class>, u64)>,
+    /// Failed attempts after which the receiver may have the message.
+    pub ambiguous: u64,
     /// How long attempts took.
     pub durations: Buckets,
     /// From creation to delivery.
@@ -104,6 +106,7 @@ impl EndpointFigures {
         for ((_, _, count), (_, _, more)) in self.attempts.iter_mut().zip(&other.attempts) {
             *count += more;
         }
+        self.ambiguous += other.ambiguous;
         self.durations.add(&other.durations);
         self.delays.add(&other.delays);
     }
@@ -210,6 +213,7 @@ pub(super) struct EndpointCounters {
     has_own_label: bool,
     /// In the order of [`ENDS`].
     attempts: [AtomicU64; ENDS.len()],
+    ambiguous: AtomicU64,
     durations: Histogram,
     delays: Histogram,
     /// For the store.
@@ -224,6 +228,7 @@ impl EndpointCounters {
             sink: Mutex::default(),
             has_own_label,
             attempts: Default::default(),
+            ambiguous: AtomicU64::new(0),
             durations: Histogram::new(DURATION_BOUNDS),
             delays: Histogram::new(DELAY_BOUNDS),
             unreported: Mutex::default(),
@@ -263,6 +268,9 @@ impl EndpointCounters {
             Outcome::Lost { .. } | Outcome::CutOff => 4,
         };
         self.attempts[end].fetch_add(1, Relaxed);
+        if matches!(outcome, Outcome::Failed(failure) if failure.ambiguous) {
+            self.ambiguous.fetch_add(1, Relaxed);
+        }
         self.durations.observe(duration);
         if end == 0 {
             self.delays.observe(age);
@@ -273,6 +281,7 @@ impl EndpointCounters {
         for (count, more) in self.attempts.iter().zip(&other.attempts) {
             count.fetch_add(more.load(Relaxed), Relaxed);
         }
+        self.ambiguous.fetch_add(other.ambiguous.load(Relaxed), Relaxed);
         self.durations.add(&other.durations);
         self.delays.add(&other.delays);
     }
@@ -287,6 +296,7 @@ impl EndpointCounters {
             attempts: counts
                 .map(|((outcome, class), count)| (*outcome, *class, count.load(Relaxed)))
                 .collect(),
+            ambiguous: self.ambiguous.load(Relaxed),
             durations: self.durations.read(),
             delays: self.delays.read(),
         }

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::kept::{Holder, Kept};
-use super::{Environment, SinkConnection, Undelivered};
+use super::{Environment, SinkConnection, Undelivered, hand_over};
 use crate::net::{blocking, judge, within};
 use crate::verdict::Failure;
 
@@ -172,16 +172,18 @@ impl<C: Send + Sync + 'static> Link<C> {
     ) -> Result<T, Undelivered> {
         let mut unanswered = self.begin().await?;
         let live = Arc::clone(&unanswered.live);
+        hand_over();
         tokio::select! {
             biased;
             result = send(&live.client) => {
-                unanswered.answered = true;
+                unanswered.answered = !matches!(&result, Err(Undelivered::Failed(failure)) if failure.ambiguous);
                 result
             }
             () = live.ended.cancelled() => {
                 unanswered.answered = true;
                 let why = live.why.get().map_or("it was closed", String::as_str);
-                Err(Failure::retryable(format!("the connection was lost before the broker answered: {why}")).into())
+                let error = format!("the connection was lost before the broker answered: {why}");
+                Err(Failure { ambiguous: true, ..Failure::retryable(error) }.into())
             }
         }
     }
@@ -294,8 +296,8 @@ impl<C> Unanswered<C> {
     }
 }
 
-/// A delivery that is dropped before its answer ran out of time. If the broker has been silent for long, the connection is
-/// taken for dead: closing it also keeps the client from sending this message later.
+/// A delivery that ends without an answer ran out of time. If the broker has been silent for long, the connection is taken
+/// for dead: closing it also keeps the client from sending this message later.
 impl<C> Drop for Unanswered<C> {
     fn drop(&mut self) {
         let live = &self.live;

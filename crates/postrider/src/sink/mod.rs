@@ -1,5 +1,6 @@
 //! Sinks carry one message to one receiver and return its answer. Each protocol has its own, in `protocol/`.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -38,6 +39,16 @@ pub trait Sink: Send + Sync {
     }
 }
 
+tokio::task_local! {
+    /// Whether the receiver may have the message of the attempt that this task makes.
+    pub(crate) static HANDED_OVER: Cell<bool>;
+}
+
+/// A sink calls it when the message is about to leave.
+pub(crate) fn hand_over() {
+    let _ = HANDED_OVER.try_with(|handed_over| handed_over.set(true));
+}
+
 /// Whether a sink could deliver now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
@@ -72,11 +83,12 @@ impl Undelivered {
         }
     }
 
-    /// Names the part of the way that failed.
+    /// Names the part of the way that failed, before the message was handed over.
     pub(crate) fn about(self, part: &str) -> Self {
         match self {
             Self::Failed(failure) => {
-                Self::Failed(Failure { error: format!("{part}: {}", failure.error), ..failure })
+                let error = format!("{part}: {}", failure.error);
+                Self::Failed(Failure { error, ambiguous: false, ..failure })
             }
             Self::Short(shortage) => Self::Short(shortage),
         }

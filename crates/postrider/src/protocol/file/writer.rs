@@ -10,7 +10,7 @@ use super::open::OpenFile;
 use super::place::FilePlace;
 use crate::net::begin_blocking;
 use crate::sink::kept::{self, Holder, Kept};
-use crate::sink::{Shortage, Undelivered};
+use crate::sink::{Shortage, Undelivered, hand_over};
 use crate::verdict::Failure;
 
 pub(super) struct FileWriter {
@@ -65,6 +65,7 @@ impl FileWriter {
         rotate_size: Option<u64>,
     ) -> Result<(), Undelivered> {
         let (done, written) = oneshot::channel();
+        hand_over();
         let turn = {
             let mut queue = lock(&self.queue);
             queue.waiting.push(JsonLine { bytes, rotate_size, done });

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::lost;
 use super::origin::{Origin, as_http1, as_http2};
 use super::{Request, RequestBody};
+use crate::sink::hand_over;
 use crate::verdict::Failure;
 
 /// After the end of a connection of HTTP/2, for answers that it brought. Few requests ever wait that long: those that were
@@ -44,6 +45,7 @@ pub(super) enum SendOutcome {
 impl HttpConnection {
     /// Sends a request that is in the form of HTTP/1.
     pub(super) fn send(self, request: Request, origin: &Origin) -> impl Future<Output = SendOutcome> + use<> {
+        hand_over();
         match self {
             Self::Http1(connection) => Either::Left(connection.send(request)),
             Self::Http2(connection) => Either::Right(connection.send(as_http2(request, origin)).boxed()),

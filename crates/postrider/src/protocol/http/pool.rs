@@ -98,7 +98,7 @@ impl ConnectionPool {
             SendOutcome::Returned(_) => {
                 Err(Failure::retryable("the connection was closed before the request was sent"))
             }
-            SendOutcome::Lost(failure) => Err(failure),
+            SendOutcome::Lost(failure) => Err(Failure { ambiguous: true, ..failure }),
         }
     }
 

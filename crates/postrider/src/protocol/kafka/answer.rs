@@ -17,8 +17,10 @@ pub(super) fn failure(error: &KrafkaError, brokers: &str, topic: &str, alone: bo
         KrafkaError::DeliveryTimeout { possibly_written: false, .. } => {
             Failure::retryable(format!("no leader of topic {topic} at {brokers} took the record in time"))
         }
-        KrafkaError::DeliveryTimeout { .. } => {
-            Failure::retryable(format!("{brokers} did not acknowledge the record in time; it may be written"))
+        KrafkaError::DeliveryTimeout { message, .. } => {
+            let error =
+                format!("{brokers} did not acknowledge the record in time; it may be written: {message}");
+            Failure { ambiguous: true, receiver: ReceiverHealth::Overloaded, ..Failure::retryable(error) }
         }
         KrafkaError::Timeout { .. } => {
             Failure::retryable(format!("{brokers} told nothing of topic {topic} in time"))

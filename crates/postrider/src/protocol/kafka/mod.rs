@@ -8,6 +8,8 @@ mod answer;
 #[cfg(feature = "kafka")]
 mod client;
 #[cfg(feature = "kafka")]
+mod opener;
+#[cfg(feature = "kafka")]
 mod passage;
 #[cfg(feature = "kafka")]
 mod record;

@@ -14,7 +14,7 @@ use tokio::sync::SetOnce;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::net::{Stream, short};
+use crate::net::{Dialer, Stream, short};
 use crate::protocol::broker::BrokerAddress;
 use crate::sink::Undelivered;
 use crate::verdict::{Class, Failure};
@@ -71,6 +71,7 @@ impl Drop for Passage {
 }
 
 pub(super) struct PassageCore {
+    pub(super) dialer: Arc<Dialer>,
     password: String,
     cut: CancellationToken,
     /// Connections on which a broker has answered.
@@ -82,8 +83,9 @@ pub(super) struct PassageCore {
 }
 
 impl PassageCore {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(dialer: Arc<Dialer>) -> Self {
         Self {
+            dialer,
             password: Uuid::new_v4().simple().to_string(),
             cut: CancellationToken::new(),
             answering: AtomicUsize::new(0),
@@ -98,8 +100,9 @@ impl PassageCore {
     pub(super) fn cannot_connect(&self, undelivered: Undelivered) {
         match undelivered {
             Undelivered::Failed(failure) if failure.class == Class::Permanent => {
-                self.lose(failure.error.clone());
+                let why = failure.error.clone();
                 let _ = self.refused.set(failure);
+                self.lose(why);
             }
             other => self.note(other),
         }
@@ -109,7 +112,9 @@ impl PassageCore {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(undelivered);
     }
 
+    /// From here on its deliveries fail, so nothing of them may leave.
     pub(super) fn lose(&self, why: String) {
+        self.cut();
         let _ = self.lost.set(why);
     }
 

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use krafka::producer::DeliveryConfirmation;
+use tokio::sync::OnceCell;
 
 use super::answer;
-use super::client::{BATCH_BYTES_MAX, KafkaClient, KafkaOpener, REQUEST_BYTES_MAX};
+use super::client::{BATCH_BYTES_MAX, KafkaClient, REQUEST_BYTES_MAX};
 use super::config::KafkaConfig;
+use super::opener::KafkaOpener;
 use super::record::KafkaRecords;
 use crate::endpoint::Endpoint;
 use crate::sink::link::{Link, LinkKey};
@@ -31,9 +33,10 @@ impl KafkaSink {
         let brokers = producer.brokers.clone();
         let records = KafkaRecords::new(config, endpoint, &Secrets::new(environment))?;
         let key = LinkKey::of("kafka", &producer);
-        let connect_timeout = config.connect_timeout;
-        let opener =
-            move |environment: &Environment| KafkaOpener::new(producer.clone(), connect_timeout, environment);
+        let (connect_timeout, tunnel) = (config.connect_timeout, Arc::new(OnceCell::new()));
+        let opener = move |environment: &Environment| {
+            KafkaOpener::new(producer.clone(), connect_timeout, &tunnel, environment)
+        };
         let link = environment.links.shared(key, connect_timeout, environment, opener);
         Ok(Self { link, brokers, records })
     }

@@ -32,7 +32,6 @@ pub(super) struct KafkaTunnel {
 }
 
 struct TunnelCore {
-    dialer: Arc<Dialer>,
     encrypted: bool,
     /// Of the newest producer. Older ones are cut.
     passage: Mutex<Option<Arc<PassageCore>>>,
@@ -40,19 +39,19 @@ struct TunnelCore {
 }
 
 impl KafkaTunnel {
-    pub(super) fn open(dialer: Arc<Dialer>, encrypted: bool) -> Result<Self, Undelivered> {
+    pub(super) fn open(encrypted: bool) -> Result<Self, Undelivered> {
         let (listener, address) = listen().map_err(|error| {
             judge(&error, Failure::retryable(format!("cannot listen on loopback: {error}")))
         })?;
-        let passage = Mutex::default();
-        let core = Arc::new(TunnelCore { dialer, encrypted, passage, closed: CancellationToken::new() });
+        let core =
+            Arc::new(TunnelCore { encrypted, passage: Mutex::default(), closed: CancellationToken::new() });
         tokio::spawn(Arc::clone(&core).run(listener));
         Ok(Self { address, core })
     }
 
     /// For a new producer. The one before is cut off.
-    pub(super) fn passage(&self) -> Passage {
-        let core = Arc::new(PassageCore::new());
+    pub(super) fn passage(&self, dialer: &Arc<Dialer>) -> Passage {
+        let core = Arc::new(PassageCore::new(Arc::clone(dialer)));
         let mut newest = self.core.passage.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = newest.replace(Arc::clone(&core)) {
             before.cut();
@@ -98,6 +97,8 @@ impl TunnelCore {
         let greeted = tokio::time::timeout(GREETING_TIMEOUT, self.greet(&mut client)).await;
         let Ok(Ok((passage, broker))) = greeted else { return };
         tokio::select! {
+            // What is cut carries not one piece more.
+            biased;
             () = passage.until_cut() => {}
             () = self.carry_to(client, &broker, &passage) => {}
         }
@@ -113,7 +114,7 @@ impl TunnelCore {
     }
 
     async fn carry_to(&self, mut client: TcpStream, broker: &BrokerAddress, passage: &PassageCore) {
-        match self.dialer.open(&broker.host, broker.port, self.encrypted).await {
+        match passage.dialer.open(&broker.host, broker.port, self.encrypted).await {
             Ok(server) => {
                 if socks::reply(&mut client, SocksReply::Connected).await.is_ok() {
                     passage.carry(client, server, broker).await;
@@ -147,16 +148,16 @@ mod tests {
     #[tokio::test]
     async fn only_the_newest_producer_is_let_in() {
         let environment = Environment { allow_internal: true, ..Environment::default() };
-        let dialer = Dialer::new(&TlsConfig::default(), &[], &environment).unwrap();
-        let tunnel = KafkaTunnel::open(Arc::new(dialer), false).unwrap();
+        let dialer = Arc::new(Dialer::new(&TlsConfig::default(), &[], &environment).unwrap());
+        let tunnel = KafkaTunnel::open(false).unwrap();
         assert!(!is_let_in(&tunnel, b"").await);
-        let first = tunnel.passage();
+        let first = tunnel.passage(&dialer);
         assert!(is_let_in(&tunnel, first.password()).await);
         assert!(!is_let_in(&tunnel, b"guess").await);
-        let second = tunnel.passage();
+        let second = tunnel.passage(&dialer);
         assert!(!is_let_in(&tunnel, first.password()).await);
         assert!(is_let_in(&tunnel, second.password()).await);
-        second.cut();
+        second.lose("a fatal error".to_owned());
         assert!(!is_let_in(&tunnel, second.password()).await);
     }
 }

@@ -145,7 +145,8 @@ impl Sink for NatsSink {
         let send = async |client: &NatsClient| {
             let answer = client.publish(message).await;
             answer.ok_or_else(|| {
-                Failure::retryable(format!("the connection to {} was lost", self.address)).into()
+                let error = format!("the connection to {} was lost", self.address);
+                Failure { ambiguous: true, ..Failure::retryable(error) }.into()
             })
         };
         let answer = self.link.deliver(send).await?;

@@ -8,7 +8,8 @@ use crate::verdict::{Class, Failure, ReceiverHealth};
 /// Of an XADD.
 pub(super) fn failure(error: &RedisError, address: &BrokerAddress) -> Failure {
     let (Some(code), ErrorKind::Server(_) | ErrorKind::Extension) = (error.code(), error.kind()) else {
-        return Failure::retryable(format!("the connection to {address} was lost: {error}"));
+        let failure = Failure::retryable(format!("the connection to {address} was lost: {error}"));
+        return Failure { ambiguous: true, ..failure };
     };
     let detail = error.detail().unwrap_or_default();
     let (class, receiver) = judge(code, detail);

@@ -44,6 +44,29 @@ async fn attempts_are_counted_by_what_they_came_to() {
 }
 
 #[tokio::test]
+async fn an_attempt_without_an_answer_is_counted_because_the_receiver_may_have_the_message() {
+    let world = World::new().await;
+    let config = json!({ "timeout": 0.5 });
+    world.endpoint_from(json!({ "name": "a", "retry_policy": quick(9), "config": config })).await;
+    let nowhere = json!({ "url": "http://127.0.0.1:1/" });
+    world.endpoint_from(json!({ "name": "b", "retry_policy": quick(2), "config": nowhere })).await;
+    world.receiver.script(|arrival| match arrival.attempt {
+        1 => Answer::ok().held(),
+        2 => Answer::close(),
+        3 => Answer::status(500),
+        _ => Answer::ok(),
+    });
+    let engine = world.engine().await;
+    let (a, b) = (world.send("a", 1).await, world.send("b", 2).await);
+    world.until_state(a, State::Completed).await;
+    world.until_state(b, State::Dead).await;
+    let read = engine.measures().read();
+    let counted = read.endpoints.iter().map(|endpoint| (endpoint.attempts[1].2, endpoint.ambiguous));
+    assert_eq!(counted.collect::<Vec<_>>(), [(3, 2), (2, 0)]);
+    engine.stop().await;
+}
+
+#[tokio::test]
 async fn what_runs_is_in_flight_and_what_a_dropped_endpoint_did_is_kept() {
     let world = World::new().await;
     world.endpoint("a").await;

@@ -19,8 +19,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use postrider::endpoint::Endpoint;
 use postrider::sink::{Delivery, Environment, Sink, Undelivered, connect};
-use postrider::verdict::{Class, Receipt};
-use serde_json::Value;
+use postrider::verdict::{Class, Failure, Receipt};
+use serde_json::{Value, json};
 use test_servers::{BrokerKind, BrokerListeners, Proxy};
 
 use super::super::support::*;
@@ -159,7 +159,18 @@ pub(super) async fn deliver(
 ) -> Result<Receipt, Undelivered> {
     tokio::time::timeout(timeout, sink.deliver(delivery))
         .await
-        .unwrap_or_else(|_| Err(postrider::verdict::Failure::timed_out(timeout).into()))
+        .unwrap_or_else(|_| Err(Failure { ambiguous: true, ..Failure::timed_out(timeout) }.into()))
+}
+
+/// For an outcome that must come by itself.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(super) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let asked = std::time::Instant::now();
+    while !condition() {
+        assert!(asked.elapsed() < PATIENCE, "{what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 /// Both maps as one config.

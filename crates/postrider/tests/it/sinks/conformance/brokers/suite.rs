@@ -6,7 +6,6 @@ use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use postrider::message::Message;
 use postrider::sink::SinkConnection;
-use serde_json::json;
 use test_servers::brokers::{DENIED_USER, MESSAGE_BYTES_MAX, PASSWORD, USER};
 use test_servers::proxy::Fault;
 
@@ -15,17 +14,6 @@ use super::*;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a delivery waits where no answer will come.
 const SHORT: Duration = Duration::from_millis(1500);
-/// For an outcome that must come by itself.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let asked = std::time::Instant::now();
-    while !condition() {
-        assert!(asked.elapsed() < PATIENCE, "{what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
-
 /// Tries again until it is delivered; the number of failures, all of which must be retryable.
 async fn insist(sink: &dyn Sink, message: &Message) -> u32 {
     let begun = std::time::Instant::now();
@@ -120,7 +108,7 @@ pub(super) async fn nothing_is_delivered_while_acknowledgements_are_lost<B: Brok
 pub(super) async fn a_cut_connection_loses_nothing_and_comes_back<B: BrokerUnderTest>() {
     let Some(bench) = Bench::<B>::shared().await else { return };
     let sink = bench.sink();
-    let mut acknowledged = BTreeSet::new();
+    let (mut acknowledged, mut refused) = (BTreeSet::new(), BTreeSet::new());
     for round in 0..10 {
         let sent: Vec<_> =
             (0..32).map(|number| delivery(message(round * 32 + number, vec![b'1'; 1000]))).collect();
@@ -136,6 +124,9 @@ pub(super) async fn a_cut_connection_loses_nothing_and_comes_back<B: BrokerUnder
                 Err(undelivered) => {
                     let failure = undelivered.failed();
                     assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+                    if !failure.ambiguous {
+                        refused.insert(sent.public_id());
+                    }
                 }
             }
         }
@@ -144,6 +135,7 @@ pub(super) async fn a_cut_connection_loses_nothing_and_comes_back<B: BrokerUnder
     let held: BTreeSet<String> = bench.ids().await.into_iter().collect();
     assert!(held.contains(&id(1000)));
     assert!(acknowledged.is_subset(&held), "{:?}", acknowledged.difference(&held).collect::<Vec<_>>());
+    assert!(refused.is_disjoint(&held), "{:?}", refused.intersection(&held).collect::<Vec<_>>());
 }
 
 pub(super) async fn while_the_broker_is_away_deliveries_are_refused_and_the_sink_reconnects_by_itself<
