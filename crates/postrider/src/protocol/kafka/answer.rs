@@ -23,7 +23,7 @@ pub(super) fn failure(error: &KrafkaError, brokers: &str, topic: &str, alone: bo
             Failure { ambiguous: true, receiver: ReceiverHealth::Overloaded, ..Failure::retryable(error) }
         }
         KrafkaError::Timeout { .. } => {
-            Failure::retryable(format!("{brokers} told nothing of topic {topic} in time"))
+            Failure::retryable(format!("{brokers} was not ready for topic {topic} in time"))
         }
         KrafkaError::Auth { message, .. } => refused_login(message, brokers),
         // Of a partition that the topic does not have, or not yet.

@@ -7,6 +7,7 @@ use krafka::error::KrafkaError;
 use krafka::producer::{Acks, Producer, Record, RecordMetadata};
 use krafka::{CloseOptions, Compression, Kafka};
 use tokio::runtime::Handle;
+use tokio::time::{Instant, timeout_at};
 
 use super::config::{KafkaCompression, ProducerConfig};
 use super::passage::Passage;
@@ -30,8 +31,16 @@ impl KafkaClient {
         Self { producer: Arc::new(producer), passage }
     }
 
-    pub(super) async fn send(&self, record: Record) -> Result<RecordMetadata, KrafkaError> {
-        let sent = self.producer.send(record).await;
+    /// Not sent unless the producer has it at `hand_over`.
+    pub(super) async fn send(
+        &self,
+        record: Record,
+        hand_over: Instant,
+    ) -> Result<RecordMetadata, KrafkaError> {
+        let sent = match until(hand_over, self.producer.enqueue(record)).await {
+            Ok(queued) => queued.await,
+            Err(error) => Err(error),
+        };
         if let Err(error) = &sent
             && error.is_fatal()
         {
@@ -39,6 +48,18 @@ impl KafkaClient {
         }
         sent
     }
+}
+
+/// A step that may be dropped, and is not begun too late.
+async fn until<T>(
+    end: Instant,
+    step: impl Future<Output = Result<T, KrafkaError>>,
+) -> Result<T, KrafkaError> {
+    let late = || KrafkaError::timeout("the first half of the attempt");
+    if Instant::now() >= end {
+        return Err(late());
+    }
+    timeout_at(end, step).await.map_err(|_| late())?
 }
 
 /// A dropped producer would go on to send what it holds. Its connections are cut first, so that nothing leaves.

@@ -5,8 +5,6 @@ use std::time::Instant;
 
 use futures_util::future::join_all;
 use postrider::message::Message;
-use postrider::verdict::Failure;
-use serde_json::json;
 use test_servers::brokers::{DENIED_USER, MESSAGE_BYTES_MAX, PASSWORD, USER, kafka};
 use test_servers::proxy::Fault;
 
@@ -44,6 +42,11 @@ impl BrokerUnderTest for KafkaBroker {
 
     fn unroutable(port: u16) -> Option<(Value, Class)> {
         Some((Self::config(port, "missing"), Class::Retryable))
+    }
+
+    /// A producer gives all records the same time.
+    fn another_policy() -> Value {
+        json!({"key": "7"})
     }
 }
 
@@ -259,6 +262,49 @@ async fn small_messages_do_not_die_of_the_batch_that_they_were_in() {
     assert_eq!(ids.len(), 100);
     let failure = failure(&*sink, &delivery(message(1000, vec![b'1'; MESSAGE_BYTES_MAX / 2]))).await;
     assert_eq!(failure.class, Class::Permanent, "{}", failure.error);
+}
+
+/// While a topic is deleted, the producer keeps its records and tries again. Records of another keep the producer busy.
+#[tokio::test]
+async fn a_record_whose_attempt_has_failed_is_not_written_later() {
+    let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
+    let topic = bench.topic("deleted", 1, &[]);
+    let sink = bench.sink_of(with(bench.config(), json!({"timeout": 3})));
+    sink.deliver(&sent(0, json!({"topic": topic}))).await.unwrap();
+    bench.wire().delete_topic(&topic);
+    let busy = async {
+        loop {
+            sink.deliver(&sent(0, json!({}))).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let given_up = sent(1, json!({"topic": topic}));
+    let failure = tokio::select! {
+        result = deliver(&*sink, &given_up, Duration::from_secs(3)) => result.failed(),
+        () = busy => unreachable!("it has no end"),
+    };
+    assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+    bench.wire().create_topic(&topic, 1, &[]);
+    let begun = Instant::now();
+    while deliver(&*sink, &sent(2, json!({"topic": topic})), Duration::from_secs(3)).await.is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+    // The producer keeps the order in which it was given the records of a partition.
+    let ids: BTreeSet<String> =
+        bench.wire().records(&topic, 0).into_iter().map(|record| record.message.id).collect();
+    assert_eq!(ids, [id(2)].into());
+}
+
+#[tokio::test]
+async fn a_record_that_would_be_late_is_not_given_to_the_producer() {
+    let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
+    // To connect takes several round trips, which together are more than half of the attempt.
+    bench.proxy.set(Fault::Delay(Duration::from_millis(250)));
+    let sink = bench.sink_of(with(bench.config(), json!({"timeout": 2})));
+    let failure = failure(&*sink, &sent(1, json!({}))).await;
+    assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+    assert!(!failure.ambiguous, "{}", failure.error);
+    assert_eq!(bench.ids().await, [""; 0]);
 }
 
 /// Also what is sent twice, because its acknowledgement was lost, stands in its place the first time.

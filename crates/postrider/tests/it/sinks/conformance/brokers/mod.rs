@@ -73,6 +73,11 @@ pub(super) trait BrokerUnderTest: Send + Sync + 'static {
         Some(Class::Permanent)
     }
 
+    /// What endpoints that share a connection may have different.
+    fn another_policy() -> Value {
+        json!({"timeout": 3})
+    }
+
     /// Does the broker still have what it acknowledged when it was killed? Otherwise the reason is in the protocol's file.
     fn survives_a_kill() -> bool {
         true
