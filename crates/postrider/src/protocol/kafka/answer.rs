@@ -6,10 +6,10 @@ use crate::net::judge;
 use crate::sink::Undelivered;
 use crate::verdict::{Class, Failure, ReceiverHealth};
 
-/// Of one record. `alone` says that no other record was in its batch.
-pub(super) fn failure(error: &KrafkaError, brokers: &str, topic: &str, alone: bool) -> Failure {
+/// Of one record.
+pub(super) fn failure(error: &KrafkaError, brokers: &str, topic: &str) -> Failure {
     match error {
-        KrafkaError::Broker { code, .. } => answered(*code, brokers, topic, alone),
+        KrafkaError::Broker { code, .. } => answered(*code, brokers, topic),
         KrafkaError::Protocol {
             kind: ProtocolErrorKind::InvalidLength | ProtocolErrorKind::FrameTooLarge,
             message,
@@ -34,6 +34,13 @@ pub(super) fn failure(error: &KrafkaError, brokers: &str, topic: &str, alone: bo
     }
 }
 
+pub(super) fn is_too_large(error: &KrafkaError) -> bool {
+    matches!(
+        error,
+        KrafkaError::Broker { code: ErrorCode::MessageTooLarge | ErrorCode::RecordListTooLarge, .. }
+    )
+}
+
 /// Of a connection. `trouble` is what the tunnel saw.
 pub(super) fn cannot_open(error: &KrafkaError, trouble: Option<Undelivered>, brokers: &str) -> Undelivered {
     match error {
@@ -56,13 +63,13 @@ fn refused_login(why: &str, brokers: &str) -> Failure {
     Failure::retryable(format!("{brokers} refused the sign-in: {why}"))
 }
 
-fn answered(code: ErrorCode, brokers: &str, topic: &str, alone: bool) -> Failure {
-    let (class, receiver) = class_of(code, alone);
+fn answered(code: ErrorCode, brokers: &str, topic: &str) -> Failure {
+    let (class, receiver) = class_of(code);
     let error = format!("{brokers} answered {code:?} for topic {topic}");
     Failure { receiver, ..Failure::new(class, error) }
 }
 
-fn class_of(code: ErrorCode, alone: bool) -> (Class, ReceiverHealth) {
+fn class_of(code: ErrorCode) -> (Class, ReceiverHealth) {
     match code {
         // Rights.
         ErrorCode::TopicAuthorizationFailed
@@ -70,14 +77,11 @@ fn class_of(code: ErrorCode, alone: bool) -> (Class, ReceiverHealth) {
         // What no broker of this cluster would take.
         | ErrorCode::InvalidTopic
         | ErrorCode::InvalidRecord
+        | ErrorCode::MessageTooLarge
+        | ErrorCode::RecordListTooLarge
         | ErrorCode::PolicyViolation
         | ErrorCode::UnsupportedCompressionType
         | ErrorCode::UnsupportedForMessageFormat => (Class::Permanent, ReceiverHealth::Unknown),
-        // The limit is one for a batch. The next attempt may be in a smaller one.
-        ErrorCode::MessageTooLarge | ErrorCode::RecordListTooLarge => match alone {
-            true => (Class::Permanent, ReceiverHealth::Unknown),
-            false => (Class::Retryable, ReceiverHealth::Busy),
-        },
         ErrorCode::ThrottlingQuotaExceeded => (Class::Retryable, ReceiverHealth::Overloaded),
         // Unknown topics, leaders that changed, too few replicas, full disks, and what later versions may have: the
         // cluster has to change, not the message.
@@ -102,15 +106,10 @@ mod tests {
             ErrorCode::SaslAuthenticationFailed,
         ];
         for code in permanent {
-            assert_eq!(class_of(code, true), (Class::Permanent, ReceiverHealth::Unknown), "{code:?}");
+            assert_eq!(class_of(code), (Class::Permanent, ReceiverHealth::Unknown), "{code:?}");
         }
         for code in retryable {
-            assert_eq!(class_of(code, true), (Class::Retryable, ReceiverHealth::Failing), "{code:?}");
+            assert_eq!(class_of(code), (Class::Retryable, ReceiverHealth::Failing), "{code:?}");
         }
-    }
-
-    #[test]
-    fn a_record_that_shared_a_batch_may_be_small_enough() {
-        assert_eq!(class_of(ErrorCode::MessageTooLarge, false).0, Class::Retryable);
     }
 }

@@ -58,11 +58,12 @@ impl Sink for KafkaSink {
             .into());
         }
         let sent = self.link.deliver(async |client: &KafkaClient| {
-            let sent = client.send(record, hand_over).await;
-            sent.map_err(|error| {
-                // The client puts a larger record in a batch of its own.
-                answer::failure(&error, &self.brokers, &topic, bytes > BATCH_BYTES_MAX).into()
-            })
+            let mut sent = client.send(record, hand_over).await;
+            // Kafka's limit is one for batches. A larger record had one of its own.
+            if bytes <= BATCH_BYTES_MAX && sent.as_ref().is_err_and(answer::is_too_large) {
+                sent = client.send_single(self.records.record(delivery), hand_over).await;
+            }
+            sent.map_err(|error| answer::failure(&error, &self.brokers, &topic).into())
         });
         match sent.await?.delivery {
             DeliveryConfirmation::Offset | DeliveryConfirmation::Deduplicated => Ok(Receipt::default()),

@@ -231,37 +231,25 @@ async fn a_topic_that_a_user_may_not_write_to_is_permanent_and_hurts_no_other() 
 
 /// A topic's limit is one for batches: records that are refused in a batch may be small enough alone.
 #[tokio::test]
-async fn small_messages_do_not_die_of_the_batch_that_they_were_in() {
+async fn a_message_that_is_too_large_dies_at_once_and_takes_none_of_its_batch_along() {
     let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
     let topic = bench.topic("small", 1, &[("max.message.bytes", "1500")]);
     let sink = bench.sink_of(with(bench.config(), json!({"topic": topic})));
-    let mut waiting: Vec<_> = (0..100).map(|number| delivery(message(number, vec![b'1'; 400]))).collect();
-    while !waiting.is_empty() {
-        let results = join_all(waiting.iter().map(|sent| sink.deliver(sent))).await;
-        let mut results = results.into_iter();
-        waiting.retain(|_| match results.next().unwrap() {
-            Ok(_) => false,
-            Err(undelivered) => {
-                let failure = undelivered.failed();
-                assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
-                true
-            }
-        });
-        // As a receiver that wants fewer at a time is sent fewer.
-        let half = waiting.len() / 2;
-        for sent in waiting.drain(half..) {
-            let mut attempts = 0;
-            while sink.deliver(&sent).await.is_err() {
-                attempts += 1;
-                assert!(attempts < 5);
-            }
-        }
+    let small: Vec<_> = (0..100).map(|number| delivery(message(number, vec![b'1'; 400]))).collect();
+    let large = [20 << 10, MESSAGE_BYTES_MAX / 2].map(|bytes| delivery(message(1000, vec![b'1'; bytes])));
+    let results = join_all(small.iter().chain(&large).map(|sent| sink.deliver(sent))).await;
+    let (small, large) = results.split_at(small.len());
+    for result in small {
+        result.as_ref().unwrap();
     }
-    let ids: BTreeSet<String> =
-        bench.wire().records(&topic, 0).into_iter().map(|record| record.message.id).collect();
-    assert_eq!(ids.len(), 100);
-    let failure = failure(&*sink, &delivery(message(1000, vec![b'1'; MESSAGE_BYTES_MAX / 2]))).await;
-    assert_eq!(failure.class, Class::Permanent, "{}", failure.error);
+    for result in large {
+        let failure = result.clone().failed();
+        assert_eq!(failure.class, Class::Permanent, "{}", failure.error);
+        assert!(!failure.counts_for_breaker() && !failure.ambiguous, "{}", failure.error);
+    }
+    let records = bench.wire().records(&topic, 0);
+    let ids: BTreeSet<String> = records.iter().map(|record| record.message.id.clone()).collect();
+    assert_eq!((records.len(), ids), (100, (0..100).map(id).collect()));
 }
 
 /// While a topic is deleted, the producer keeps its records and tries again. Records of another keep the producer busy.
