@@ -63,7 +63,9 @@ impl Sink for KafkaSink {
             if bytes <= BATCH_BYTES_MAX && sent.as_ref().is_err_and(answer::is_too_large) {
                 sent = client.send_single(self.records.record(delivery), hand_over).await;
             }
-            sent.map_err(|error| answer::failure(&error, &self.brokers, &topic).into())
+            let options = &delivery.message.options;
+            let chosen = options.contains_key("topic") || options.contains_key("partition");
+            sent.map_err(|error| answer::failure(&error, &self.brokers, &topic, chosen).into())
         });
         match sent.await?.delivery {
             DeliveryConfirmation::Offset | DeliveryConfirmation::Deduplicated => Ok(Receipt::default()),

@@ -194,6 +194,7 @@ async fn an_unknown_topic_is_retryable_and_quick_and_its_message_is_not_sent_lat
     let failure = failure(&*sink, &delivery(message(1, "{}"))).await;
     assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
     assert_says(&failure, &topic);
+    assert!(failure.counts_for_breaker(), "{}", failure.error);
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     bench.wire().create_topic(&topic, 1, &[]);
     deliver(&*sink, &delivery(message(2, "{}")), Duration::from_secs(10)).await.unwrap();
@@ -204,9 +205,22 @@ async fn an_unknown_topic_is_retryable_and_quick_and_its_message_is_not_sent_lat
 #[tokio::test]
 async fn a_partition_that_a_topic_does_not_have_is_retryable() {
     let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
-    let failure = failure(&*bench.sink(), &sent(1, json!({"partition": 7}))).await;
+    let sink = bench.sink_of(with(bench.config(), json!({"partition": 7})));
+    let failure = failure(&*sink, &sent(1, json!({}))).await;
     assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+    assert!(failure.counts_for_breaker(), "{}", failure.error);
     assert_says(&failure, "partition");
+}
+
+#[tokio::test]
+async fn a_mistake_in_the_options_of_a_message_says_nothing_about_the_cluster() {
+    let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
+    let sink = bench.sink();
+    for options in [json!({"topic": format!("{}-mistyped", bench.target)}), json!({"partition": 7})] {
+        let failure = failure(&*sink, &sent(1, options)).await;
+        assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+        assert!(!failure.counts_for_breaker() && !failure.is_overload(), "{}", failure.error);
+    }
 }
 
 #[tokio::test]
