@@ -5,9 +5,11 @@ use std::time::Instant;
 
 use futures_util::future::join_all;
 use postrider::message::Message;
+use postrider::sink::SinkConnection;
 use test_servers::brokers::{DENIED_USER, MESSAGE_BYTES_MAX, PASSWORD, USER, kafka};
 use test_servers::proxy::Fault;
 
+use super::kafka_followers::Followers;
 use super::kafka_wire::{Wire, WireRecord};
 use super::*;
 
@@ -307,6 +309,59 @@ async fn a_record_that_would_be_late_is_not_given_to_the_producer() {
     assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
     assert!(!failure.ambiguous, "{}", failure.error);
     assert_eq!(bench.ids().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_connection_that_freezes_is_replaced_within_one_attempt() {
+    let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
+    let sink = bench.sink();
+    sink.deliver(&sent(0, json!({}))).await.unwrap();
+    let before = bench.proxy.accepted();
+    bench.proxy.set(Fault::Freeze);
+    let failure = failure(&*sink, &sent(1, json!({}))).await;
+    assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+    assert!(failure.ambiguous && !failure.error.contains("timed out after"), "{}", failure.error);
+    until("a new connection", || bench.proxy.accepted() > before).await;
+    bench.proxy.set(Fault::None);
+    until("the sink is connected again", || sink.connection() == SinkConnection::Up).await;
+    sink.deliver(&sent(2, json!({}))).await.unwrap();
+    assert!(bench.ids().await.contains(&id(2)));
+}
+
+/// Brokers close what is idle. The next delivery must not find that out.
+#[tokio::test]
+async fn a_broker_that_closes_idle_connections_costs_no_attempt() {
+    let start = || KafkaBroker::KIND.start_with("connections.max.idle.ms=3000");
+    let Some(broker) = tokio::task::spawn_blocking(start).await.unwrap() else { return };
+    let bench = Bench::<KafkaBroker>::on(&broker.listeners().clone()).await;
+    let sink = bench.sink();
+    for number in 0..3 {
+        deliver(&*sink, &sent(number, json!({})), Duration::from_secs(10)).await.unwrap();
+        let before = bench.proxy.accepted();
+        until("the broker closes the connection", || bench.proxy.accepted() > before).await;
+        until("the sink is connected again", || sink.connection() == SinkConnection::Up).await;
+    }
+    assert_eq!(bench.ids().await, (0..3).map(id).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_leader_that_changes_costs_no_attempt_and_one_that_is_missing_is_retryable() {
+    let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
+    let followers = Followers::before(bench.listeners.plain).await;
+    let config = KafkaBroker::config(followers.port(), &bench.target);
+    let sink = bench.sink_of(with(config, json!({"timeout": 5})));
+    sink.deliver(&sent(0, json!({}))).await.unwrap();
+    followers.refuse(2);
+    sink.deliver(&sent(1, json!({}))).await.unwrap();
+    assert_eq!(followers.refusals_left(), 0);
+    followers.refuse(usize::MAX);
+    let failure = failure(&*sink, &sent(2, json!({}))).await;
+    assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+    assert!(failure.counts_for_breaker() && !failure.ambiguous, "{}", failure.error);
+    assert_says(&failure, "no leader");
+    followers.refuse(0);
+    sink.deliver(&sent(2, json!({}))).await.unwrap();
+    assert_eq!(bench.ids().await, (0..3).map(id).collect::<Vec<_>>());
 }
 
 /// Also what is sent twice, because its acknowledgement was lost, stands in its place the first time.

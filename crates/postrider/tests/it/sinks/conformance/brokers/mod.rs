@@ -6,6 +6,7 @@ mod mqtt;
 mod nats;
 mod amqp;
 mod kafka;
+mod kafka_followers;
 mod kafka_wire;
 mod redis;
 mod suite;
