@@ -6,10 +6,10 @@ use crate::net::judge;
 use crate::sink::Undelivered;
 use crate::verdict::{Class, Failure, ReceiverHealth};
 
-/// Of one record. `alone` says that no other record was in its batch.
-pub(super) fn failure(error: &KrafkaError, brokers: &str, topic: &str, alone: bool) -> Failure {
+/// Of one record. `chosen` says that the message itself named its topic or partition.
+pub(super) fn failure(error: &KrafkaError, brokers: &str, topic: &str, chosen: bool) -> Failure {
     match error {
-        KrafkaError::Broker { code, .. } => answered(*code, brokers, topic, alone),
+        KrafkaError::Broker { code, .. } => answered(*code, brokers, topic, chosen),
         KrafkaError::Protocol {
             kind: ProtocolErrorKind::InvalidLength | ProtocolErrorKind::FrameTooLarge,
             message,
@@ -23,15 +23,28 @@ pub(super) fn failure(error: &KrafkaError, brokers: &str, topic: &str, alone: bo
             Failure { ambiguous: true, receiver: ReceiverHealth::Overloaded, ..Failure::retryable(error) }
         }
         KrafkaError::Timeout { .. } => {
-            Failure::retryable(format!("{brokers} told nothing of topic {topic} in time"))
+            Failure::retryable(format!("{brokers} was not ready for topic {topic} in time"))
         }
         KrafkaError::Auth { message, .. } => refused_login(message, brokers),
         // Of a partition that the topic does not have, or not yet.
         KrafkaError::Config { message } => {
-            Failure::retryable(format!("the record cannot be sent to {brokers}: {message}"))
+            let error = format!("the record cannot be sent to {brokers}: {message}");
+            Failure { receiver: unknown_place(chosen), ..Failure::retryable(error) }
         }
         other => Failure::retryable(format!("the record was not acknowledged by {brokers}: {other}")),
     }
+}
+
+pub(super) fn is_too_large(error: &KrafkaError) -> bool {
+    matches!(
+        error,
+        KrafkaError::Broker { code: ErrorCode::MessageTooLarge | ErrorCode::RecordListTooLarge, .. }
+    )
+}
+
+/// A cluster that lacks what the endpoint names fails all of its messages; what one message names may be a mistake.
+fn unknown_place(chosen: bool) -> ReceiverHealth {
+    if chosen { ReceiverHealth::Unknown } else { ReceiverHealth::Failing }
 }
 
 /// Of a connection. `trouble` is what the tunnel saw.
@@ -56,13 +69,13 @@ fn refused_login(why: &str, brokers: &str) -> Failure {
     Failure::retryable(format!("{brokers} refused the sign-in: {why}"))
 }
 
-fn answered(code: ErrorCode, brokers: &str, topic: &str, alone: bool) -> Failure {
-    let (class, receiver) = class_of(code, alone);
+fn answered(code: ErrorCode, brokers: &str, topic: &str, chosen: bool) -> Failure {
+    let (class, receiver) = class_of(code, chosen);
     let error = format!("{brokers} answered {code:?} for topic {topic}");
     Failure { receiver, ..Failure::new(class, error) }
 }
 
-fn class_of(code: ErrorCode, alone: bool) -> (Class, ReceiverHealth) {
+fn class_of(code: ErrorCode, chosen: bool) -> (Class, ReceiverHealth) {
     match code {
         // Rights.
         ErrorCode::TopicAuthorizationFailed
@@ -70,17 +83,15 @@ fn class_of(code: ErrorCode, alone: bool) -> (Class, ReceiverHealth) {
         // What no broker of this cluster would take.
         | ErrorCode::InvalidTopic
         | ErrorCode::InvalidRecord
+        | ErrorCode::MessageTooLarge
+        | ErrorCode::RecordListTooLarge
         | ErrorCode::PolicyViolation
         | ErrorCode::UnsupportedCompressionType
         | ErrorCode::UnsupportedForMessageFormat => (Class::Permanent, ReceiverHealth::Unknown),
-        // The limit is one for a batch. The next attempt may be in a smaller one.
-        ErrorCode::MessageTooLarge | ErrorCode::RecordListTooLarge => match alone {
-            true => (Class::Permanent, ReceiverHealth::Unknown),
-            false => (Class::Retryable, ReceiverHealth::Busy),
-        },
+        ErrorCode::UnknownTopicOrPartition => (Class::Retryable, unknown_place(chosen)),
         ErrorCode::ThrottlingQuotaExceeded => (Class::Retryable, ReceiverHealth::Overloaded),
-        // Unknown topics, leaders that changed, too few replicas, full disks, and what later versions may have: the
-        // cluster has to change, not the message.
+        // Leaders that changed, too few replicas, full disks, and what later versions may have: the cluster has to change,
+        // not the message.
         _ => (Class::Retryable, ReceiverHealth::Failing),
     }
 }
@@ -102,15 +113,10 @@ mod tests {
             ErrorCode::SaslAuthenticationFailed,
         ];
         for code in permanent {
-            assert_eq!(class_of(code, true), (Class::Permanent, ReceiverHealth::Unknown), "{code:?}");
+            assert_eq!(class_of(code, false), (Class::Permanent, ReceiverHealth::Unknown), "{code:?}");
         }
         for code in retryable {
-            assert_eq!(class_of(code, true), (Class::Retryable, ReceiverHealth::Failing), "{code:?}");
+            assert_eq!(class_of(code, false), (Class::Retryable, ReceiverHealth::Failing), "{code:?}");
         }
-    }
-
-    #[test]
-    fn a_record_that_shared_a_batch_may_be_small_enough() {
-        assert_eq!(class_of(ErrorCode::MessageTooLarge, false).0, Class::Retryable);
     }
 }

@@ -1,4 +1,4 @@
-//! A producer, and how it is dropped.
+//! A producer, what it is given, and how it is dropped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +7,8 @@ use krafka::error::KrafkaError;
 use krafka::producer::{Acks, Producer, Record, RecordMetadata};
 use krafka::{CloseOptions, Compression, Kafka};
 use tokio::runtime::Handle;
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, timeout_at};
 
 use super::config::{KafkaCompression, ProducerConfig};
 use super::passage::Passage;
@@ -21,17 +23,49 @@ const BUFFER_BYTES_MAX: usize = 1 << 30;
 const TOPIC_WAIT: Duration = Duration::from_secs(2);
 
 pub(super) struct KafkaClient {
+    kafka: Kafka,
+    config: ProducerConfig,
     producer: Arc<Producer>,
+    /// Gives every record a batch of its own. Made when a batch is too large for the first time.
+    single: OnceCell<Arc<Producer>>,
     passage: Passage,
 }
 
 impl KafkaClient {
-    pub(super) fn new(producer: Producer, passage: Passage) -> Self {
-        Self { producer: Arc::new(producer), passage }
+    pub(super) fn new(kafka: Kafka, config: ProducerConfig, producer: Producer, passage: Passage) -> Self {
+        Self { kafka, config, producer: Arc::new(producer), single: OnceCell::new(), passage }
     }
 
-    pub(super) async fn send(&self, record: Record) -> Result<RecordMetadata, KrafkaError> {
-        let sent = self.producer.send(record).await;
+    /// In a batch with others. Not sent unless the producer has it at `hand_over`.
+    pub(super) async fn send(
+        &self,
+        record: Record,
+        hand_over: Instant,
+    ) -> Result<RecordMetadata, KrafkaError> {
+        self.send_by(&self.producer, record, hand_over).await
+    }
+
+    /// So that the answer is about this record and no other.
+    pub(super) async fn send_single(
+        &self,
+        record: Record,
+        hand_over: Instant,
+    ) -> Result<RecordMetadata, KrafkaError> {
+        let make = async || producer(&self.kafka, &self.config, 1).await.map(Arc::new);
+        let producer = until(hand_over, self.single.get_or_try_init(make)).await?;
+        self.send_by(producer, record, hand_over).await
+    }
+
+    async fn send_by(
+        &self,
+        producer: &Producer,
+        record: Record,
+        hand_over: Instant,
+    ) -> Result<RecordMetadata, KrafkaError> {
+        let sent = match until(hand_over, producer.enqueue(record)).await {
+            Ok(queued) => queued.await,
+            Err(error) => Err(error),
+        };
         if let Err(error) = &sent
             && error.is_fatal()
         {
@@ -41,12 +75,25 @@ impl KafkaClient {
     }
 }
 
+/// A step that may be dropped, and is not begun too late.
+async fn until<T>(
+    end: Instant,
+    step: impl Future<Output = Result<T, KrafkaError>>,
+) -> Result<T, KrafkaError> {
+    let late = || KrafkaError::timeout("the first half of the attempt");
+    if Instant::now() >= end {
+        return Err(late());
+    }
+    timeout_at(end, step).await.map_err(|_| late())?
+}
+
 /// A dropped producer would go on to send what it holds. Its connections are cut first, so that nothing leaves.
 impl Drop for KafkaClient {
     fn drop(&mut self) {
         self.passage.cut();
-        if let Ok(runtime) = Handle::try_current() {
-            let producer = Arc::clone(&self.producer);
+        let Ok(runtime) = Handle::try_current() else { return };
+        for producer in std::iter::once(&self.producer).chain(self.single.get()) {
+            let producer = Arc::clone(producer);
             runtime.spawn(async move {
                 let _ = producer.close_with(CloseOptions::new().timeout(Duration::ZERO)).await;
             });
@@ -54,7 +101,12 @@ impl Drop for KafkaClient {
     }
 }
 
-pub(super) async fn producer(kafka: &Kafka, config: &ProducerConfig) -> Result<Producer, KrafkaError> {
+/// One whose batches are not larger, unless one record is.
+pub(super) async fn producer(
+    kafka: &Kafka,
+    config: &ProducerConfig,
+    batch_bytes_max: usize,
+) -> Result<Producer, KrafkaError> {
     let compression = match config.compression {
         KafkaCompression::None => Compression::None,
         KafkaCompression::Gzip => Compression::Gzip,
@@ -69,7 +121,7 @@ pub(super) async fn producer(kafka: &Kafka, config: &ProducerConfig) -> Result<P
         .compression(compression)
         // A batch is sent at once if its partition has none under way.
         .linger(Duration::ZERO)
-        .batch_size(BATCH_BYTES_MAX)
+        .batch_size(batch_bytes_max)
         .max_request_size(REQUEST_BYTES_MAX)
         .buffer_memory(BUFFER_BYTES_MAX)
         .max_block(TOPIC_WAIT)

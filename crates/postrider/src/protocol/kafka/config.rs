@@ -16,9 +16,7 @@ use crate::protocol::headers::MapRules;
 use crate::protocol::keys::{ConfigKey, ValueKind};
 use crate::protocol::rules::{Must, Rule};
 use crate::protocol::tls::{CERTIFICATE_NEEDS_KEY, KEY_NEEDS_CERTIFICATE, TLS, TlsConfig};
-use crate::protocol::{
-    CONNECT_TIMEOUT, ProtocolConfig, ProtocolDefinition, TIMEOUT, TIMEOUT_DEFAULT, config,
-};
+use crate::protocol::{CONNECT_TIMEOUT, ProtocolConfig, ProtocolDefinition, TIMEOUT_SECONDS_MAX, config};
 use crate::sink::{Environment, Sink, Undelivered};
 
 /// Dozens of addresses. Clients need only a few to find the others.
@@ -59,7 +57,8 @@ const KEYS: &[ConfigKey] = &[
             PASSWORD.required(),
         ]),
     ),
-    TIMEOUT,
+    // No message has its own: the producer gives all records the same time.
+    ConfigKey::new("timeout", ValueKind::Seconds { max: TIMEOUT_SECONDS_MAX }).default("10"),
     CONNECT_TIMEOUT,
     TLS,
     CLOUDEVENTS,
@@ -192,10 +191,14 @@ impl KafkaConfig {
             compression: self.compression,
             sasl: self.sasl.clone(),
             tls: self.tls.clone(),
-            // The producer gives up well before the attempt ends, so that it sends nothing after a timeout. Shorter
-            // timeouts than the default share one producer.
-            patience: self.timeout.max(TIMEOUT_DEFAULT) / 2,
+            patience: self.timeout * 2 / 5,
         })
+    }
+
+    /// From the beginning of an attempt to the moment when the producer has its record, at the latest. After as long again
+    /// the attempt ends, and the producer has given up before: it cannot be told to, and would send the record later.
+    pub(super) fn hand_over_within(&self) -> Duration {
+        self.timeout / 2
     }
 }
 

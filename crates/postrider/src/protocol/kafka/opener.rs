@@ -12,7 +12,7 @@ use krafka::producer::Producer;
 use tokio::sync::OnceCell;
 
 use super::answer;
-use super::client::{KafkaClient, producer};
+use super::client::{BATCH_BYTES_MAX, KafkaClient, producer};
 use super::config::{ProducerConfig, SaslMechanism};
 use super::passage::Passage;
 use super::tunnel::KafkaTunnel;
@@ -44,12 +44,17 @@ impl KafkaOpener {
         Ok(Self { config, connect_timeout, dialer, secrets, tunnel: Arc::clone(tunnel) })
     }
 
-    async fn open_through(&self, passage: &Passage, login: AuthConfig) -> Result<Producer, Undelivered> {
+    async fn open_through(
+        &self,
+        passage: &Passage,
+        login: AuthConfig,
+    ) -> Result<(Kafka, Producer), Undelivered> {
         let failed =
             |error: KrafkaError| answer::cannot_open(&error, passage.trouble(), &self.config.brokers);
         let kafka = self.connect(passage, login).await.map_err(failed)?;
         self.check_brokers(&kafka).await?;
-        producer(&kafka, &self.config).await.map_err(failed)
+        let producer = producer(&kafka, &self.config, BATCH_BYTES_MAX).await.map_err(failed)?;
+        Ok((kafka, producer))
     }
 
     fn login(&self) -> Result<AuthConfig, Undelivered> {
@@ -111,12 +116,12 @@ impl OpenLink for KafkaOpener {
         let tunnel = self.tunnel.get_or_try_init(async || KafkaTunnel::open(encrypted)).await?;
         let login = self.login()?;
         let passage = tunnel.passage(&self.dialer);
-        let producer = tokio::select! {
+        let (kafka, producer) = tokio::select! {
             biased;
             refused = passage.refused() => return Err(refused),
             opened = self.open_through(&passage, login) => opened?,
         };
         let lost = passage.lost();
-        Ok(OpenedLink { client: KafkaClient::new(producer, passage), lost })
+        Ok(OpenedLink { client: KafkaClient::new(kafka, self.config.clone(), producer, passage), lost })
     }
 }

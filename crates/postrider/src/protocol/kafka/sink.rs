@@ -1,10 +1,12 @@
 //! The sink: one producer for all endpoints of a cluster, one record for each delivery.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use krafka::producer::DeliveryConfirmation;
 use tokio::sync::OnceCell;
+use tokio::time::Instant;
 
 use super::answer;
 use super::client::{BATCH_BYTES_MAX, KafkaClient, REQUEST_BYTES_MAX};
@@ -21,6 +23,7 @@ pub(super) struct KafkaSink {
     link: Arc<Link<KafkaClient>>,
     brokers: String,
     records: KafkaRecords,
+    hand_over_within: Duration,
 }
 
 impl KafkaSink {
@@ -38,13 +41,14 @@ impl KafkaSink {
             KafkaOpener::new(producer.clone(), connect_timeout, &tunnel, environment)
         };
         let link = environment.links.shared(key, connect_timeout, environment, opener);
-        Ok(Self { link, brokers, records })
+        Ok(Self { link, brokers, records, hand_over_within: config.hand_over_within() })
     }
 }
 
 #[async_trait]
 impl Sink for KafkaSink {
     async fn deliver(&self, delivery: &Delivery) -> Result<Receipt, Undelivered> {
+        let hand_over = Instant::now() + self.hand_over_within;
         let record = self.records.record(delivery);
         let (topic, bytes) = (record.topic.clone(), record.estimated_size());
         if bytes > REQUEST_BYTES_MAX {
@@ -54,11 +58,14 @@ impl Sink for KafkaSink {
             .into());
         }
         let sent = self.link.deliver(async |client: &KafkaClient| {
-            let sent = client.send(record).await;
-            sent.map_err(|error| {
-                // The client puts a larger record in a batch of its own.
-                answer::failure(&error, &self.brokers, &topic, bytes > BATCH_BYTES_MAX).into()
-            })
+            let mut sent = client.send(record, hand_over).await;
+            // Kafka's limit is one for batches. A larger record had one of its own.
+            if bytes <= BATCH_BYTES_MAX && sent.as_ref().is_err_and(answer::is_too_large) {
+                sent = client.send_single(self.records.record(delivery), hand_over).await;
+            }
+            let options = &delivery.message.options;
+            let chosen = options.contains_key("topic") || options.contains_key("partition");
+            sent.map_err(|error| answer::failure(&error, &self.brokers, &topic, chosen).into())
         });
         match sent.await?.delivery {
             DeliveryConfirmation::Offset | DeliveryConfirmation::Deduplicated => Ok(Receipt::default()),

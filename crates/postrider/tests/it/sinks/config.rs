@@ -471,6 +471,11 @@ fn message_options_are_checked_against_the_protocol() {
             Some("options.timeout: unknown field; expected one of: max_attempts"),
         ),
         (
+            Protocol::Kafka,
+            json!({"timeout": 1}),
+            Some("options.timeout: unknown field; expected one of: topic, key, partition, max_attempts"),
+        ),
+        (
             Protocol::Http,
             json!({"timeout": 3601}),
             Some("options.timeout: must be a number of seconds above 0 and up to 3600"),

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use futures_util::future::join_all;
 use postrider::message::Message;
-use postrider::verdict::Failure;
-use serde_json::json;
+use postrider::sink::SinkConnection;
 use test_servers::brokers::{DENIED_USER, MESSAGE_BYTES_MAX, PASSWORD, USER, kafka};
 use test_servers::proxy::Fault;
 
+use super::kafka_followers::Followers;
 use super::kafka_wire::{Wire, WireRecord};
 use super::*;
 
@@ -44,6 +44,11 @@ impl BrokerUnderTest for KafkaBroker {
 
     fn unroutable(port: u16) -> Option<(Value, Class)> {
         Some((Self::config(port, "missing"), Class::Retryable))
+    }
+
+    /// A producer gives all records the same time.
+    fn another_policy() -> Value {
+        json!({"key": "7"})
     }
 }
 
@@ -191,6 +196,7 @@ async fn an_unknown_topic_is_retryable_and_quick_and_its_message_is_not_sent_lat
     let failure = failure(&*sink, &delivery(message(1, "{}"))).await;
     assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
     assert_says(&failure, &topic);
+    assert!(failure.counts_for_breaker(), "{}", failure.error);
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     bench.wire().create_topic(&topic, 1, &[]);
     deliver(&*sink, &delivery(message(2, "{}")), Duration::from_secs(10)).await.unwrap();
@@ -201,9 +207,22 @@ async fn an_unknown_topic_is_retryable_and_quick_and_its_message_is_not_sent_lat
 #[tokio::test]
 async fn a_partition_that_a_topic_does_not_have_is_retryable() {
     let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
-    let failure = failure(&*bench.sink(), &sent(1, json!({"partition": 7}))).await;
+    let sink = bench.sink_of(with(bench.config(), json!({"partition": 7})));
+    let failure = failure(&*sink, &sent(1, json!({}))).await;
     assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+    assert!(failure.counts_for_breaker(), "{}", failure.error);
     assert_says(&failure, "partition");
+}
+
+#[tokio::test]
+async fn a_mistake_in_the_options_of_a_message_says_nothing_about_the_cluster() {
+    let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
+    let sink = bench.sink();
+    for options in [json!({"topic": format!("{}-mistyped", bench.target)}), json!({"partition": 7})] {
+        let failure = failure(&*sink, &sent(1, options)).await;
+        assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+        assert!(!failure.counts_for_breaker() && !failure.is_overload(), "{}", failure.error);
+    }
 }
 
 #[tokio::test]
@@ -228,37 +247,121 @@ async fn a_topic_that_a_user_may_not_write_to_is_permanent_and_hurts_no_other() 
 
 /// A topic's limit is one for batches: records that are refused in a batch may be small enough alone.
 #[tokio::test]
-async fn small_messages_do_not_die_of_the_batch_that_they_were_in() {
+async fn a_message_that_is_too_large_dies_at_once_and_takes_none_of_its_batch_along() {
     let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
     let topic = bench.topic("small", 1, &[("max.message.bytes", "1500")]);
     let sink = bench.sink_of(with(bench.config(), json!({"topic": topic})));
-    let mut waiting: Vec<_> = (0..100).map(|number| delivery(message(number, vec![b'1'; 400]))).collect();
-    while !waiting.is_empty() {
-        let results = join_all(waiting.iter().map(|sent| sink.deliver(sent))).await;
-        let mut results = results.into_iter();
-        waiting.retain(|_| match results.next().unwrap() {
-            Ok(_) => false,
-            Err(undelivered) => {
-                let failure = undelivered.failed();
-                assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
-                true
-            }
-        });
-        // As a receiver that wants fewer at a time is sent fewer.
-        let half = waiting.len() / 2;
-        for sent in waiting.drain(half..) {
-            let mut attempts = 0;
-            while sink.deliver(&sent).await.is_err() {
-                attempts += 1;
-                assert!(attempts < 5);
-            }
-        }
+    let small: Vec<_> = (0..100).map(|number| delivery(message(number, vec![b'1'; 400]))).collect();
+    let large = [20 << 10, MESSAGE_BYTES_MAX / 2].map(|bytes| delivery(message(1000, vec![b'1'; bytes])));
+    let results = join_all(small.iter().chain(&large).map(|sent| sink.deliver(sent))).await;
+    let (small, large) = results.split_at(small.len());
+    for result in small {
+        result.as_ref().unwrap();
     }
+    for result in large {
+        let failure = result.clone().failed();
+        assert_eq!(failure.class, Class::Permanent, "{}", failure.error);
+        assert!(!failure.counts_for_breaker() && !failure.ambiguous, "{}", failure.error);
+    }
+    let records = bench.wire().records(&topic, 0);
+    let ids: BTreeSet<String> = records.iter().map(|record| record.message.id.clone()).collect();
+    assert_eq!((records.len(), ids), (100, (0..100).map(id).collect()));
+}
+
+/// While a topic is deleted, the producer keeps its records and tries again. Records of another keep the producer busy.
+#[tokio::test]
+async fn a_record_whose_attempt_has_failed_is_not_written_later() {
+    let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
+    let topic = bench.topic("deleted", 1, &[]);
+    let sink = bench.sink_of(with(bench.config(), json!({"timeout": 3})));
+    sink.deliver(&sent(0, json!({"topic": topic}))).await.unwrap();
+    bench.wire().delete_topic(&topic);
+    let busy = async {
+        loop {
+            sink.deliver(&sent(0, json!({}))).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let given_up = sent(1, json!({"topic": topic}));
+    let failure = tokio::select! {
+        result = deliver(&*sink, &given_up, Duration::from_secs(3)) => result.failed(),
+        () = busy => unreachable!("it has no end"),
+    };
+    assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+    bench.wire().create_topic(&topic, 1, &[]);
+    let begun = Instant::now();
+    while deliver(&*sink, &sent(2, json!({"topic": topic})), Duration::from_secs(3)).await.is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+    // The producer keeps the order in which it was given the records of a partition.
     let ids: BTreeSet<String> =
         bench.wire().records(&topic, 0).into_iter().map(|record| record.message.id).collect();
-    assert_eq!(ids.len(), 100);
-    let failure = failure(&*sink, &delivery(message(1000, vec![b'1'; MESSAGE_BYTES_MAX / 2]))).await;
-    assert_eq!(failure.class, Class::Permanent, "{}", failure.error);
+    assert_eq!(ids, [id(2)].into());
+}
+
+#[tokio::test]
+async fn a_record_that_would_be_late_is_not_given_to_the_producer() {
+    let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
+    // To connect takes several round trips, which together are more than half of the attempt.
+    bench.proxy.set(Fault::Delay(Duration::from_millis(250)));
+    let sink = bench.sink_of(with(bench.config(), json!({"timeout": 2})));
+    let failure = failure(&*sink, &sent(1, json!({}))).await;
+    assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+    assert!(!failure.ambiguous, "{}", failure.error);
+    assert_eq!(bench.ids().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_connection_that_freezes_is_replaced_within_one_attempt() {
+    let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
+    let sink = bench.sink();
+    sink.deliver(&sent(0, json!({}))).await.unwrap();
+    let before = bench.proxy.accepted();
+    bench.proxy.set(Fault::Freeze);
+    let failure = failure(&*sink, &sent(1, json!({}))).await;
+    assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+    assert!(failure.ambiguous && !failure.error.contains("timed out after"), "{}", failure.error);
+    until("a new connection", || bench.proxy.accepted() > before).await;
+    bench.proxy.set(Fault::None);
+    until("the sink is connected again", || sink.connection() == SinkConnection::Up).await;
+    sink.deliver(&sent(2, json!({}))).await.unwrap();
+    assert!(bench.ids().await.contains(&id(2)));
+}
+
+/// Brokers close what is idle. The next delivery must not find that out.
+#[tokio::test]
+async fn a_broker_that_closes_idle_connections_costs_no_attempt() {
+    let start = || KafkaBroker::KIND.start_with("connections.max.idle.ms=3000");
+    let Some(broker) = tokio::task::spawn_blocking(start).await.unwrap() else { return };
+    let bench = Bench::<KafkaBroker>::on(&broker.listeners().clone()).await;
+    let sink = bench.sink();
+    for number in 0..3 {
+        deliver(&*sink, &sent(number, json!({})), Duration::from_secs(10)).await.unwrap();
+        let before = bench.proxy.accepted();
+        until("the broker closes the connection", || bench.proxy.accepted() > before).await;
+        until("the sink is connected again", || sink.connection() == SinkConnection::Up).await;
+    }
+    assert_eq!(bench.ids().await, (0..3).map(id).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_leader_that_changes_costs_no_attempt_and_one_that_is_missing_is_retryable() {
+    let Some(bench) = Bench::<KafkaBroker>::shared().await else { return };
+    let followers = Followers::before(bench.listeners.plain).await;
+    let config = KafkaBroker::config(followers.port(), &bench.target);
+    let sink = bench.sink_of(with(config, json!({"timeout": 5})));
+    sink.deliver(&sent(0, json!({}))).await.unwrap();
+    followers.refuse(2);
+    sink.deliver(&sent(1, json!({}))).await.unwrap();
+    assert_eq!(followers.refusals_left(), 0);
+    followers.refuse(usize::MAX);
+    let failure = failure(&*sink, &sent(2, json!({}))).await;
+    assert_eq!(failure.class, Class::Retryable, "{}", failure.error);
+    assert!(failure.counts_for_breaker() && !failure.ambiguous, "{}", failure.error);
+    assert_says(&failure, "no leader");
+    followers.refuse(0);
+    sink.deliver(&sent(2, json!({}))).await.unwrap();
+    assert_eq!(bench.ids().await, (0..3).map(id).collect::<Vec<_>>());
 }
 
 /// Also what is sent twice, because its acknowledgement was lost, stands in its place the first time.

@@ -22,6 +22,7 @@ struct Kind(i16, i16);
 
 const FETCH: Kind = Kind(1, 4);
 const CREATE_TOPICS: Kind = Kind(19, 2);
+const DELETE_TOPICS: Kind = Kind(20, 1);
 const CREATE_ACLS: Kind = Kind(30, 1);
 
 const NO_ERROR: i16 = 0;
@@ -55,6 +56,17 @@ impl Wire {
         for partition in 0..partitions {
             while self.fetch(name, partition, 0).is_none() {}
         }
+    }
+
+    pub(super) fn delete_topic(&mut self, name: &str) {
+        let mut request = Vec::new();
+        request.put_i32(1);
+        put_text(&mut request, name);
+        request.put_i32(30_000);
+        let mut answer = self.ask(DELETE_TOPICS, &request);
+        answer.advance(4 + 4);
+        text(&mut answer);
+        assert_eq!(answer.get_i16(), NO_ERROR, "the topic cannot be deleted");
     }
 
     /// Lets a user write to a topic, and nothing else.

@@ -6,6 +6,7 @@ mod mqtt;
 mod nats;
 mod amqp;
 mod kafka;
+mod kafka_followers;
 mod kafka_wire;
 mod redis;
 mod suite;
@@ -71,6 +72,11 @@ pub(super) trait BrokerUnderTest: Send + Sync + 'static {
     /// What an endpoint's failure says and is where the broker refuses by its rights (ACL).
     fn denied() -> Option<Class> {
         Some(Class::Permanent)
+    }
+
+    /// What endpoints that share a connection may have different.
+    fn another_policy() -> Value {
+        json!({"timeout": 3})
     }
 
     /// Does the broker still have what it acknowledged when it was killed? Otherwise the reason is in the protocol's file.

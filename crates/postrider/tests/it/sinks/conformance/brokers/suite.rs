@@ -310,7 +310,7 @@ pub(super) async fn endpoints_of_one_broker_share_a_connection_and_the_last_clos
     deliver(&*first, &delivery(message(1, "{}")), TIMEOUT).await.unwrap();
     let connections = bench.proxy.accepted();
     // Another endpoint of the same broker, with another policy.
-    let second = bench.sink_of(with(bench.config(), json!({"timeout": 3})));
+    let second = bench.sink_of(with(bench.config(), B::another_policy()));
     deliver(&*second, &delivery(message(2, "{}")), TIMEOUT).await.unwrap();
     assert_eq!(bench.proxy.accepted(), connections);
     drop(first);
