@@ -1,5 +1,6 @@
 //! `postrider bench`: what this machine does, against yardsticks measured in the same run.
 
+use clap_complete::ArgValueCandidates;
 use console::style;
 
 use lab::Lab;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 
 use serde_json::{Value, json};
 use test_servers::postgres::Postgres;
