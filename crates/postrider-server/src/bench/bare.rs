@@ -3,8 +3,9 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use lapin::Confirmation;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lapin::publisher_confirm::Confirmation;
+
 use redis::AsyncConnectionConfig;
 use serde_json::{Map, Value};
 
@@ -92,8 +93,8 @@ impl BareKafka {
 #[async_trait]
 impl BareClient for BareKafka {
     async fn publish(&self, payload: String) -> Result<(), Failed> {
-        self.producer.send(krafka::Record::new(&*self.topic, payload)).await?;
-        Ok(())
+        let sent = self.producer.send(krafka::Record::new(&*self.topic, payload)).await;
+        Ok(sent.map(drop)?)
     }
 }
 

@@ -233,7 +233,7 @@ impl Sink for AtOnce {
 enum Yardstick {
     #[cfg(feature = "bare-clients")]
     Client(Box<dyn super::bare::BareClient>),
-    Sink(LoneSink),
+    Sink(Box<LoneSink>),
 }
 
 impl Yardstick {
@@ -242,7 +242,7 @@ impl Yardstick {
         if let Some(client) = super::bare::connect(measured).await.map_err(bare_failed)? {
             return Ok(Self::Client(client));
         }
-        Ok(Self::Sink(LoneSink::connect(lab, measured).await?))
+        Ok(Self::Sink(Box::new(LoneSink::connect(lab, measured).await?)))
     }
 
     fn name(&self) -> &'static str {

@@ -45,7 +45,7 @@ pub(crate) fn protocols() -> Vec<CompletionCandidate> {
 /// Keys of the protocol that was typed before `--set`, or of all.
 pub(crate) fn keys() -> Vec<CompletionCandidate> {
     let named = |word: OsString| Protocol::from_name(word.to_str()?).ok();
-    let typed = std::env::args_os().filter_map(named).last();
+    let typed = std::env::args_os().rev().find_map(named);
     set::beginnings(typed.as_ref().map_or(Protocol::ALL, std::slice::from_ref))
         .into_iter()
         .map(CompletionCandidate::new)

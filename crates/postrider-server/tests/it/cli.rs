@@ -173,11 +173,11 @@ fn an_endpoint_without_acknowledgements_says_so() {
     let seed = "nkey_seed=SUAHA33TORZGSZDFOIQHIZLTORZSA33ONR4SYIDON52CA43FMNZGK5HCCI";
     let core = ["--set", "jetstream=false", "--set", seed];
     let mqtt = ["mqtt", "--set", "broker=127.0.0.1", "--set", "topic=a"];
-    let cases: [(&str, &[&str], &[&str], Option<&str>); 4] = [
-        ("core", &nats, &core, Some("jetstream=false")),
-        ("stream", &nats, &[], None),
-        ("qos0", &mqtt, &["--set", "qos=0"], Some("qos=0")),
-        ("qos1", &mqtt, &[], None),
+    let cases = [
+        ("core", &nats[..], &core[..], Some("jetstream=false")),
+        ("stream", &nats[..], &[][..], None),
+        ("qos0", &mqtt[..], &["--set", "qos=0"][..], Some("qos=0")),
+        ("qos1", &mqtt[..], &[][..], None),
     ];
     for (name, config, more, because) in cases {
         let said = told(&home.run(&[&["--url", &url, "endpoint", "create", name], config, more].concat()));
